@@ -75,11 +75,10 @@ from fairpate.methods.base import (
 )
 from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import Event
-from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.choice import (
     MAY_FAIL,
-    Trials,
     TrialsError,
     group_weights,
     plan_trials,
@@ -114,11 +113,13 @@ class SensitiveFeature(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckedRecords:
-    """Records that were checked: features ``x``, and groups (N,) where they are known."""
+class GivenRecords:
+    """Checked or declared records: features ``x``, and labels, groups and persons (N,) where they are known."""
 
     x: Values
     groups: Values | None
+    labels: Values | None = None
+    persons: Values | None = None
 
 
 def sensitive_column(said: Any) -> SensitiveFeature | None:
@@ -137,7 +138,7 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
     return found
 
 
-def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[CheckedRecords, Values]:
+def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[GivenRecords, Values]:
     """Check the records that ``fit`` is given; return them with their labels (N,), and set the estimator's column
     attributes."""
     column, found = sensitive_column(estimator.sensitive_feature), None
@@ -156,10 +157,10 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Checke
     if len(np.unique(labels)) < 2:
         # In words that scikit-learn's own checks look for.
         raise ValueError("y: a classifier learns two classes or more, got 1 class.")
-    return CheckedRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features")), labels
+    return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features")), labels
 
 
-def records_like(estimator: Any, X: Any, groups: Any) -> CheckedRecords:
+def records_like(estimator: Any, X: Any, groups: Any) -> GivenRecords:
     """Return features with the columns that ``fit`` saw, and groups. ValueError for other columns."""
     column, found = sensitive_column(estimator.sensitive_feature), None
     if _are_pictures(X):
@@ -169,10 +170,10 @@ def records_like(estimator: Any, X: Any, groups: Any) -> CheckedRecords:
     else:
         rest, found = _without_groups(estimator, X, column, reset=False)
         x = check_array(rest, dtype=np.float32, estimator=estimator)
-    return CheckedRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
+    return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
 
 
-def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> CheckedRecords:
+def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> GivenRecords:
     """Return public records: ``X`` itself, or, if ``X`` is a number, that many records of independent standard normal
     features."""
     names = getattr(estimator, "feature_names_in_", None)
@@ -199,7 +200,7 @@ def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> Checked
         if not column.edges:
             raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
         x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
-    return CheckedRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
+    return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
 
 def _are_pictures(X: Any) -> bool:
@@ -209,8 +210,7 @@ def _are_pictures(X: Any) -> bool:
 def _pictures(X: Any, column: SensitiveFeature | None) -> Values:
     if column is not None:
         raise ValueError("sensitive_feature: pictures have no columns; give sensitive_features to fit.")
-    pictures = np.asarray(X)
-    return pictures if pictures.dtype == np.uint8 else pictures.astype(np.float32)
+    return np.asarray(X, dtype=None if np.asarray(X).dtype == np.uint8 else np.float32)
 
 
 def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: Any) -> tuple[Any, Values]:
@@ -276,17 +276,7 @@ def _require_known(groups: Values, name: str) -> None:
         raise ValueError(f"{name}: some records have no group (None or NaN); name a group for what is not known.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeclaredRecords:
-    """Rows of a declared table: encoded features, and labels, groups and persons where ``X`` has their columns."""
-
-    x: Values
-    labels: Values | None
-    groups: Values | None
-    persons: Values | None
-
-
-def declared_records(declaration: Any, X: Any, name: str = "X") -> DeclaredRecords:
+def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     """Encode a frame as its declaration says: numbers by their bounds, categories and missing values by their own
     features.
 
@@ -327,7 +317,7 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> DeclaredRecor
     if labels is not None:
         # Of public records labels may be unknown, -1.
         labels = None if (labels < 0).any() else np.array(table.label.names)[labels]
-    return DeclaredRecords(x=x, labels=labels, groups=groups, persons=persons)
+    return GivenRecords(x=x, labels=labels, groups=groups, persons=persons)
 
 
 def person_names(persons: Any, count: int) -> Names:
@@ -456,17 +446,6 @@ _OF_ESTIMATORS = {
 _FEWEST, _MOST = 1, 10**9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Public facts that settings are chosen by: the number of private records, real or declared, and of public ones."""
-
-    num_records: int
-    num_public: int
-
-
-_NO_SIZES = Sizes(num_records=1, num_public=1)
-
-
 @cache
 def parameters_of(method: str) -> dict[str, Any]:
     """Return the name and default of every parameter of a classifier of ``method``."""
@@ -478,40 +457,6 @@ def parameters_of(method: str) -> dict[str, Any]:
     sections = {name: None if isinstance(value, BaseModel) else value for name, value in own.items()}
     folder = {"folder": None} if schema.asks_teachers else {}
     return dict.fromkeys(short) | sections | folder | _OF_ESTIMATORS
-
-
-def _configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, seed: int) -> Method:
-    """Return the configuration that the parameters ``given`` set. ConfigError lists every fault with its field."""
-    fields = find_method(method).model_fields
-    said = {name: _plain(value) for name, value in given.items() if name in fields and value is not None}
-    for name, (section, field) in _SHORT.items():
-        value = _plain(given.get(name))
-        if name not in said and value is not None and isinstance(said.get(section, {}), dict):
-            said[section] = said.get(section, {}) | {field: value}
-    start = fitted_to(method, count=sizes.num_records, num_public=sizes.num_public)
-    values = merge(start, said)
-    # The records are those of `fit`, so no other setting of the section `data` applies.
-    if given["embedding"] == "auto":
-        values["data"] = start.get("data", {}) if sizes.num_public else {}
-        if values["data"].get("embedding") and given["num_records"] is None:
-            # Its size is chosen by a declared number alone: epsilon covers no choice by the real one.
-            values["data"] = {"embedding": {}}
-    else:
-        values["data"] = {"embedding": _plain(given["embedding"])}
-    declared = values.get("dp_sgd")
-    if given["num_records"] is not None and isinstance(declared, dict):
-        # A number that the section itself has wins.
-        values["dp_sgd"] = {"num_records": _plain(given["num_records"])} | declared
-    config = configured_exactly(values | {"seed": seed}, method=method)
-    cause, before = "public_data.self_label", flattened(merge(type(config)().model_dump(), start))
-    unread = tuple(f"{field}." for field, why in config.unread.items() if why == cause)
-    # Sections of a whole configuration may have what its method leaves unread; a mapping was written for this one.
-    written = {name: value for name, value in said.items() if isinstance(given.get(name), Mapping)}
-    for field, value in flattened(written).items():
-        # A saved estimator has all settings, unread ones at the values that they start from.
-        if f"{field}.".startswith(unread) and value != before.get(field):
-            raise ConfigError(f"{field}: {cause} leaves it unread; leave it out, or change {cause}.")
-    return config
 
 
 def _settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -611,9 +556,9 @@ Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
 
 def _require_inputs(
     config: Method,
-    private: CheckedRecords,
+    private: GivenRecords,
     labels: npt.NDArray[Any],
-    public: CheckedRecords | None,
+    public: GivenRecords | None,
     *,
     has_persons: bool,
 ) -> None:
@@ -704,17 +649,6 @@ class Parameters(TypedDict, total=False):
     randomised_response: _Setting
 
 
-def _require_settings(method: str, name: str, value: Any) -> None:
-    """Raise ConfigError for a mapping with a field that the section of ``method`` does not have; ``fit`` checks
-    values."""
-    section = dict(find_method(method)()).get(name)
-    if not isinstance(value, Mapping) or not isinstance(section, BaseModel):
-        return
-    known = type(section).model_fields
-    for unknown in (each for each in value if each not in known):
-        raise ConfigError(f"{name}.{unknown}: unknown field{nearest(unknown, known)}.")
-
-
 _NO_BETTER = "FairClassifier: on its own training records {} is right {:.1%} of the time, and always {!r} {:.1%}."
 _UNSCALED = (
     "FairClassifier: {} of X has values beyond {:g}, and no public records scale {}: clipping and noise then decide "
@@ -776,8 +710,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         unknown = sorted(settings.keys() - known.keys())
         if unknown:
             raise TypeError(f"{method} has no parameter {unknown[0]!r}{nearest(unknown[0], known)}.")
+        sections = dict(find_method(method)())
+        # A field that no section has is refused here; `fit` checks values.
         for name, value in settings.items():
-            _require_settings(method, name, value)
+            section = sections.get(name)
+            fields = type(section).model_fields if isinstance(section, BaseModel) else {}
+            for field in value if isinstance(value, Mapping) and fields else ():
+                if field not in fields:
+                    raise ConfigError(f"{name}.{field}: unknown field{nearest(field, fields)}.")
         self.method = method
         for name, value in (known | settings).items():
             setattr(self, name, value)
@@ -803,8 +743,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         'clinic'
         """
         read_declaration(declaration if isinstance(declaration, Mapping) else Path(declaration), given=_GIVEN)
-        kept = dict(declaration) if isinstance(declaration, Mapping) else str(declaration)
-        settings["declaration"] = kept
+        settings["declaration"] = dict(declaration) if isinstance(declaration, Mapping) else str(declaration)
         return cls(method, **settings)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -862,7 +801,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X, y = found.x, found.labels if y is None else y
             sensitive_features = found.groups if sensitive_features is None else sensitive_features
             persons = found.persons if persons is None else persons
-        config, dataset, sizes, classes, group_names = self._prepared(
+        config, dataset, classes, group_names = self._prepared(
             X, y, sensitive_features, public_X, public_sensitive_features, persons
         )
         if not len(dataset.public) and config.data.embedding is None and dataset.kind == "tabular":
@@ -882,7 +821,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.config_ = config.model_copy(update={"data": config.data.model_copy(update={"name": dataset.name})})
         self.trained_, self.student_, self.network_ = trained, student, student.network
         self.events_, self.noise_, self.privacy_ = trained.events, trained.noise, config.price(trained)
-        self.statement_ = statement_of(config, trained, remarks=self._remarks(sizes, dataset.unit))
+        self.statement_ = statement_of(config, trained, remarks=self._remarks(len(dataset.public), dataset.unit))
         # The data set is embedded already. Of many records the first are enough to judge by.
         judged = dataset.private.take(range(min(len(dataset.private), _MOST_JUDGED)))
         bare = replace(student, embedding=None)
@@ -894,7 +833,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             warnings.warn(text, UserWarning, stacklevel=2)
         return self
 
-    def _records(self, X: Any, groups: Any) -> CheckedRecords:
+    def _records(self, X: Any, groups: Any) -> GivenRecords:
         """Return features as the model reads them, and groups, of records that are given after ``fit``."""
         if self.declaration is None:
             return records_like(self, X, groups)
@@ -1119,9 +1058,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         student = self._student_for(records.groups)
         x, card = features(records.x), student.card
         x = x if student.embedding is None else student.embedding(x)
-        z = np.zeros(len(x), dtype=np.int64)
-        if records.groups is not None:
-            z = self._coded(records.groups)
+        z = np.zeros(len(x), dtype=np.int64) if records.groups is None else self._coded(records.groups)
         codes = torch.from_numpy(np.searchsorted(self.classes_, labels))
         test = Split(x=x, y=codes, z=torch.from_numpy(z), record_id=tuple(map(str, range(len(x)))))
         nothing = test.take([])
@@ -1136,10 +1073,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             group_names=card.group_names,
             sensitive_attribute=card.sensitive_attribute,
         )
-        config = self.config_
         # The records are embedded already.
         bare = replace(student, embedding=None)
-        return student, dataset, assess(bare, dataset, config.evaluation, seed=config.seed)
+        return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
         """Return the published model. If ``fit`` saw no groups, the model is given the names of ``groups``."""
@@ -1168,9 +1104,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._guarantee_html() + str(super()._repr_html_inner())
 
     def _guarantee_html(self) -> str:
-        if not hasattr(self, "statement_"):
-            return ""
-        return fitted_html(self.statement_, name=f"{type(self).__name__}: {self.method}")
+        name = f"{type(self).__name__}: {self.method}"
+        return fitted_html(self.statement_, name=name) if hasattr(self, "statement_") else ""
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -1189,9 +1124,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _prepared(
         self, X: Any, y: Any, sensitive_features: Any, public_X: Any, public_sensitive_features: Any, persons: Any
-    ) -> tuple[Method, Dataset, Sizes, Values, Values]:
-        """Check what ``fit`` is given; return the configuration, the data set, its sizes, and the names of classes and
-        groups."""
+    ) -> tuple[Method, Dataset, Values, Values]:
+        """Check what ``fit`` is given; return the configuration, the data set, and the names of classes and groups."""
         seed = _seed_of(self.random_state)
         private, labels = private_records(self, X, y, sensitive_features)
         public = self._public(public_X, public_sensitive_features, seed)
@@ -1199,11 +1133,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.num_records is not None and self.num_records < 1:
             raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}.")
         count = names.num_distinct if names else len(private.x)
-        sizes = Sizes(
+        config = self._configuration(
             num_records=count if self.num_records is None else int(self.num_records),
             num_public=0 if public is None else len(public.x),
+            seed=seed,
         )
-        config = self._configuration(sizes, seed=seed)
         # All refusals before training, because what it releases stays spent when something fails afterwards.
         _require_inputs(config, private, labels, public, has_persons=bool(names))
         dataset, classes, group_names = dataset_of(
@@ -1215,14 +1149,46 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             public_X=None if public is None else public.x,
             public_sensitive_features=None if public is None else public.groups,
         )
-        return config, embedded(dataset, config.data.embedding), sizes, classes, group_names
+        return config, embedded(dataset, config.data.embedding), classes, group_names
 
-    def _configuration(self, sizes: Sizes = _NO_SIZES, *, seed: int | None = None) -> Method:
-        """Return what the parameters set for these sizes. ConfigError, a ValueError, lists every fault."""
+    def _configuration(self, *, num_records: int = 1, num_public: int = 1, seed: int | None = None) -> Method:
+        """Return what the parameters set for these public sizes: of private records, real or declared, and of public
+        ones. ConfigError, a ValueError, lists every fault with its field."""
         given = self.get_params(deep=False)
-        return _configuration_of(self.method, given, sizes, seed=_seed_of(self.random_state) if seed is None else seed)
+        fields = find_method(self.method).model_fields
+        said = {name: _plain(value) for name, value in given.items() if name in fields and value is not None}
+        for name, (section, field) in _SHORT.items():
+            value = _plain(given.get(name))
+            if name not in said and value is not None and isinstance(said.get(section, {}), dict):
+                said[section] = said.get(section, {}) | {field: value}
+        start = fitted_to(self.method, count=num_records, num_public=num_public)
+        values = merge(start, said)
+        # The records are those of `fit`, so no other setting of the section `data` applies.
+        if given["embedding"] == "auto":
+            values["data"] = start.get("data", {}) if num_public else {}
+            if values["data"].get("embedding") and given["num_records"] is None:
+                # Its size is chosen by a declared number alone: epsilon covers no choice by the real one.
+                values["data"] = {"embedding": {}}
+        else:
+            values["data"] = {"embedding": _plain(given["embedding"])}
+        declared = values.get("dp_sgd")
+        if given["num_records"] is not None and isinstance(declared, dict):
+            # A number that the section itself has wins.
+            values["dp_sgd"] = {"num_records": _plain(given["num_records"])} | declared
+        config = configured_exactly(
+            values | {"seed": _seed_of(self.random_state) if seed is None else seed}, method=self.method
+        )
+        cause, before = "public_data.self_label", flattened(merge(type(config)().model_dump(), start))
+        unread = tuple(f"{field}." for field, why in config.unread.items() if why == cause)
+        # Sections of a whole configuration may have what its method leaves unread; a mapping was written for this one.
+        written = {name: value for name, value in said.items() if isinstance(given.get(name), Mapping)}
+        for field, value in flattened(written).items():
+            # A saved estimator has all settings, unread ones at the values that they start from.
+            if f"{field}.".startswith(unread) and value != before.get(field):
+                raise ConfigError(f"{field}: {cause} leaves it unread; leave it out, or change {cause}.")
+        return config
 
-    def _public(self, x: Any, groups: Any, seed: int) -> CheckedRecords | None:
+    def _public(self, x: Any, groups: Any, seed: int) -> GivenRecords | None:
         """Return public records as they were given to ``fit``, or else to the constructor."""
         in_fit = x is not None
         if not in_fit:
@@ -1244,13 +1210,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
         return public_records(self, x, groups, seed=stream_seed(seed, Stream.PUBLIC_POOL))
 
-    def _remarks(self, sizes: Sizes, unit: Unit) -> tuple[str, ...]:
+    def _remarks(self, num_public: int, unit: Unit) -> tuple[str, ...]:
         """Return the remarks that qualify an estimator's claim, in addition to those of a run."""
         found = []
         if self.privacy_.relation == "add or remove one" and self.num_records is None:
             # Each setting is monotone in the size: if both ends agree, the settings reveal nothing of it.
-            ends = (Sizes(num_records=size, num_public=sizes.num_public) for size in (_FEWEST, _MOST))
-            few, many = (self._configuration(end, seed=0) for end in ends)
+            few, many = (
+                self._configuration(num_records=size, num_public=num_public, seed=0) for size in (_FEWEST, _MOST)
+            )
             found += [_FOLLOWS_FROM_SIZE.format(f"{unit}s")] if few != many else []
         steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
         fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
@@ -1355,9 +1322,9 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
 
         given = {"sensitive_features": part(rows, sensitive_features), "persons": part(rows, persons)} | pool
         # Frames keep the names of their columns.
-        x, known = _safe_indexing(X if hasattr(X, "columns") else np.asarray(X), rows), labels[rows]
+        x, y = _safe_indexing(X if hasattr(X, "columns") else np.asarray(X), rows), labels[rows]
         candidates = [clone(base).set_params(**each) for each in settings]
-        prepared = [each.set_params(epsilon=self.epsilon)._prepared(x, known, **given) for each in candidates]
+        prepared = [each.set_params(epsilon=self.epsilon)._prepared(x, y, **given) for each in candidates]
         for config, *_ in prepared:
             require_kept_names(config, whole)
 
@@ -1381,17 +1348,36 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         )
         validation = whole.private.take(kept_apart.tolist())
         if counted_as is not None:
-            self._count(plan, counted_as, f"search {seed} {self.validation_share:g}", progress=base.progress)
+            # All trials are announced, and charged as two releases of disjoint parts.
+            unit, relation = plan.trainings.unit, plan.trainings.relation
+            cost = Price(epsilon=self.epsilon, delta=self.delta, unit=unit, relation=relation, accounting="rdp")
+            announce_spending(cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
+            rule = f"search {seed} {self.validation_share:g}"
+            with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
+                logs = {}
+                for name, event in (("private", plan.trainings), ("validation", plan.scores)):
+                    run = RunDirectory(root=Path(root) / name)
+                    run.root.mkdir()
+                    private_folder(run.receipt.parent)
+                    log = ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=f"{rule}/{name}")
+                    log.check([event], noise=OS_ENTROPY)  # both limits before the first charge
+                    logs[log] = event
+                for log, event in logs.items():
+                    log.record([event], noise=OS_ENTROPY)
         source, best = OsEntropy(), None
         with unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
                 model = clone(candidates[number]).set_params(epsilon=plan.epsilon, progress=False)
                 try:
-                    model.fit(x, known, **given)
+                    model.fit(x, y, **given)
                 except MAY_FAIL:
                     continue
                 require_planned(model.events_, plan.trainings)
-                score = plan.with_noise(_right_predictions(model, validation, whole, weights, source), source)
+                # A class that training records lack is never predicted: no prediction has its code.
+                known = {str(name): code for code, name in enumerate(model.classes_)}
+                codes = np.array([known.get(name, -1) for name in whole.label_names])
+                coded = replace(validation, y=torch.from_numpy(codes[validation.y.numpy()]))
+                score = plan.with_noise(score_of(model.student_, coded, weights, source), source)
                 if best is None or score > best[0]:
                     best = score, number, model
         if best is None:
@@ -1415,23 +1401,6 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         model.trained_, model.events_ = trained, self.events_
         model.privacy_, model.statement_ = self.privacy_, self.statement_
         return self
-
-    def _count(self, plan: Trials, data: str, rule: str, *, progress: bool) -> None:
-        """Announce all trials, and charge them in the operator's odometer as two releases of disjoint parts."""
-        unit, relation = plan.trainings.unit, plan.trainings.relation
-        cost = Price(epsilon=self.epsilon, delta=self.delta, unit=unit, relation=relation, accounting="rdp")
-        announce_spending(cost, data, Reporter(quiet=not progress), is_own=True)
-        with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
-            logs = {}
-            for part, event in (("private", plan.trainings), ("validation", plan.scores)):
-                run = RunDirectory(root=Path(root) / part)
-                run.root.mkdir()
-                private_folder(run.receipt.parent)
-                log = ReleaseLog(run, Odometer(), data=data, method="secret trials", part=f"{rule}/{part}")
-                log.check([event], noise=OS_ENTROPY)  # both limits before the first charge
-                logs[log] = event
-            for log, event in logs.items():
-                log.record([event], noise=OS_ENTROPY)
 
     def predict(self, X: npt.ArrayLike, **given: Any) -> Labels:
         """Return the labels of the best model, as :meth:`FairClassifier.predict`."""
@@ -1504,17 +1473,6 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
         warnings.warn(f"{question} FairSearchCV spends one epsilon.", UserWarning, stacklevel=2)
     before = spent(final.odometer, odometer, delta=delta)
     return f"{trainings} trainings on {final.odometer}, of at most ε = {epsilon_text(planned)} in sum; so far {before}"
-
-
-def _right_predictions(
-    model: FairClassifier, validation: Split, whole: Dataset, weights_G: Any, source: NoiseSource
-) -> int:
-    """Return the exact score of ``model`` on validation records, whose codes are those of the ``whole`` data set."""
-    # A class that training records lack is never predicted: no prediction has its code.
-    known = {str(name): code for code, name in enumerate(model.classes_)}
-    codes = np.array([known.get(name, -1) for name in whole.label_names])
-    y = torch.from_numpy(codes[validation.y.numpy()])
-    return score_of(model.student_, replace(validation, y=y), weights_G, source)
 
 
 _ORDER, _SUBSET = "check_methods_sample_order_invariance", "check_methods_subset_invariance"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fairpate import __version__
-from fairpate.cli import runs, services, sites
+from fairpate.cli import runs, services
 from fairpate.cli.base import Commands, exit_with_code
 
 _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and verify", "Serve and keep accounts"
@@ -47,7 +47,7 @@ app.command(rich_help_panel=_TRAIN)(runs.compare)
 app.command(rich_help_panel=_TRAIN)(runs.select)
 app.command(rich_help_panel=_TRAIN)(runs.specify)
 app.command(rich_help_panel=_TRAIN)(runs.aggregate)
-app.add_typer(sites.site_app, name="site", rich_help_panel=_TRAIN)
+app.add_typer(services.site_app, name="site", rich_help_panel=_TRAIN)
 app.command(rich_help_panel=_PUBLISH)(runs.assess)
 app.command(rich_help_panel=_PUBLISH)(runs.report)
 app.command(rich_help_panel=_PUBLISH)(runs.card)

@@ -36,10 +36,10 @@ def demo(
     Args:
         out: Folder of the demo. What is finished in it is kept.
     """
-    from fairpate.cli.demo import demo as shown
+    from fairpate.run.compare import demo as shown
 
     check_output_folder(out, "--out")
-    return shown(out)
+    return shown(base.EXAMPLES / "demo.yaml", out)
 
 
 class RunCommand(TyperCommand):
@@ -604,7 +604,7 @@ def dossier(
         out: The .json file to write; default: in the run directory.
         key: File of `fairpate site key`, to sign with.
     """
-    from fairpate.run.dossier import FORMS, make_dossier
+    from fairpate.run.bundle import FORMS, make_dossier
     from fairpate.sites.plan import key_text, read_key
 
     if form not in FORMS:
@@ -640,7 +640,7 @@ def verify(
     from fairpate.run.bundle import verify_bundle
 
     if path.suffix == ".json":
-        from fairpate.run.dossier import verify_dossier
+        from fairpate.run.bundle import verify_dossier
         from fairpate.sites.plan import public_keys
 
         if head is not None:

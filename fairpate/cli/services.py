@@ -1,4 +1,4 @@
-"""Commands about data sets, ledgers, services, tokens, this installation and new projects.
+"""Commands about data sets, ledgers, services, tokens, sites, this installation and new projects.
 
 Functions are imported inside the commands, so that `fairpate --help` does not wait for the libraries they need.
 """
@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from typer.core import TyperCommand
 
 from fairpate.cli import base
 from fairpate.config import ConfigError, nearest
-from fairpate.files import check_output_file, write_atomically
+from fairpate.files import check_output_file, check_output_folder, write_atomically
 from fairpate.terminal import Output, Reporter, facts, is_for_program, say, waiting
 from fairpate.types import READING_TELLS, UNITS, UsageError, strict
 from fairpate.words import delta_text
@@ -151,7 +152,7 @@ ledger_app = base.Commands(
 @ledger_app.command("verify")
 def verify_ledger(path: base.RunOrLedger) -> Output:
     """Verify the chain of all entries; a service may be writing meanwhile."""
-    from fairpate.run.ledger_commands import verified_facts
+    from fairpate.run.serve import verified_facts
 
     with waiting("ledger"):
         return Output(facts=verified_facts(path))
@@ -178,7 +179,7 @@ def audit_ledger(
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
             raise UsageError("--check LOG and --head HASH belong together, without a run, --follow or --out.")
-        from fairpate.run.ledger_commands import check_audit_log
+        from fairpate.run.serve import check_audit_log
 
         return check_audit_log(check, head)
     if path is None:
@@ -188,7 +189,7 @@ def audit_ledger(
     # JSON lines are read line by line; one document of an endless log would never be complete.
     if follow and is_for_program():
         raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
-    from fairpate.run.ledger_commands import audit_lines
+    from fairpate.run.serve import audit_lines
 
     lines = audit_lines(path, follow=follow, out=out)
     # Both are lazy and share one iterator: only one of them is ever printed.
@@ -207,7 +208,7 @@ def back_up_ledger(
     """
     check_output_file(out, "out", suffixes=(".sqlite",))
     from fairpate.pages import counted
-    from fairpate.run.ledger_commands import back_up_run
+    from fairpate.run.serve import back_up_run
 
     with waiting("ledger"):
         entries = back_up_run(path, out)
@@ -227,7 +228,7 @@ def restore_ledger(
         to: Restore to postgresql://HOST/DATABASE#NAME; default: where the ledger was.
     """
     from fairpate.run.context import run_at
-    from fairpate.run.ledger_commands import restore
+    from fairpate.run.serve import restore
 
     with waiting("ledger"):
         place = restore(run_at(folder), copy, to=to)
@@ -245,7 +246,7 @@ def anchor_ledger(
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
     """
     from fairpate.run.context import run_at
-    from fairpate.run.ledger_commands import add_anchor
+    from fairpate.run.serve import add_anchor
 
     with waiting("ledger"):
         anchor = add_anchor(run_at(folder), place)
@@ -261,7 +262,7 @@ def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]
         out: A .parquet or .json file.
     """
     check_output_file(out, "out", suffixes=(".parquet", ".json"))
-    from fairpate.run.ledger_commands import export
+    from fairpate.run.serve import export
 
     with waiting("ledger"):
         export(path, out)
@@ -275,7 +276,7 @@ def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)
     Args:
         last: Number of charges.
     """
-    from fairpate.run.ledger_commands import last_charges
+    from fairpate.run.serve import last_charges
 
     with waiting("ledger"):
         return last_charges(path, last)
@@ -292,7 +293,7 @@ def total_of_releases(
         data: Only this data set.
         delta: Delta at which the sums are stated.
     """
-    from fairpate.run.ledger_commands import describe_totals
+    from fairpate.run.serve import describe_totals
 
     _checked_delta(delta)
     with waiting("total"):
@@ -538,19 +539,19 @@ def add_token(
         role: What the token gives access to.
         expires: When the token expires: 30d, 12h, or a date; default: never.
     """
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    limit = ledger_commands.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
-    return _shown_once(name, ledger_commands.add(folder, name, role=role, limit=limit, expires=expires))
+    limit = serving.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
+    return _shown_once(name, serving.add(folder, name, role=role, limit=limit, expires=expires))
 
 
 @tokens_app.command("list")
 def list_tokens(folder: base.RunFolder) -> Output:
     """Print names, roles, ends and limits of all tokens, and of limits without a token."""
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
     with waiting("ledger"):
-        return ledger_commands.describe(folder)
+        return serving.describe(folder)
 
 
 @tokens_app.command("limit")
@@ -558,10 +559,10 @@ def limit_name(
     folder: base.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
     """Replace the limit of a name; earlier charges count towards it."""
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    own = ledger_commands.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
-    ledger_commands.limit(folder, name, own)
+    own = serving.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
+    serving.limit(folder, name, own)
     return Output(facts={"name": name, "limit": own}, words=f"{name}: has this limit from now on")
 
 
@@ -576,9 +577,9 @@ def expire_tokens(
     Args:
         when: When the tokens expire: 30d, 12h, 0s, a date, or never.
     """
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    ledger_commands.expire(folder, name, when)
+    serving.expire(folder, name, when)
     return Output(facts={"name": name, "ends": when}, words=f"{name}: its tokens end {when}")
 
 
@@ -593,17 +594,17 @@ def rotate_token(
     Args:
         keep_old: How long the old token stays valid: 1h, 2d.
     """
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    return _shown_once(name, ledger_commands.rotate(folder, name, keep_old=keep_old))
+    return _shown_once(name, serving.rotate(folder, name, keep_old=keep_old))
 
 
 @tokens_app.command("revoke")
 def revoke_tokens(folder: base.RunFolder, name: Name) -> Output:
     """Delete all tokens of a name; its charges stay in the ledger."""
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    ledger_commands.revoke(folder, name)
+    serving.revoke(folder, name)
     return Output(facts={"name": name, "revoked": True}, words=f"{name}: all tokens are revoked")
 
 
@@ -611,6 +612,212 @@ def _shown_once(name: str, token: str) -> Output:
     # On standard error, so that the token alone can be piped into a file.
     say(f"This is the token of {name}; it is shown only now.")
     return Output(facts={"name": name, "token": token}, words=token)
+
+
+site_app = base.Commands(
+    help="Release one result of several sites' private records, which no site shows to anybody.", no_args_is_help=True
+)
+_Declaration = Annotated[Path, typer.Option("--data", help="The declaration of the plan, with your own files.")]
+_Workers = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="ray.FIELD=VALUE: your own workers; the plan fixes all other settings."),
+]
+_Wait = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for others at each step.")]
+
+
+@site_app.command("key")
+def make_key(file: Annotated[Path, typer.Argument()]) -> Output:
+    """Make a site's private keys, and print the public ones, for the roster of the plan's author.
+
+    Args:
+        file: File to write, for you alone.
+    """
+    check_output_file(file, "FILE")
+    from fairpate.sites.plan import key_text, new_key
+
+    public = key_text(new_key(file).public)
+    return Output(facts={"file": file, "key": public}, words=public)
+
+
+@site_app.command("plan")
+def make_plan(
+    data: Annotated[str, typer.Argument()],
+    sites: Path,
+    output: Annotated[Path, typer.Option("--output", "-o")],
+    may_vanish: Annotated[int, typer.Option(min=0)] = 0,
+    may_collude: Annotated[int, typer.Option(min=1)] = 1,
+    method: str = "weighted_votes",
+    epsilon: base.Epsilon = None,
+    delta: base.Delta = None,
+    overrides: base.Overrides = None,
+    data_dir: base.DataDir = None,
+) -> Output:
+    """Plan a release: its method, noise and price, its sites, and how many of them may vanish or collude.
+
+    Args:
+        data: Declaration (.yaml); its file of private records need not be here.
+        sites: YAML file with a line `name: key` for every site.
+        output: File of the plan to write.
+        may_vanish: Sites that may be lost on the way.
+        may_collude: Sites that may collude with the coordinator without exposing the others.
+        method: weighted_votes, record_votes, residual_votes or teacher_votes.
+    """
+    check_output_file(output, "--output", suffixes=(".json",))
+    from fairpate.methods.base import resolved
+    from fairpate.sites import plan as plans
+
+    given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
+    roster = plans.read_roster(sites)
+    config = resolved([*(overrides or []), *base.as_overrides(given)], method, num_sites=len(roster))
+    with waiting("plan"):
+        plan, embedding = plans.make_plan(config, roster, may_vanish=may_vanish, may_collude=may_collude)
+    if embedding is not None:
+        write_atomically(plans.embedding_file(output), lambda partial: partial.write_bytes(embedding))
+    # The plan last: where it is, the embedding that it needs is next to it.
+    write_atomically(output, lambda partial: partial.write_bytes(plan.content))
+    facts = {"file": output, "digest": plan.digest, "sites": len(roster), "sums": len(plan.sums)}
+    return Output(facts=facts, words=f"{output}: plan {plan.digest}")
+
+
+@site_app.command("serve")
+def serve_plan(
+    plan: Annotated[Path, typer.Argument()],
+    data: _Declaration,
+    out: base.Out = None,
+    data_dir: base.DataDir = None,
+    host: base.Host = "127.0.0.1",
+    port: base.Port = 8518,
+    tls_cert: base.TlsCert = None,
+    tls_key: base.TlsKey = None,
+    wait_s: _Wait = 3600.0,
+    log_file: base.LogFile = None,
+    workers: _Workers = None,
+) -> Output:
+    """Coordinate a plan: add up what the sites send, learn from the sum, and leave a run folder.
+
+    Args:
+        plan: The file of the plan.
+    """
+    if not plan.is_file():
+        raise ConfigError(f"PLAN: {plan} not found; give the file that `fairpate site plan` wrote.")
+    from fairpate.http_server import HttpSettings, TlsFiles
+    from fairpate.sites.coordinator import serve
+
+    with base.checked_arguments():
+        settings = HttpSettings(host=host, port=port, tls=TlsFiles.given(tls_cert, tls_key), log_file=log_file)
+    run = serve(
+        plan,
+        settings,
+        declaration=data,
+        reporter=Reporter(),
+        data_dir=data_dir,
+        out=out,
+        wait_s=wait_s,
+        own=workers or (),
+    )
+    return Output(facts={"run": run.root}, words=str(run.root))
+
+
+@site_app.command("join")
+def join_plan(
+    url: Annotated[str, typer.Argument()],
+    data: _Declaration,
+    key: Path,
+    out: base.Out = None,
+    data_dir: base.DataDir = None,
+    wait_s: _Wait = 3600.0,
+    ca: Path | None = None,
+    plan: Annotated[str | None, typer.Option(metavar="DIGEST")] = None,
+    yes: bool = False,
+    workers: _Workers = None,
+) -> Output:
+    """Take part in a plan with your own private records, which stay here.
+
+    Args:
+        url: Address of the coordinator.
+        key: File of `fairpate site key`.
+        ca: Certificate authority (PEM) of the coordinator's HTTPS.
+        plan: The only plan to take part in.
+        yes: Agree to --plan without being asked, as in a script.
+    """
+    if yes and plan is None:
+        # Otherwise a script that is repeated would agree, and pay, for whatever plan the address serves next.
+        raise UsageError("--yes: agrees to one plan; name it with --plan DIGEST, which `fairpate site plan` printed.")
+    if out is not None:
+        check_output_folder(out, "--out")
+    from fairpate.sites.site import join
+
+    def agree(offer: str) -> bool:
+        if not is_for_program():
+            say(offer)
+        if not yes and (is_for_program() or not sys.stdin.isatty()):
+            raise UsageError("--yes: there is no terminal to ask on; give --yes to agree.")
+        return yes or typer.confirm("Take part?", err=True)
+
+    run = join(
+        url,
+        declaration=data,
+        key=key,
+        agree=agree,
+        reporter=Reporter(),
+        digest=plan,
+        data_dir=data_dir,
+        out=out,
+        wait_s=wait_s,
+        ca=None if ca is None else str(ca),
+        own=workers or (),
+    )
+    if run is None:
+        return Output(facts={"run": None}, words="Nothing was sent, and nothing was charged.", code=1)
+    return Output(facts={"run": run.root}, words=str(run.root))
+
+
+@site_app.command("simulate")
+def simulate_plan(
+    out: Path,
+    sites: Annotated[int, typer.Option(min=2)] = 3,
+    data: str = "adult",
+    by: Annotated[str | None, typer.Option(metavar="COLUMN[:N]")] = None,
+    may_vanish: Annotated[int, typer.Option(min=0)] = 0,
+    may_collude: Annotated[int, typer.Option(min=1)] = 1,
+    method: str = "weighted_votes",
+    epsilon: base.Epsilon = None,
+    options: Annotated[list[str] | None, typer.Option("--option")] = None,
+    overrides: base.Overrides = None,
+    data_dir: base.DataDir = None,
+) -> Output:
+    """Deal public records to sites on this machine, and let them share a release with the real protocol.
+
+    One machine sees them all. A declaration's records may be private: your own odometer counts their release too.
+
+    Args:
+        out: New folder, with a folder for each party.
+        sites: Number of sites.
+        data: Data set, or declaration (.yaml), whose records are dealt to the sites.
+        by: Deal by this column, or by its first N characters; default: at random.
+        may_vanish: Sites that may be lost on the way.
+        may_collude: Sites that may collude with the coordinator.
+        method: weighted_votes, record_votes, residual_votes or teacher_votes.
+        options: NAME=VALUE: an option of the data set.
+    """
+    from fairpate.run.context import read_json
+    from fairpate.sites.simulate import simulate
+
+    given = {"--method": method, "--epsilon": epsilon, "--may-vanish": may_vanish, "--may-collude": may_collude}
+    planning = [str(word) for option, value in given.items() if value is not None for word in (option, value)]
+    planning += [word for value in overrides or [] for word in ("--set", value)]
+    with waiting("sites"):
+        found = simulate(base.data_config(data, options, data_dir), out, sites=sites, by=by, planning=planning)
+    statement, metrics = read_json(found.run.statement), read_json(found.run.metrics)
+    facts = {
+        "run": found.run.root,
+        "records": list(found.records),
+        "epsilon": statement["epsilon"],
+        "accuracy": metrics["accuracy"],
+        "seconds": round(found.seconds, 1),
+        "largest_process_mb": round(found.largest_process_mb),
+    }
+    return Output(facts=facts)
 
 
 def version() -> Output:

@@ -26,26 +26,7 @@ import numpy as np
 
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import count, counted, decimal, epsilon_text, percent, render
-from fairpate.report.figures import (
-    COLOURS,
-    DARK_COLOURS,
-    MOST_SHIFT,
-    PAIRS,
-    SeriesStyle,
-    by_family,
-    class_label,
-    coverage_range,
-    epsilon_levels,
-    level_of,
-    looks,
-    middle_level,
-    on_frontier,
-    script_data,
-    size_of,
-    sound,
-    titles,
-    with_spread,
-)
+from fairpate.report import figures
 from fairpate.report.frontier import (
     FAILED,
     FIRST,
@@ -121,12 +102,12 @@ def findings(points: Sequence[Point]) -> Findings:
         for reason, methods in methods_by_reason.items()
     ]
 
-    levels = epsilon_levels(compared)
+    levels = figures.epsilon_levels(compared)
     numbers = []
     if levels:
         # The ends are among them, and the middle one comes first: a reader begins there.
         spaced = np.linspace(0, len(levels) - 1, min(len(levels), _MOST_BUDGETS)).round().astype(int).tolist()
-        numbers = list(dict.fromkeys([middle_level(compared), *spaced]))
+        numbers = list(dict.fromkeys([figures.middle_level(compared), *spaced]))
 
     unsaid = []
     if underserving := [point for point in compared if point.groups.underserved]:
@@ -160,13 +141,13 @@ def _why_left_out(point: Point) -> str:
 
 def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> BudgetFindings:
     """The best configurations that cost no more than one level of epsilon."""
-    affordable = [point for point in points if level_of(point, levels) <= number]
+    affordable = [point for point in points if figures.level_of(point, levels) <= number]
     rows = []
     for name, found in by_series(affordable).items():
         best, fairest = _most_accurate(found), _fairest(found)
         # With standard errors of the means.
-        _, highest, _ = with_spread(best, math.sqrt(len(best.seeds)))
-        gap, there, _ = with_spread(fairest, math.sqrt(len(fairest.seeds)))
+        _, highest, _ = figures.with_spread(best, math.sqrt(len(best.seeds)))
+        gap, there, _ = figures.with_spread(fairest, math.sqrt(len(fairest.seeds)))
         # One number for both configurations of the row: the smaller.
         seeds = min(len(best.seeds), len(fairest.seeds))
         rows.append((name, str(seeds), highest, gap, there))
@@ -225,7 +206,7 @@ def ranked(points: Sequence[Point]) -> list[Point]:
 
 def rule_words(notion: NotionName) -> str:
     """The thresholds that a configuration must keep to be chosen."""
-    level = ", ".join(f"{value:g} in {titles(notion)[name]}" for name, value in _RULE.tolerance.items())
+    level = ", ".join(f"{value:g} in {figures.titles(notion)[name]}" for name, value in _RULE.tolerance.items())
     return (
         "The best configuration of each method if fairness, privacy or accuracy comes first, as in the FairPATE paper. "
         f"It has a coverage of at least {percent(_RULE.min_coverage)} and an accuracy at most "
@@ -278,7 +259,7 @@ def left_out_words(points: Sequence[Point]) -> str:
 def cells(point: Point) -> list[tuple[str, str]]:
     """Epsilon, disparity, accuracy and coverage of a configuration, each with its spread over seeds."""
     dagger = " †" if point.epsilon_is_data_dependent else ""
-    parts = [words.partition(" ± ") for words in with_spread(point)]
+    parts = [words.partition(" ± ") for words in figures.with_spread(point)]
     spreads = [(value.removesuffix(_PERCENT), plus + spread) for value, plus, spread in parts]
     return [(epsilon_text(point.value("epsilon")) + dagger, ""), *spreads]
 
@@ -350,8 +331,8 @@ class FrontierReport:
 def frontier_report(report: FrontierReport) -> str:
     """The page, as one HTML document of about 1 MB, of which the library that draws takes 0.4 MB."""
     points, shown, secret = report.points(), report.shown, report.secret
-    series = looks(points)
-    members = on_frontier(points)
+    series = figures.looks(points)
+    members = figures.on_frontier(points)
     # The page opens with the first notion; parts that depend on the notion are written once for each.
     notions = tuple(dict.fromkeys((report.notion, *notions_of(points))))
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
@@ -360,7 +341,7 @@ def frontier_report(report: FrontierReport) -> str:
     methods, data_sets = (sorted({getattr(row, name) for row in shown}) for name in ("method", "data"))
     on_frontiers = f"{count(len(members))} of them on a frontier by {NOTIONS[report.notion].measure}"
     seeds = counted(len({row.seed for row in done}), "seed")
-    names = titles(report.notion) | {"epsilon": "ε", "disparity": "disparity"}
+    names = figures.titles(report.notion) | {"epsilon": "ε", "disparity": "disparity"}
     return render(
         "frontier.html",
         report=report,
@@ -388,24 +369,24 @@ def frontier_report(report: FrontierReport) -> str:
         ],
         notions=[NOTIONS[notion] for notion in notions],
         rules=[rule_words(notion) for notion in notions],
-        fairness={point: [with_spread(point.seen_by(notion))[0] for notion in notions] for point in points},
+        fairness={point: [figures.with_spread(point.seen_by(notion))[0] for notion in notions] for point in points},
         # Two planes are fixed. The third plane of a data set is chosen by its number among all planes.
         planes=((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage")),
-        colours=list(enumerate(zip(COLOURS, DARK_COLOURS, strict=True))),
+        colours=list(enumerate(zip(figures.COLOURS, figures.DARK_COLOURS, strict=True))),
         fair_words=fair_words(report.fair_at),
         # The slider begins at the user's limit where the page opens with the notion that it limits.
         gap=report.fair_at.limit if report.fair_at.notion == notions[0] else FairRule().limit,
         # Steps of a thousandth only for a limit that hundredths do not hold.
         gap_step=0.01 if math.isclose(100 * report.fair_at.limit, round(100 * report.fair_at.limit)) else 0.001,
-        most_shift=MOST_SHIFT / 1000,
-        pairs=list(enumerate(f"{names[first]} and {names[second]}" for first, second in PAIRS)),
-        dots=[round(size_of(end, (0.0, 1.0))) for end in (0, 1)],
-        lowest=coverage_range(points)[0],
+        most_shift=figures.MOST_SHIFT / 1000,
+        pairs=list(enumerate(f"{names[first]} and {names[second]}" for first, second in figures.PAIRS)),
+        dots=[round(figures.size_of(end, (0.0, 1.0))) for end in (0, 1)],
+        lowest=figures.coverage_range(points)[0],
         cells=cells,
-        class_label=class_label,
+        class_label=figures.class_label,
         epsilons_words=epsilons_words,
         failed_words=FAILED,
-        model=script_data(points, notions=notions) | {"fair": asdict(report.fair_at)},
+        model=figures.script_data(points, notions=notions) | {"fair": asdict(report.fair_at)},
         library=_library(),
     )
 
@@ -430,7 +411,7 @@ def _library() -> str:
 def _class_view(
     privacy: PrivacyClass,
     by_notion: Sequence[Mapping[Panel, Sequence[Point]]],
-    known: Sequence[SeriesStyle],
+    known: Sequence[figures.SeriesStyle],
 ) -> dict[str, Any]:
     """The section of one privacy class: its panels, each with what depends on the notion, once per notion."""
     panels: list[dict[str, Any]] = []
@@ -454,20 +435,20 @@ def _class_view(
                     "choice_words": " ".join(filter(None, (compared, left_out_words(found)))),
                     "choices": choices(found),
                     "ranked": ranked(found),
-                    "dominance": {(pair.winner, pair.loser): pair for pair in dominance(sound(found))},
+                    "dominance": {(pair.winner, pair.loser): pair for pair in dominance(figures.sound(found))},
                 }
             )
         panels.append(
             {
                 "data": panel.data,
                 "number": number,
-                "label": class_label(privacy),
+                "label": figures.class_label(privacy),
                 "compared": compared,
                 "budgets": budgets,
                 "begin": max(len(private) - 1, 0),
-                "levels": [(place, epsilon_text(level)) for place, level in enumerate(epsilon_levels(points))],
-                "level": middle_level(points),
-                "names": list(looks(points)),
+                "levels": [(place, epsilon_text(level)) for place, level in enumerate(figures.epsilon_levels(points))],
+                "level": figures.middle_level(points),
+                "names": list(figures.looks(points)),
                 "seen": seen,
             }
         )
@@ -475,8 +456,8 @@ def _class_view(
     shown = [look for look in known if look.series in names]
     most = max(len(panel["names"]) for panel in panels)
     return {
-        "label": class_label(privacy),
-        "families": by_family(shown),
+        "label": figures.class_label(privacy),
+        "families": figures.by_family(shown),
         "names": [look.series for look in shown],
         "panels": panels,
         "has_pairs": most > 1,

@@ -63,7 +63,7 @@ from fairpate.privacy.mechanism_events import (
     event_json,
     of_teachers,
 )
-from fairpate.report.audit_page import AttackResult, Audit, AuditedRelease, audit_page
+from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, audit_page
 from fairpate.run.bundle import alike
 from fairpate.run.context import (
     RunDirectory,

@@ -1,4 +1,4 @@
-"""A finished run as one file for a reviewer, and ``fairpate verify``, which recomputes what it claims.
+"""What a reviewer gets of a finished run: a bundle, which ``fairpate verify`` recomputes, and forms to fill in.
 
 A bundle holds everything that was published, the versions of software, and a head with the SHA-256 of every file and
 the claim. Nothing in it is computed from votes, private records or a ledger, because even a ledger's digest would
@@ -8,6 +8,20 @@ Verification checks the files against the head, epsilon against the events, and 
 It recomputes epsilon by :mod:`fairpate.privacy.second_accountant`, which shares nothing with the accountant that priced
 the run. It names every difference and everything that it cannot check. The files come from others and are not trusted:
 only the names of a bundle are read, and code is never run.
+
+A dossier is a form about a published run, filled in from its public files:
+
+- ``registry``: an entry of the registry of differential-privacy deployments, as YAML that its authors complete
+  (github.com/opendp/deployments-registry-data, schema of July 2026);
+- ``nist``: what can undo a guarantee, layer by layer, with the sections of "Guidelines for Evaluating Differential
+  Privacy Guarantees" (NIST SP 800-226): 2 the guarantee, 3 the algorithms, 4 the deployment. Hazards and sections are
+  those of its public draft (December 2023); the final text (March 2025) was not compared line by line;
+- ``egress``: what a trusted research environment asks before a model leaves it: what the file holds, the bounds on
+  every attack, and what attacks were measured to reach.
+
+Each line of a form is *filled* with a value from named fields of public files, or *the operator's*, who alone knows its
+answer, or *open* until a file shows it. The lines of each kind are counted; the counts are not a score. The JSON of a
+dossier names the files with their SHA-256, and may be signed with the operator's Ed25519 key.
 """
 
 from __future__ import annotations
@@ -17,28 +31,41 @@ import json
 import math
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+import jinja2
+import yaml
 
 from fairpate.config_reader import values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import PathIn, check_output_file, write_atomically
+from fairpate.pages import decimal, epsilon_text, percent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
-from fairpate.report.audit_page import Audit, audit_page
-from fairpate.report.records import Guarantee
-from fairpate.report.run_page import CardData, IntendedUse, card_page
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
+from fairpate.report.records import Guarantee, described_events
+from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
+from fairpate.run.context import (
+    RunDirectory,
+    RunDirectoryError,
+    read_json,
+    read_labels,
+    read_statement,
+    run_at,
+    write_json,
+    write_text,
+)
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
-from fairpate.types import PrivacyStatement, UsageError, UserError, stepwise, strict, tell
-from fairpate.words import delta_text
+from fairpate.types import PrivacyStatement, Relation, UsageError, UserError, stepwise, strict, tell
+from fairpate.words import delta_text, least_wrong, most_detected
 from student.card import read_card
 
 FORMAT = "fairpate.bundle/1"
@@ -586,3 +613,177 @@ def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
         raise ValueError(f"more than {_MOST_BYTES} bytes")
     # Every name is known and without a folder, so none leads out of this one.
     bundle.extractall(folder)
+
+
+DOSSIER_FORMAT = "fairpate.dossier/1"
+Form = Literal["registry", "nist", "egress"]
+FORMS: tuple[Form, ...] = ("registry", "nist", "egress")
+Kind = Literal["filled", "operator", "open"]
+
+
+class DossierError(UserError):
+    """A dossier that is damaged, or whose signature does not hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a form: its ``place`` in the form, and its ``value``, computed from the fields ``read_from`` alone.
+
+    A field is ``FILE:NAME.NAME``. The value is None unless the line is filled; the ``note`` of an open line says what
+    would fill it.
+    """
+
+    place: str
+    kind: Kind
+    value: Any = None
+    read_from: tuple[str, ...] = ()
+    note: str = ""
+
+
+def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
+    """The public files of a run that a dossier is read from, and the values in those of JSON, by name."""
+    run = run_at(root)
+    require_card(run, published_statement(run))
+    names = ("card.json", "metrics.json", "record.json", "statement.json", "audit.json")
+    paths = {name: run.public / name for name in names} | {"environment.json": run.environment}
+    files = {name: path for name, path in paths.items() if path.is_file()}
+    values = {name: read_json(path) for name, path in files.items()}
+    return files | {"student.safetensors": run.student}, values
+
+
+def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
+    """The lines of a form, filled in with ``values``, the contents of files by name."""
+    forms = yaml.safe_load(Path(__file__).with_name("dossier.yaml").read_text(encoding="utf-8"))
+    lines = []
+    for each in forms[form]:
+        fields = tuple(each.get("from", ()))
+        found: dict[str, Any] = {}
+        value: Any = None
+        for field in fields:
+            file, _, path = field.partition(":")
+            value = values.get(file)
+            for part in path.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+                found[part] = value
+        if "words" in each:
+            words = forms["words"].get(each["words"], each["words"])
+            value = _WORDS.from_string(words).render(found) or None
+        if value is None:
+            kind: Kind = "open" if each.get("open") else "operator"
+            lines.append(Line(place=each["place"], kind=kind, note=each.get("note", "")))
+        else:
+            lines.append(Line(place=each["place"], kind="filled", value=value, read_from=fields))
+    return lines
+
+
+def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The kinds of ``events`` whose noise is floating-point."""
+    kinds = {"PoissonGaussians", "PoissonGaussianLaplaces", "AttributeGaussians", "SecretBatchAttributeGaussians"}
+    flat = [each for event in events for of in event.get("trials", [[event]]) for each in of]
+    return sorted({event["kind"] for event in flat} & kinds)
+
+
+def _other_content(epsilon: float, delta: float, relation: str) -> float:
+    """How often a guess between two contents of a unit is wrong at least."""
+    if relation == _ADDED:  # another content: one unit is taken out, and another one put in
+        epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
+    return least_wrong(epsilon, delta)
+
+
+_ADDED: Relation = "add or remove one"
+_WORDS = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 - the words of YAML and Markdown, not HTML
+_WORDS.filters |= {"percent": percent, "decimal": decimal, "epsilon": epsilon_text, "delta": delta_text}
+_WORDS.globals.update(
+    added=_ADDED,
+    continuous=_continuous,
+    described=lambda events, parts: "; ".join(described_events(events, parts or {})),
+    least_wrong=least_wrong,
+    most_detected=most_detected,
+    other_content=_other_content,
+)
+
+
+def make_dossier(
+    root: Path, form: Form, *, sign: Callable[[bytes], Mapping[str, str]] | None = None, out: Path | None = None
+) -> tuple[dict[str, Path], dict[Kind, int]]:
+    """Write the dossier of the published run in ``root`` as JSON and as a text; return both paths, and the number of
+    lines of each kind.
+
+    ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``, with the text next to it. ``sign`` returns the
+    operator's public ``key`` and its ``ed25519`` signature of the content. Errors as
+    :func:`fairpate.run.bundle.write_bundle`.
+    """
+    files, values = dossier_values(root)
+    lines = dossier_lines(form, values)
+    counts: dict[Kind, int] = {kind: sum(line.kind == kind for line in lines) for kind in get_args(Kind)}
+    plain: dict[str, Any] = {
+        "format": DOSSIER_FORMAT,
+        "for": form,
+        "files": {name: sha256_of(path) for name, path in sorted(files.items())},
+        "counts": counts,
+        "lines": [asdict(line) | {"read_from": list(line.read_from)} for line in lines],
+    }
+    if sign is not None:
+        plain = plain | {"signature": sign(_bytes(plain))}
+    path = out or root / f"dossier-{form}.json"
+    text = path.with_suffix(".yaml" if form == "registry" else ".md")
+    write_json(path, plain)
+    write_text(text, _entry(lines) if form == "registry" else _page(form, lines))
+    return {"dossier": path, "text": text}, counts
+
+
+def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dict[str, Any]:
+    """Return the dossier in ``path`` if ``signed`` holds of its signature and content.
+
+    DossierError for a damaged file, for one without a signature and for one of another key or content.
+    """
+    try:
+        plain = read_json(path)
+    except RunDirectoryError as error:
+        raise DossierError(str(error)) from error
+    if plain.get("format") != DOSSIER_FORMAT:
+        raise DossierError(f"{path}: not a dossier ({DOSSIER_FORMAT}); give the JSON file of `fairpate dossier`.")
+    signature = plain.pop("signature", None)
+    if not isinstance(signature, Mapping):
+        raise DossierError(f"{path}: not signed; ask the operator for a signed one (`fairpate dossier --key`).")
+    try:
+        is_signed = signed(bytes.fromhex(str(signature.get("ed25519"))), _bytes(plain))
+    except ValueError:  # no hexadecimal digits, or a number that JSON does not have
+        is_signed = False
+    if not is_signed:
+        raise DossierError(f"{path}: not signed by this key, or changed since; ask the operator for their file.")
+    return plain
+
+
+def _bytes(plain: Mapping[str, Any]) -> bytes:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _entry(lines: Sequence[Line]) -> str:
+    """The registry's YAML, followed by comments that list what its authors have to add."""
+    nested: dict[str, Any] = {"status": "Draft", "tier": 2}
+    for line in lines:
+        if line.kind != "filled":
+            continue
+        *sections, name = line.place.split(".")
+        at = nested
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[name] = line.value
+    missing = "".join(f"# {line.place}:\n" for line in lines if line.kind != "filled")
+    text = yaml.safe_dump(nested, sort_keys=False, allow_unicode=True, width=10**6)
+    return f"{text}\n# For the operator to fill in:\n{missing}"
+
+
+def _page(form: Form, lines: Sequence[Line]) -> str:
+    titles = {"nist": "Hazards of a differential-privacy guarantee", "egress": "Egress report of a model"}
+    rows = [f"# {titles[form]}", "", "| | answer | read from |", "|-|-|-|"]
+    for line in lines:
+        words = {"filled": str(line.value), "operator": "for the operator", "open": "open"}[line.kind]
+        words += f" ({line.note})" if line.note else ""
+        # Names of classes and groups may hold anything.
+        cells = (line.place, words, ", ".join(line.read_from))
+        rows.append("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |")
+    counts = Counter(line.kind for line in lines)
+    said = f"{counts['filled']} lines are filled in, {counts['operator']} are for the operator, {counts['open']} open."
+    return "\n".join([*rows, "", said, ""])

@@ -17,7 +17,7 @@ from sklearn.exceptions import NotFittedError
 from fairpate.config import EmbeddingConfig
 from fairpate.data import Dataset
 from fairpate.data.embedding import embedded
-from fairpate.estimators import FairClassifier, Sizes, dataset_of, parameters_of
+from fairpate.estimators import FairClassifier, dataset_of, parameters_of
 from fairpate.methods.base import FITTED, Method, all_methods, configured, fitted_to, method_names
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.run.context import read_json, read_statement
@@ -138,7 +138,7 @@ def test_an_estimator_follows_the_rules_of_scikit_learn(name: str) -> None:
     assert pickle.loads(pickle.dumps(made)).get_params() == made.get_params()  # noqa: S301 - ours
     with pytest.raises(TypeError, match="no parameter 'nonsense'"):
         FairClassifier(name, nonsense=1)
-    default = FairClassifier(name, random_state=0)._configuration(Sizes(num_records=3000, num_public=400))
+    default = FairClassifier(name, random_state=0)._configuration(num_records=3000, num_public=400)
     values = fitted_to(name, count=3000, num_public=400)
     if values.get("data", {}).get("embedding"):
         # Components are chosen by a declared number of records alone, not by the number that `fit` is given.

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from fairpate.cli.base import EXAMPLES
-from fairpate.cli.demo import accuracy_sentence, fairness_sentence
 from fairpate.report.metrics import Evaluation, evaluate
 from fairpate.report.records import Guarantee, RunStatement
+from fairpate.run.compare import accuracy_sentence, fairness_sentence
 from fairpate.run.sweep import cells_of, load_sweep
 
 NB = "\u00a0"

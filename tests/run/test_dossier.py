@@ -13,9 +13,8 @@ import pytest
 import yaml
 from small_runs import copied, read_json
 
-from fairpate.run import dossier
+from fairpate.run.bundle import FORMS, DossierError, dossier_lines, dossier_values, make_dossier, verify_dossier
 from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.dossier import FORMS, DossierError, make_dossier, verify_dossier
 from fairpate.sites.plan import key_text, new_key
 from fairpate.words import least_wrong, most_detected
 
@@ -67,8 +66,8 @@ def other(name: str, value: Any) -> Any:
     return [*value, "more"] if isinstance(value, list) else f"{value} or another"
 
 
-def lines_of(facts: Any, form: str) -> dict[str, Any]:
-    return {line.place: line for line in getattr(dossier, f"_{form}")(facts)}
+def lines_of(values: Any, form: Any) -> dict[str, Any]:
+    return {line.place: line for line in dossier_lines(form, values)}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -77,7 +76,7 @@ def test_every_filled_line_follows_from_each_field_that_it_names(form: str, audi
     if audited:
         audit = {"headline": "No attack proves more than ε ≥ 0.62.", "has_power": True, "records": "made"}
         (run.public / "audit.json").write_text(json.dumps(audit))
-    facts = dossier._Facts(run.root)
+    _, facts = dossier_values(run.root)
     lines = lines_of(facts, form)
     filled = [line for line in lines.values() if line.kind == "filled"]
     assert filled
@@ -88,7 +87,7 @@ def test_every_filled_line_follows_from_each_field_that_it_names(form: str, audi
             name, _, path = field.partition(":")
             changed = copy.deepcopy(facts)
             *sections, last = path.split(".")
-            at = changed._values[name]
+            at = changed[name]
             for section in sections:
                 at = at[section]
             assert last in at, f"{line.place}: no {field}"
@@ -156,9 +155,9 @@ def test_what_may_not_be_published_has_no_dossier(run: RunDirectory) -> None:
 
 
 def test_membership_is_not_bounded_where_a_unit_is_replaced(run: RunDirectory) -> None:
-    facts = dossier._Facts(run.root)
+    _, facts = dossier_values(run.root)
     added = lines_of(facts, "egress")
-    facts._values["statement.json"]["relation"] = "replace one"
+    facts["statement.json"]["relation"] = "replace one"
     replaced = lines_of(facts, "egress")
     place = "membership inference: largest advantage"
     assert (added[place].kind, replaced[place].kind) == ("filled", "open")

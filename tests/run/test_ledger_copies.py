@@ -14,9 +14,9 @@ from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
 from aggregator.store import LedgerError, head_path, ledger_files
 from fairpate.methods.label_queries import place_of
-from fairpate.run import ledger_commands
+from fairpate.run import serve
 from fairpate.run.context import RunDirectory, read_labels
-from fairpate.run.ledger_commands import back_up_run, last_backup_s, restore
+from fairpate.run.serve import back_up_run, last_backup_s, restore
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_charge_of_the_last_moment_is_seen_with_the_ledger_in_hand(copied, tmp
     folder, _ = copied
     out = tmp_path / "copy.sqlite"
     back_up_run(folder.root, out)
-    held = ledger_commands._held
+    held = serve._held
 
     @contextmanager
     def after_a_charge(*given):
@@ -147,7 +147,7 @@ def test_a_charge_of_the_last_moment_is_seen_with_the_ledger_in_hand(copied, tmp
         with held(*given):
             yield
 
-    monkeypatch.setattr(ledger_commands, "_held", after_a_charge)
+    monkeypatch.setattr(serve, "_held", after_a_charge)
     with pytest.raises(LedgerError, match="charges would be forgotten"):
         restore(folder, out, to=None)
 

@@ -26,7 +26,7 @@ from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.audit import epsilon_lower_bound, guess
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import NeighbourVotes
-from fairpate.report.audit_page import Audit, audit_page
+from fairpate.report.run_page import Audit, audit_page
 from fairpate.run import audit as run_audit
 from fairpate.run import private_metrics
 from fairpate.run.audit import AuditError, audit_run
