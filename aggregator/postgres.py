@@ -145,7 +145,9 @@ def require_primary(connection: Connection[Any], place: str) -> None:
     """Raise UnreachableError for a standby: entries that it does not show yet are not missing from the ledger."""
     (is_standby,) = one(connection, "SELECT pg_is_in_recovery()")
     if is_standby:
-        raise UnreachableError(f"{place}: is a standby, which may lag behind; promote it, or name the primary.")
+        raise UnreachableError(
+            f"{place}: is a standby, which takes no writes and may lag; promote it, or name the primary."
+        )
 
 
 def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> tuple[Any, ...]:

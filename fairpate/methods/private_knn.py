@@ -227,7 +227,8 @@ class PrivateKnn(VotingMethod):
         if self.private_knn.queries == "typical" and self.queries.admission is not None:
             raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
-            raise ConfigError(f"target.epsilon: {self.target.epsilon:g} is above {_LARGEST_EPSILON}; lower it.")
+            what = f"neighbours are priced up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}"
+            raise ConfigError(f"target.epsilon: {what}; lower it.")
         if self.queries.budget is not None and self.queries.budget.kind == "data_dependent":
             raise ConfigError(
                 "aggregator.budget.accept_leak: expected false, as prices never depend on votes; leave it out."

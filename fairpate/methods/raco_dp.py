@@ -104,7 +104,8 @@ class Partition:
     def cell(self, *, label: int = 0, group: int = 0) -> int:
         """One cell. ValueError for a label or a group that the partition does not have."""
         if not 0 <= label < self.num_labels or not 0 <= group < self.num_groups:
-            raise ValueError(f"Expected label < {self.num_labels} and group < {self.num_groups}, got {label}, {group}.")
+            allowed = f"a label below {self.num_labels} and a group below {self.num_groups}"
+            raise ValueError(f"Expected {allowed}, got {label}, {group}.")
         return label * self.num_groups + group
 
     def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IndexArray:
