@@ -257,7 +257,8 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
         except (ValueError, KeyError, TypeError, AttributeError):
             follows = False
         if not follows:
-            raise LedgerError(f"{name} {number} or one before it was changed, or this is no audit log; restore it.")
+            what = "or one before it was changed or removed, or the file is not an audit log"
+            raise LedgerError(f"{name} {number} {what}; restore it, or give another file.")
         before = chain
         yield values, chain
 

@@ -455,8 +455,8 @@ def train_pf_ld(
     elif len(config.group_sizes) == num_populations * num_groups:
         sizes_UG = torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
     else:
-        cells = f"{num_populations * num_groups} cells ({num_populations} populations, {num_groups} groups)"
-        raise ValueError(f"Expected pf_ld.group_sizes of {cells}, got {len(config.group_sizes)}.")
+        sizes = f"{num_populations * num_groups} cells ({num_populations} populations, {num_groups} groups)"
+        raise ValueError(f"Expected pf_ld.group_sizes of {sizes}, got {len(config.group_sizes)}.")
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
     guided = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
     secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
