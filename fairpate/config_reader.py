@@ -288,7 +288,7 @@ def _load_yaml(text: str, *, as_text: bool = False) -> Any:
 
 
 # A run reads its configuration several times, and YAML takes a hundred times as long to read as its values to copy.
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _parsed(text: str, as_text: bool) -> Any:
     return yaml.load(text, Loader=_TextLoader if as_text else _Loader)  # noqa: S506 - safe loaders
 

@@ -94,8 +94,8 @@ RECORDS_ALONE = "Each record is protected by itself: what several records of one
 
 IN_PARALLEL = (
     "ε covers the metrics too: they are estimated from one noisy table of test records, which nothing else read. A "
-    "keyed hash of names divides training and test records, so that a record that is added or removed moves no other, "
-    "and the larger cost of the two holds for both."
+    "keyed hash of names divides records into parts, so that a record that is added or removed moves no other, and the "
+    "largest cost of a part holds for all."
 )
 """Remark of a statement that covers metrics of test records."""
 

@@ -175,7 +175,7 @@ def applications() -> pa.Table:
 
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
-_MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
+MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
 """Embedded tables: their records are made in memory instead of read from the declared file."""
 
 
@@ -197,9 +197,9 @@ class Registry(Mapping[str, DatasetEntry]):
         entry = entry_of(read_declaration(path))
         if entry.name != name:
             raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
-        if name not in _MADE:
+        if name not in MADE:
             return entry
-        make = _MADE[name]
+        make = MADE[name]
         return replace(entry, files=(), load=lambda request: entry.load(replace(request, tables={"records": make()})))
 
     def __getitem__(self, name: str) -> DatasetEntry:

@@ -96,6 +96,7 @@ class Guarantee:
     noise: str
     tuning_accounted: bool
     events: Sequence[str]
+    parts: Sequence[str] = ()
     not_protected: str | None = None
     remarks: Sequence[str] = ()
     tells_size: bool = False
@@ -118,6 +119,7 @@ class Guarantee:
             **{name: getattr(statement, name) for name in same},
             epsilon=math.inf if statement.epsilon is None else statement.epsilon,
             events=touched,
+            parts=tuple(statement.part_events),
             # The rate at which neighbours are sampled is configured; it does not depend on the number of records.
             tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
             earlier_releases=statement.earlier_releases or 0,
@@ -341,7 +343,7 @@ class MeasuredClaims:
             if measured.num_answered
             else "Refuses all",
             mood="none" if measured.num_answered else "bad",
-            details=(f"Of {counted(measured.num_records, measured.noun)}.",),
+            details=(f"Of {_number(measured, measured.num_records)}.",),
         )
         return self._fairness_figure, self._accuracy_figure, coverage
 
@@ -409,7 +411,7 @@ class MeasuredClaims:
             word=upper(self.accuracy_words),
             mood="bad" if worthless else "none",
             details=(
-                f"On {counted(measured.num_answered, f'answered {measured.noun}')}.",
+                f"On {_number(measured, measured.num_answered, 'answered ')}.",
                 *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
                 f"{upper(majority_words(measured))}.",
                 *(f"The model {words}." for words in measured.underserved),
@@ -429,7 +431,7 @@ class MeasuredClaims:
             return [("accuracy", f"unknown: {measured.why_unknown}")]
         gap = measured.measured(rates.DEFAULT)
         missing, hidden = listed(measured.not_measured), small_cell_words(measured)
-        rows = [("accuracy", f"{percent(measured.accuracy)} of {counted(measured.num_answered, measured.noun)}")]
+        rows = [("accuracy", f"{percent(measured.accuracy)} of {_number(measured, measured.num_answered)}")]
         if measured.majority_class is not None:
             rows.append(("to compare", majority_words(measured)))
         rows += [("warning", f"the model {words}") for words in (*measured.degenerate, *measured.underserved)]
@@ -529,6 +531,11 @@ def fair_words(rule: FairRule) -> str:
     measure = rates.NOTIONS[rule.notion].measure
     named = ", the four-fifths rule" if rule == FOUR_FIFTHS else ""
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
+
+
+def _number(measured: Evaluation, number: int, which: str = "") -> str:
+    """A number of test records or persons in words; with private metrics it is an estimate."""
+    return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.noun)}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -44,6 +44,7 @@ from fairpate.report.records import (
     Rows,
     RunStatement,
     interval_words,
+    listed,
     majority_words,
     small_cell_words,
     upper,
@@ -604,7 +605,8 @@ class Card:
 
     @property
     def _protected_records(self) -> str:
-        return f"private training {'and test ' if self.evaluation.metrics == 'private' else ''}records"
+        parts = [part for part in ("validation", "test") if part in self.privacy.parts]
+        return f"private {listed(['training', *parts])} records"
 
     @property
     def limits(self) -> list[str]:

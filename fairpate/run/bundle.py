@@ -41,7 +41,7 @@ from typing import Any, Literal, get_args
 import jinja2
 import yaml
 
-from fairpate.config_reader import values_digest
+from fairpate.config_reader import read_yaml, values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import PathIn, check_output_file, write_atomically
 from fairpate.pages import decimal, epsilon_text, percent
@@ -653,7 +653,7 @@ def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
 
 def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
     """The lines of a form, filled in with ``values``, the contents of files by name."""
-    forms = yaml.safe_load(Path(__file__).with_name("dossier.yaml").read_text(encoding="utf-8"))
+    forms = read_yaml(Path(__file__).with_name("dossier.yaml"))
     lines = []
     for each in forms[form]:
         fields = tuple(each.get("from", ()))

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from fairpate import __version__
 from fairpate.config import PLACE, ConfigError, DataConfig
-from fairpate.config_reader import parse_config
+from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import sha256_of
 from fairpate.data.embedding import completed_pool, feature_names
@@ -241,7 +240,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             "command, which measures the same model again and charges nothing."
         )
     # Read as plain values: a card needs the method's name, not the package that defines it.
-    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    config = read_yaml(run.config)
     trained_on = require_data(run)
     # The file may have been replaced by the model of another run.
     require_student_of(run, trained_on, read_student_card(run.student))

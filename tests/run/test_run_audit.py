@@ -210,7 +210,7 @@ def test_the_table_of_a_model_of_embedded_records_is_audited(clinic: Path, tmp_p
     run_method(
         candidate(clinic, "data.embedding={num_components: 5}", "data.split.validation_share=0", f"out={out}"), QUIET
     )
-    assert [each.part for each in audited(out, wanted=holds, num_canaries=1503).releases] == ["private", "test"]
+    assert [each.part for each in audited(out, wanted=holds, num_canaries=303).releases] == ["private", "test"]
 
 
 @pytest.mark.parametrize("method", ["weighted_votes", "record_votes"])
