@@ -63,9 +63,8 @@ import numpy.typing as npt
 
 from fairpate.config import RayConfig
 from fairpate.data.dataset import whole_persons
-from fairpate.later import torch
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
-from fairpate.types import IntArray
+from fairpate.types import IntArray, torch
 from teachers.ensemble import (
     ArrayWeights,
     BlockFunction,

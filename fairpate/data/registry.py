@@ -80,8 +80,7 @@ from fairpate.data.tables import (
     text_of,
     with_decimal_points,
 )
-from fairpate.later import torch
-from fairpate.types import Advance, DataError, DataSettingsError, IntArray, Unit, tell
+from fairpate.types import Advance, DataError, DataSettingsError, IntArray, Unit, tell, torch
 
 _SEED, _CUSTOMERS = 20261125, 20_000
 _AGES = ("under 30", "30 to 64", "65 and over")
@@ -487,8 +486,7 @@ def load_data(
     """
     if isinstance(source, DataConfig):
         entry = entry_for(source)
-        # Workers can load it again by this; tables in memory have no source.
-        return replace(dataset_of(entry.load(request_of(source, entry)), source, entry), source=source)
+        return dataset_of(entry.load(request_of(source, entry)), source, entry)
     parts: dict[Part, Any] = dict(zip(PARTS, (records, private, public, validation, test), strict=True))
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
     if not isinstance(source, (Mapping, str, Path)):

@@ -98,7 +98,6 @@ from scipy.optimize import linprog
 
 from fairpate.config import Count, FitConfig, NetworkConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
 from fairpate.fairness.rates import joint_table
-from fairpate.later import sklearn
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import AttributeMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
@@ -106,7 +105,7 @@ from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityCon
 from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, choose_cheap, release_epsilon_for
-from fairpate.types import Relation
+from fairpate.types import Relation, sklearn
 
 Rule = TypeVar("Rule")
 RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float64)

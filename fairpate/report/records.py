@@ -3,7 +3,7 @@
 A :class:`RunStatement` joins the privacy guarantee of a run with the evaluation on test records. Report, card,
 operator's page, terminal and notebook are views of its sentences, figures and rows: a verdict is decided here alone.
 
-A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.words`). A model is called fair
+A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.pages`). A model is called fair
 where the whole interval of a gap lies at or below the limit that the user set (``evaluation.fair_at``; a
 demographic-parity gap of .1 unless set), which is printed with the gap. A model that refuses more than it answers, or
 was measured on too few records of a group, is called perhaps fair at best: if none of n records shows an event, its
@@ -24,7 +24,18 @@ import numpy as np
 
 from fairpate.fairness import rates
 from fairpate.fairness.rates import Population, PopulationEstimate, estimated_gap, estimated_rates
-from fairpate.pages import count, counted, decimal, epsilon_text, interval, percent
+from fairpate.pages import (
+    count,
+    counted,
+    decimal,
+    delta_text,
+    epsilon_text,
+    interval,
+    meaning,
+    most_often_right,
+    percent,
+    strength,
+)
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
 from fairpate.types import (
     FOUR_FIFTHS,
@@ -38,7 +49,6 @@ from fairpate.types import (
     restored,
     strict,
 )
-from fairpate.words import delta_text, meaning, most_often_right, strength
 
 Fairness = Literal["fair", "fair among some", "perhaps fair", "not fair", "unknown", "degenerate"]
 Mood = Literal["good", "doubtful", "bad", "none"]

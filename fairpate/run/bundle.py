@@ -44,7 +44,7 @@ import yaml
 from fairpate.config_reader import read_yaml, values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import PathIn, check_output_file, write_atomically
-from fairpate.pages import decimal, epsilon_text, percent
+from fairpate.pages import decimal, delta_text, epsilon_text, least_wrong, most_detected, percent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
@@ -65,7 +65,6 @@ from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, Relation, UsageError, UserError, stepwise, strict, tell
-from fairpate.words import delta_text, least_wrong, most_detected
 from student.card import read_card
 
 FORMAT = "fairpate.bundle/1"

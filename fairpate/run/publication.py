@@ -27,7 +27,7 @@ from fairpate.data.dataset import sha256_of
 from fairpate.data.embedding import completed_pool, feature_names
 from fairpate.files import write_atomically
 from fairpate.methods.base import method_title
-from fairpate.methods.label_queries import Spending
+from fairpate.methods.pate import Spending
 from fairpate.pages import counted, epsilon_text, made_words, render
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
@@ -59,11 +59,13 @@ from fairpate.run.context import (
     RunDirectoryError,
     read_json,
     read_statement,
+    require_data,
+    require_student_of,
     run_at,
     write_json,
     write_text,
 )
-from fairpate.run.learn import Assessment, require_data, require_student_of
+from fairpate.run.private_metrics import Assessment
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, stepwise, strict, tell
 from student.card import read_card as read_student_card
@@ -351,7 +353,7 @@ def _answered_queries(spending: Spending, statement: PrivacyStatement, num_publi
         # Composing is slow, and the course bends most at its start.
         ends = np.unique(np.ceil(submitted * np.linspace(0, 1, _MAX_COMPOSED_POINTS + 1)[1:] ** 2).astype(int)).tolist()
         epsilons = [
-            accountant.least_epsilon([spending.submitted(0, end)], target_delta=spending.target_delta)
+            accountant.least_epsilon([spending.submitted(0, end)], target_delta=spending.terms.budget.delta)
             for end in stepwise(ends)
         ]
         course = [(0.0, 0.0), *zip(ends, epsilons, strict=True)] if submitted else []
@@ -386,7 +388,7 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
     """The operator's report: the data-dependent cost of each query, when it was charged, and to whom."""
     submitted = range(len(spending.charges_Q))
     drawn = spending.drawn(0, len(submitted))
-    best = accountant.epsilon_data_dependent([drawn], target_delta=spending.target_delta)
+    best = accountant.epsilon_data_dependent([drawn], target_delta=spending.terms.budget.delta)
     # At the one order that is best for the total: costs of single queries at orders of their own would not add up.
     worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
     assert public.voting is not None
@@ -428,7 +430,7 @@ def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list
     for end in stepwise(ends.tolist()):
         # Curves add up, so that each query is priced once, not again for every point after it.
         curve_A = curve_A + price(start, end)
-        course.append((end, epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0]))
+        course.append((end, epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.terms.budget.delta)[0]))
         start = end
     return course
 
