@@ -36,17 +36,17 @@ from fairpate.pages import delta_text
 from fairpate.types import UserError, strict
 
 COLUMNS = pa.schema(
-    [
-        ("number", pa.int64()),
-        ("key", pa.string()),
-        ("group", pa.int64()),
-        ("verdict", pa.string()),
-        ("label", pa.int64()),
-        ("votes", pa.list_(pa.int64())),
-        ("caller", pa.string()),
-        ("request", pa.string()),
-        ("at_s", pa.float64()),
-    ]
+    {
+        "number": pa.int64(),
+        "key": pa.string(),
+        "group": pa.int64(),
+        "verdict": pa.string(),
+        "label": pa.int64(),
+        "votes": pa.list_(pa.int64()),
+        "caller": pa.string(),
+        "request": pa.string(),
+        "at_s": pa.float64(),
+    }
 )
 
 
@@ -123,9 +123,7 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
     try:
         return LedgerTerms.from_json(state.stored_terms), state
     except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(
-            f"{shown(place)}: its terms are not those of a ledger ({error}); restore it from a copy."
-        ) from error
+        raise LedgerError(f"{shown(place)}: its terms are damaged ({error}); restore it from a copy.") from error
 
 
 class LogEnd(NamedTuple):
@@ -160,7 +158,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
             payload = entry_payload(name, number, text)
             values: dict[str, Any] = {"entry": number}
             if "at" in payload:
-                values["at"] = _moment(payload["at"])
+                values["at"] = datetime.fromtimestamp(payload["at"], UTC).isoformat(timespec="milliseconds")
             if kind == "reserve":
                 keys, groups = iter(payload["keys"].split()), iter(payload["groups"])
                 charges = [
@@ -229,16 +227,8 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
         raise LedgerError(f"{log}: cannot be read as an audit log ({error}); give the log's own file.") from error
     chains = [end.chain for end in _ends(log, content)]
     if head not in chains:
-        raise LedgerError(
-            f"{log}: none of its {len(chains)} lines has the head {head}; lines were cut off, or all were written anew."
-        )
+        raise LedgerError(f"{log}: none of its {len(chains)} lines has the head {head}; it was cut, or written anew.")
     return len(chains), chains.index(head) + 1, chains[-1]
-
-
-def _lines(content: bytes) -> list[str]:
-    # Not splitlines: a name may hold another character that breaks lines.
-    text = content.decode("utf-8", "replace")
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
@@ -256,8 +246,9 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
 def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the values and the chain of each line. LedgerError, with the line's number after ``name``, at the first
     that does not follow from the lines before."""
-    before = ""
-    for number, line in enumerate(_lines(content), start=1):
+    before, text = "", content.decode("utf-8", "replace")
+    # Not splitlines: a name may hold another character that breaks lines.
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], start=1):
         try:
             values = json.loads(line)
             chain = values.pop("chain")
@@ -266,10 +257,8 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
         except (ValueError, KeyError, TypeError, AttributeError):
             follows = False
         if not follows:
-            raise LedgerError(
-                f"{name} {number} or one before it was changed or removed, or the file is not an audit log; restore "
-                "it, or give another file."
-            )
+            what = "or one before it was changed or removed, or the file is not an audit log"
+            raise LedgerError(f"{name} {number} {what}; restore it, or give another file.")
         before = chain
         yield values, chain
 
@@ -279,10 +268,6 @@ def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
     text = json.dumps(values, ensure_ascii=False)
     chain = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
     return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain
-
-
-def _moment(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
 
 
 def note_action(journal: Path | None, event: str, **facts: object) -> None:
@@ -299,7 +284,8 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
             content = file.read()
             *_, (last, _) = (Head(0, ""), {}), *_actions(journal, content)
-            values = {"action": last.number + 1, "at": _moment(time.time()), "event": event, **facts}
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            values = {"action": last.number + 1, "at": now, "event": event, **facts}
             # Overwrites the part of a line that a crash may have left.
             file.seek(content.rfind(b"\n") + 1)
             file.truncate()

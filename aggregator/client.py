@@ -242,10 +242,6 @@ class QueryShell(cmd.Cmd):
             self._console.print(str(error), style="red", markup=False)
             return False
 
-    def run_once(self, line: str) -> None:
-        """Run one command for a script: errors are raised."""
-        super().onecmd(line)
-
     def default(self, line: str) -> None:
         """Raise CommandError for an unknown command, with the nearest known one."""
         word = line.split()[0]
@@ -392,7 +388,7 @@ def query_words(words: Sequence[str], *, token_file: Path | None, history: Path)
     with AggregatorClient(url, token=read_token(token_file)) as client:
         shell = QueryShell(client, terminal(), history=history)
         if command:
-            shell.run_once(" ".join(command))
+            cmd.Cmd.onecmd(shell, " ".join(command))  # not the shell's own, which prints an error and goes on
             return Output(facts=shell.facts, words="")
         client.budget()  # reports a wrong URL or token before the prompt
         shell.run(interactive=sys.stdin.isatty())
@@ -420,9 +416,7 @@ def query_batch(
         statement = client.statement()
         # Before the first batch: a number that is too large would fail the last one, after the others were charged.
         if numbers[-1] >= statement.pool_size:
-            raise CommandError(
-                f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got {numbers[-1]}."
-            )
+            raise CommandError(f"--ids: expected numbers below {statement.pool_size}, got {numbers[-1]}.")
         try:
             with reporter.stage("queries") as advance:
                 for batch in client.ask_many(numbers, batch_size=batch_size):

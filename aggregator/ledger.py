@@ -192,18 +192,12 @@ class LedgerTerms:
                     "The ledger was opened for other teachers (ensemble) and cannot be used with these; restore the "
                     "private records, settings and library versions of this run, or start a new run folder."
                 )
-            raise LedgerError(
-                f"The ledger was opened with {name} = {stored.get(name)} and cannot be used with {wanted[name]}; "
-                "give the old value, or start a new run folder."
-            )
+            what = f"{name} = {stored.get(name)}, not {wanted[name]}"
+            raise LedgerError(f"The ledger was opened with {what}; give the old value, or start a new run folder.")
 
 
 def reserve_entry(
-    keys: Sequence[str],
-    groups: Sequence[int],
-    votes_QC: IntArray,
-    asked: Sequence[tuple[str, str, int]],
-    at_s: float,
+    keys: Sequence[str], groups: Sequence[int], votes_QC: IntArray, asked: Sequence[tuple[str, str, int]], at_s: float
 ) -> dict[str, Any]:
     """Return the entry for further reservations. ValueError for a key with white space, which separates keys."""
     words = " ".join(keys)
@@ -235,6 +229,7 @@ class LedgerState:
 
     ``keys``, ``groups`` and ``outcomes`` are by reservation number; an open reservation has the outcome None.
     ``outcome_of`` finds an outcome by key. ``asked`` lists who asked for which reservations, in order; it only grows.
+    ``charged_to`` counts the queries charged to each caller; the empty name is the run itself.
     ``limits`` are by caller. ``head`` is the last entry, ``stored_terms`` the terms as they were stored.
     """
 
@@ -247,7 +242,7 @@ class LedgerState:
         self.outcome_of: dict[str, Outcome] = {}
         self.asked: list[Asked] = []
         self.limits: dict[str, OwnLimit] = {}
-        self._charged_to: Counter[str] = Counter()
+        self.charged_to: Counter[str] = Counter()
         self._votes: list[str | IntArray] = []  # blocks of reservations, as stored or decoded
         self._votes_lock = threading.Lock()
         start = found.header.start
@@ -303,7 +298,7 @@ class LedgerState:
         first = len(self.keys)
         for caller, request, count in asked:
             self.asked.append(Asked(first, count, Asker(caller, request), at_s))
-            self._charged_to[caller] += count
+            self.charged_to[caller] += count
             first += count
         self.groups += groups
         self._votes.append(votes)
@@ -370,15 +365,6 @@ class LedgerState:
         """Return the request that reservation ``number`` came in."""
         # Requests are in order of their first reservation: the last that begins at or before this number holds it.
         return self.asked[bisect_right(self.asked, number, key=lambda asked: asked.first) - 1]
-
-    def charged_to(self, caller: str) -> int:
-        """Return how many queries ``caller`` was charged with."""
-        return self._charged_to[caller]
-
-    @property
-    def charged_by_caller(self) -> dict[str, int]:
-        """The number of queries charged to each caller; the empty name is the run itself."""
-        return dict(self._charged_to)
 
     def limit_of(self, caller: str) -> OwnLimit:
         """Return how much of the shared budget ``caller`` may spend."""
@@ -501,9 +487,7 @@ class Ledger(LedgerState):
                 self._is_open = True
                 self._opened = opened.pop_all()
         except (sqlite3.Error, OSError) as error:
-            raise LedgerError(
-                f"{name}: cannot be opened for writing ({error}); repair the disk or the folder."
-            ) from error
+            raise LedgerError(f"{name}: cannot be opened for writing ({error}); repair disk or folder.") from error
 
     def __enter__(self) -> Ledger:
         return self
@@ -574,10 +558,7 @@ class Ledger(LedgerState):
         """Store the outcomes of reservations durably in one transaction. Only then may an answer leave."""
         # An outcome that was released must never be written over by another draw.
         if self.outcomes[reserved.start : reserved.stop] != [None] * len(outcomes):
-            raise ValueError(
-                f"Expected one outcome for each of the open reservations {reserved.start} .. {reserved.stop - 1}; some "
-                "are committed already."
-            )
+            raise ValueError(f"Expected one outcome for each reservation in {reserved}; some are committed already.")
         self._append("commit", commit_entry(reserved.start, outcomes))
         self.outcomes[reserved.start : reserved.stop] = outcomes
         self.outcome_of.update(zip(self.keys[reserved.start : reserved.stop], outcomes, strict=True))
@@ -593,9 +574,7 @@ class Ledger(LedgerState):
                 self._anchor.note(head)
         except (sqlite3.Error, OSError) as error:
             self._failure = str(error)
-            raise LedgerError(
-                f"{self.name}: cannot be written ({error}); what was committed stays. {self.store.remedy}"
-            ) from error
+            raise LedgerError(f"{self.name}: cannot be written ({error}). {self.store.remedy}") from error
         self.check()  # again: a write may succeed into a file that was removed
         # Last: the next entry must not follow one that may be lost.
         self.head = head
@@ -649,6 +628,4 @@ def require_entry(ledger: Ledger, head: Head) -> None:
         else:
             found = [Head(row[0], row[3]) for row in reader.rows(head.number - 1, 1)]
     if found != [head]:
-        raise LedgerError(
-            f"{ledger.name}: lacks entry {head.number}, which was written; restore all of it from one copy."
-        )
+        raise LedgerError(f"{ledger.name}: lacks entry {head.number}, which was written; restore it from a copy.")

@@ -14,7 +14,7 @@ events) and knows no budget, ledger or file. To add one, subclass :class:`Mechan
   (Papernot et al. 2018, Theorem 6), so none is computed.
 * :class:`NearestRecords` (Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020): for each query every private record
   enters a fresh secret sample, and the nearest sampled records vote for their own labels. A record moves two counts by
-  one each, and only where it was sampled, so the cost holds for any votes. :mod:`teachers.neighbours` draws samples.
+  one each, and only where it was sampled, so the cost holds for any votes. :mod:`teachers.ray_pool` draws samples.
 * :class:`NearestCounts` is the same with all noisy counts.
 
 The noise of a query is derived from the query's key, so results do not depend on how queries are grouped into blocks.
@@ -218,14 +218,13 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        if self.releases == "label":
-            return gated(self.labels(votes_QC, keys=keys, source=source), groups, gate)
         labels, confident, noisy_QC = self._labels_and_counts(votes_QC, keys, source)
         outcomes = gated(labels, groups, gate)
-        # After the gate: the counts behind a label that it refused are not released.
-        for query, counts_C in zip(confident.tolist(), noisy_QC.tolist(), strict=True):
-            if outcomes[query].label is not None:
-                outcomes[query] = replace(outcomes[query], counts=tuple(counts_C))
+        if self.releases == "counts":
+            # After the gate: the counts behind a label that it refused are not released.
+            for query, counts_C in zip(confident.tolist(), noisy_QC.tolist(), strict=True):
+                if outcomes[query].label is not None:
+                    outcomes[query] = replace(outcomes[query], counts=tuple(counts_C))
         return outcomes
 
     def labels(self, votes_QC: IntArray, *, keys: Sequence[str], source: NoiseSource) -> list[int]:
@@ -347,10 +346,8 @@ class NearestRecords(ConfidentVotes):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.sampling_rate <= 1 or self.num_neighbours < 1:
-            raise ValueError(
-                "Expected 0 < sampling_rate <= 1 and num_neighbours >= 1, got "
-                f"{self.sampling_rate} and {self.num_neighbours}."
-            )
+            given = self.sampling_rate, self.num_neighbours
+            raise ValueError(f"Expected 0 < sampling_rate <= 1 and num_neighbours >= 1, got {given}.")
 
     def worst_case(self, num_queries: int) -> NeighbourVotes:
         return NeighbourVotes(
@@ -400,9 +397,8 @@ def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes:
     if counts_QC.ndim != 2 or counts_QC.shape[1] < 2:
         raise ValueError(f"Expected counts for at least two classes, got shape {counts_QC.shape}.")
     if num_teachers < 1 or not noise_stddev_votes > 0:
-        raise ValueError(
-            f"Expected num_teachers >= 1 and noise_stddev_votes > 0, got {num_teachers}, {noise_stddev_votes}."
-        )
+        given = num_teachers, noise_stddev_votes
+        raise ValueError(f"Expected num_teachers >= 1 and noise_stddev_votes > 0, got {given}.")
     num_classes = counts_QC.shape[1]
     parts = [np.zeros((0, num_classes))]
     # In parts: weights take Q * C * (T + 1) numbers of eight bytes.

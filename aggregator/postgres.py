@@ -135,9 +135,7 @@ def require_durable(connection: Connection[Any], place: str) -> None:
     for name, allowed in _DURABLE.items():
         (found,) = one(connection, "SELECT current_setting(%s)", name)
         if found not in allowed:
-            raise LedgerError(
-                f"{place}: the server has {name} = {found} and may lose commits; expected {' or '.join(allowed)}."
-            )
+            raise LedgerError(f"{place}: may lose commits: {name} = {found}; expected {' or '.join(allowed)}.")
         if name == "synchronous_commit":  # set here, so that no reload changes it for this session
             connection.execute("SELECT set_config(%s, %s, false)", (name, found))
     require_primary(connection, place)
@@ -148,7 +146,7 @@ def require_primary(connection: Connection[Any], place: str) -> None:
     (is_standby,) = one(connection, "SELECT pg_is_in_recovery()")
     if is_standby:
         raise UnreachableError(
-            f"{place}: is a standby, which takes no writes and may lag behind; promote it, or name the primary."
+            f"{place}: is a standby, which takes no writes and may lag; promote it, or name the primary."
         )
 
 
@@ -167,9 +165,7 @@ def as_ledger_errors(place: str) -> Iterator[None]:
     except _DAMAGE as error:
         raise LedgerError(f"{place}: is damaged ({one_line(error)}); restore it from a copy.") from error
     except psycopg.Error as error:
-        raise UnreachableError(
-            f"{place}: the database does not answer as a ledger's does ({one_line(error)})."
-        ) from error
+        raise UnreachableError(f"{place}: the database does not answer as a ledger's ({one_line(error)}).") from error
 
 
 def one_line(error: Exception) -> str:
@@ -197,7 +193,7 @@ _LAST_EPOCHS: dict[tuple[str, str], int] = {}
 
 
 class PostgresReader:
-    """The :class:`aggregator.store.Reader` of a ledger in a database; ``connection`` None: one of its own."""
+    """Reads a ledger in a database, as :class:`aggregator.store.SqliteReader`; ``connection`` None: one of its own."""
 
     def __init__(self, place: str, connection: Connection[Any] | None = None) -> None:
         self._place, (url, self._name) = shown(place), split_place(place)
@@ -289,10 +285,7 @@ class PostgresStore:
         values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
         done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
         if done.rowcount != 1:
-            raise StoreError(
-                "another writer took over, its last entry is another one now, or the server no longer writes to its "
-                "disk (fsync)"
-            )
+            raise StoreError("another writer took over, the last entry is another one now, or fsync was turned off")
         self._last = head
 
     def fault(self) -> str | None:
@@ -395,14 +388,9 @@ class DatabaseAnchor:
             run = self._commits().run
             found = run("SELECT number, digest FROM fairpate_anchors WHERE name = %s", (self._name,)).fetchone()
         except StoreError as error:
-            raise UnreachableError(
-                f"{self._place}: the ledger's anchor cannot be read ({error}); bring it back."
-            ) from error
+            raise UnreachableError(f"{self._place}: the anchor cannot be read ({error}); bring it back.") from error
         if found is None:
-            raise LedgerError(
-                f"{self._place}: the ledger's anchor is gone, and records which entry the ledger must hold; bring it "
-                "back."
-            )
+            raise LedgerError(f"{self._place}: the anchor, which notes the last entry, is gone; bring it back.")
         return Head(*found)
 
     def look(self) -> None:

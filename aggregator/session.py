@@ -192,11 +192,7 @@ def _factor_within(mechanism: Mechanism, target_epsilon: float, target_delta: fl
     ):
         # From the curves' factor down: with far more noise, distributions on the integers are long.
         factor = least_noise(
-            events,
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            accounting="pld",
-            largest_noise=factor,
+            events, target_epsilon=target_epsilon, target_delta=target_delta, accounting="pld", largest_noise=factor
         )
     return factor
 
@@ -227,31 +223,6 @@ def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
 
 QuotaRoom = Callable[[str], float]
 """How many new queries a caller's quota allows now."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnStatus:
-    """A caller's limit and how much of it is spent, data-independent.
-
-    ``left``: how many new queries the limit still admits; None without a limit.
-    """
-
-    limit: OwnLimit
-    queries: int
-    epsilon: float
-    left: int | None
-
-
-def status_of(ledger: Ledger, caller: str, limit: OwnLimit) -> OwnStatus:
-    """Return how much ``caller`` spent, and how much is left under ``limit``."""
-    queries = ledger.charged_to(caller)
-    most = most_queries(ledger.terms, limit)
-    return OwnStatus(
-        limit=limit,
-        queries=queries,
-        epsilon=epsilon_data_independent(ledger.terms, num_queries=queries),
-        left=None if most == UNLIMITED else max(0, most - queries),
-    )
 
 
 # Cached: the Renyi curve behind a limit on epsilon is too slow to compute for every query.
@@ -290,9 +261,7 @@ class QuotaRule:
 
     def __post_init__(self) -> None:
         if not self.max_queries > 0 or not 0 < self.period_s < math.inf:
-            raise ValueError(
-                f"Expected max_queries > 0 and 0 < period_s < inf, got {self.max_queries} and {self.period_s}."
-            )
+            raise ValueError(f"Expected max_queries > 0, 0 < period_s < inf, got {self.max_queries}, {self.period_s}.")
 
 
 @dataclass(kw_only=True)
@@ -485,8 +454,7 @@ class PublicPool:
 def _without_negative_zero(features: Features) -> Features:
     """Return ``features`` with -0.0 as 0.0: equal values get equal bytes, so that a record has one key."""
     # IEEE 754: -0.0 + 0.0 is 0.0, and no other number changes.
-    zeroed: Features = np.add(features, features.dtype.type(0))
-    return zeroed
+    return np.add(features, features.dtype.type(0))
 
 
 class AggregatorSession:
@@ -587,7 +555,7 @@ class AggregatorSession:
             for asker in query.askers:
                 caller = asker.caller
                 if caller not in left:
-                    own = most_queries(ledger.terms, ledger.limit_of(caller)) - ledger.charged_to(caller)
+                    own = most_queries(ledger.terms, ledger.limit_of(caller)) - ledger.charged_to[caller]
                     left[caller] = min(own, quota(caller))
                 if left[caller] >= 1:
                     left[caller] -= 1
@@ -657,25 +625,20 @@ class Ballot(Protocol):
     @property
     def record_ids(self) -> Sequence[str]:
         """The public name of each query."""
-        ...
 
     @property
     def groups_Q(self) -> IntArray:
         """The public group of each query."""
-        ...
 
     @property
     def ensemble(self) -> str:
         """A digest of everything that determines the votes."""
-        ...
 
     def counts(self, rows: Sequence[int]) -> IntArray:
         """Return ``votes_QC`` on the queries in ``rows``. Each result may serve one answer only."""
-        ...
 
     def take(self, rows: Sequence[int]) -> Self:
         """Return the queries in ``rows``, in their order."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

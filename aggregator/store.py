@@ -52,13 +52,16 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from pydantic_core import from_json
 
 from fairpate.files import sync, write_atomically
 from fairpate.types import UserError
+
+if TYPE_CHECKING:
+    from aggregator.postgres import PostgresReader
 
 # Raised with every change of entries or of the digest: a ledger of another version is refused, never converted.
 SCHEMA_VERSION = 6
@@ -142,14 +145,10 @@ class Header(NamedTuple):
 def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
     """Return the header with these stored values. LedgerError for another schema, and for a damaged key."""
     if version != SCHEMA_VERSION:
-        raise LedgerError(
-            f"{name}: expected ledger schema {SCHEMA_VERSION}, found {version}; start a new run folder, or use the "
-            "version that wrote it."
-        )
+        what = f"expected ledger schema {SCHEMA_VERSION}, found {version}"
+        raise LedgerError(f"{name}: {what}; start a new run folder, or use the version that wrote it.")
     if not isinstance(key, str) or not re.fullmatch(r"[0-9a-f]{64}", key):
-        raise LedgerError(
-            f"{name}: its key is damaged: expected 64 hexadecimal digits; restore the ledger from a copy."
-        )
+        raise LedgerError(f"{name}: its key is damaged: expected 64 hex digits; restore the ledger from a copy.")
     return Header(version=version, terms=terms, chain=Chain(bytes.fromhex(key)))
 
 
@@ -188,9 +187,7 @@ def is_database(place: Place) -> bool:
     try:
         importlib.import_module("psycopg")  # imported, not looked up: it may be installed and lack libpq
     except ImportError as error:
-        raise LedgerError(
-            f"A ledger in a database needs psycopg ({error}); run `pip install 'fairpate[postgresql]'`."
-        ) from error
+        raise LedgerError(f"psycopg is missing ({error}); run `pip install 'fairpate[postgresql]'`.") from error
     return True
 
 
@@ -218,23 +215,7 @@ class Stored:
     rows: Iterable[Row]
 
 
-class Reader(Protocol):
-    """Reads a ledger while another connection may write it; closed by its owner.
-
-    All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
-    """
-
-    def header(self) -> Header:
-        """Return the stored header."""
-
-    def noted(self) -> Head:
-        """Return the last entry, as it was noted last."""
-
-    def rows(self, after: int, most: int) -> Sequence[Row]:
-        """Return at most ``most`` entries after number ``after``, in order."""
-
-    def close(self) -> None:
-        """Close the connection to the ledger."""
+Reader: TypeAlias = "SqliteReader | PostgresReader"
 
 
 def content_after(reader: Reader, after: int = 0) -> Stored:
@@ -286,9 +267,7 @@ def lock(path: Path) -> int:
         # Not through a link: the head is looked at under this name in this folder later on.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError as error:
-        raise LedgerError(
-            f"{path}: is gone, and records how many entries the ledger must hold; restore both from one copy."
-        ) from error
+        raise LedgerError(f"{path}: is gone, and notes the ledger's last entry; restore both from one copy.") from error
     try:
         # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -324,10 +303,7 @@ def noted_head(path: Path) -> Head:
         # A byte that is not ASCII is damage like any other, not an error of its own.
         text = head.read_text("ascii", "replace")
     except FileNotFoundError as error:
-        raise LedgerError(
-            f"{head}: cannot be read ({error.strerror}), and records how many entries {path.name} must hold; "
-            "restore both from one copy."
-        ) from error
+        raise LedgerError(f"{head}: is gone, and notes the last entry of {path.name}; restore both.") from error
     except OSError as error:
         raise UnreachableError(f"{head}: cannot be read now ({error.strerror}); look at its disk.") from error
     return _parsed_head(head, text)
@@ -472,7 +448,11 @@ def _look(path: Path) -> tuple[int, int, int]:
 
 
 class SqliteReader:
-    """The :class:`Reader` of a ledger in files; to be used in one thread."""
+    """Reads a ledger in files while another connection may write it; closed by its owner, used in one thread.
+
+    All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
+    ``noted`` returns the last entry, as it was noted last; ``rows`` at most ``most`` entries after number ``after``.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -639,25 +619,20 @@ class FileAnchor:
         except OSError as error:
             raise LedgerError(f"{self._path}: no anchor can be made there ({error}); give another place.") from error
 
-    def noted(self) -> Head:
+    def noted(self, *, locked: bool = True) -> Head:
         """Return the entry that was noted last. LedgerError if none is found."""
-        return self._noted(locked=True)
-
-    def look(self) -> None:
-        """Raise LedgerError as :meth:`noted` does, without a lock that a writer would wait for."""
-        self._noted(locked=False)
-
-    def _noted(self, *, locked: bool) -> Head:
         try:
             with self._opened(locked=locked) as descriptor:
                 return self._read(descriptor)
         except StoreError as error:
             raise LedgerError(str(error)) from error
         except OSError as error:
-            raise UnreachableError(
-                f"{self._path}: the ledger's anchor cannot be read ({error.strerror}), and records which entry the "
-                "ledger must hold; bring it back."
-            ) from error
+            what = f"the ledger's anchor cannot be read ({error.strerror})"
+            raise UnreachableError(f"{self._path}: {what}, and notes the last entry; bring it back.") from error
+
+    def look(self) -> None:
+        """Raise LedgerError as :meth:`noted` does, without a lock that a writer would wait for."""
+        self.noted(locked=False)
 
     def note(self, head: Head) -> None:
         """Note ``head`` durably unless a later entry is noted. StoreError if that fails or the entry belongs to another
@@ -665,9 +640,7 @@ class FileAnchor:
         with self._opened(locked=True) as descriptor:
             noted = self._read(descriptor)
             if noted.number > head.number or (noted.number == head.number and noted != head):
-                raise StoreError(
-                    f"{self._path}: another writer noted entry {noted.number}, and this one is at {head.number}"
-                )
+                raise StoreError(f"{self._path}: another writer noted entry {noted.number}; here it is {head.number}")
             # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
             os.pwrite(descriptor, _head_text(head), 0)
             os.fdatasync(descriptor)

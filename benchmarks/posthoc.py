@@ -33,18 +33,18 @@ from torch import nn
 
 from fairpate.config import DataConfig, FitConfig, ModelConfig, PrivacyTarget
 from fairpate.data import Dataset, Split, load_data
-from fairpate.methods import dp_postprocessing, dp_sgd
+from fairpate.methods import dp_fair_learning, dp_sgd
 from fairpate.methods.base import Method, Training, price
-from fairpate.methods.dp_oracle_learner import (
+from fairpate.methods.dp_fair_learning import (
     RULES_KJ,
     DpOracleLearnerConfig,
+    DpPostprocessingConfig,
     GameRules,
     GroupRules,
     OracleLearner,
     prices,
     violations_of,
 )
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
 from fairpate.methods.parity import ParityCells
 from fairpate.methods.randomised_response import RandomisedResponse, RandomisedResponseConfig
 from fairpate.nn.fit import said_labels
@@ -268,7 +268,7 @@ def postprocessed(
     private, test = dataset.private, dataset.test
     config = DpPostprocessingConfig(**settings)
     released, exact = (
-        dp_postprocessing.released_counts(
+        dp_fair_learning.released_counts(
             said_labels(base, private.x),
             private.y.numpy(),
             private.z.numpy(),
@@ -278,7 +278,7 @@ def postprocessed(
         )
         for spent in (epsilon, math.inf)
     )
-    mixing = dp_postprocessing.fair_mixing(released, config, epsilon=epsilon)
+    mixing = dp_fair_learning.fair_mixing(released, config, epsilon=epsilon)
     promise = mixing_bounds(
         epsilon=epsilon,
         failure_probability=config.failure_probability,
@@ -286,7 +286,7 @@ def postprocessed(
         num_groups=dataset.num_groups,
         smallest_share=float(exact.sum(axis=2).min() / exact.sum()),
     )
-    best = dp_postprocessing.fair_mixing(exact, config, epsilon=math.inf).error
+    best = dp_fair_learning.fair_mixing(exact, config, epsilon=math.inf).error
     said_NC = np.einsum("nj,njk->nk", said_labels(base, test.x), mixing.mixing_GCC[test.z.numpy()])
     bounds = (best + promise.error, config.max_gap + promise.gap)
     return [*measure(said_NC, test), mixing.max_slack, *bounds]
@@ -345,11 +345,11 @@ def bounds_of_game(
         num_groups=num_groups,
         has_indicators=config.constraint == "equal_false_positives",
     )
-    counts_GYC = dp_postprocessing.released_counts(
+    counts_GYC = dp_fair_learning.released_counts(
         said_NC, labels, groups, epsilon=math.inf, source=SeededSource(0), num_groups=num_groups
     )
     whole = DpPostprocessingConfig(constraint=config.constraint, max_gap=config.max_gap)
-    best = dp_postprocessing.fair_mixing(counts_GYC, whole, epsilon=math.inf).error
+    best = dp_fair_learning.fair_mixing(counts_GYC, whole, epsilon=math.inf).error
     return [nu, before, best + promise.error, config.max_gap + promise.gap]
 
 

@@ -21,8 +21,7 @@ import numpy as np
 from fairpate.config_reader import read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.fairness import rates
-from fairpate.fairness.private_population import PopulationEstimate
-from fairpate.fairness.rates import FloatArray
+from fairpate.fairness.rates import FloatArray, PopulationEstimate
 from fairpate.methods.base import configured
 from fairpate.report.metrics import GAPS
 from fairpate.report.records import PrivatePopulation
@@ -84,7 +83,8 @@ def beside(truth: FloatArray, found: PrivatePopulation) -> Iterator[tuple[str, t
     """Every gap, every group's accuracy, and how often each true label is predicted."""
     for name, gap in found.gaps.items():
         yield name, (GAPS[name](truth).value, gap)
-    conditional, (_, accuracy_G) = rates.conditional_rates(truth), rates.accuracies(truth)
+    conditional = rates.divide(truth, truth.sum(axis=-1, keepdims=True))
+    _, accuracy_G = rates.accuracies(truth)
     for z, group in enumerate(found.groups):
         yield f"accuracy, {group.name}", (float(accuracy_G[z]), group.accuracy)
         for y, name in enumerate(found.class_names):

@@ -361,9 +361,7 @@ class Guard:
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
         if length > (most := self._max_body_bytes()):
-            raise FaultError(
-                413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer records at once."
-            )
+            raise FaultError(413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer records.")
         return caller, name
 
     @contextlib.contextmanager
@@ -439,10 +437,7 @@ def new_app(
         redoc_url=None,
         # A redirect to the path with a slash would repeat the Host header, which any caller may choose.
         redirect_slashes=False,
-        responses={
-            400: {"model": Faults},
-            **dict.fromkeys((401, 403, 408, 411, 413, 415, 422, 429, 431), _FAULTS),
-        },
+        responses={400: {"model": Faults}, **dict.fromkeys((401, 403, 408, 411, 413, 415, 422, 429, 431), _FAULTS)},
     )
 
     @app.exception_handler(RequestValidationError)
@@ -500,13 +495,7 @@ def new_app(
         return describe()
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.add_middleware(
-        Guard,
-        tokens=tokens,
-        max_body_bytes=max_body_bytes,
-        rate=rate,
-        strangers=strangers,
-    )
+    app.add_middleware(Guard, tokens=tokens, max_body_bytes=max_body_bytes, rate=rate, strangers=strangers)
     # The middleware added last is outermost: requests that Guard refuses are logged, counted and traced too.
     app.add_middleware(Observed, tracer=tracer, on_response=on_response)
     return app
@@ -912,9 +901,7 @@ class HttpSettings:
                 # Opened now, because the process that writes it could only fail after the start.
                 open_private(self.log_file).close()
             except OSError as error:
-                raise ValueError(
-                    f"--log-file: {self.log_file} cannot be written ({error}); give another file."
-                ) from error
+                raise ValueError(f"--log-file: {self.log_file} cannot be written ({error}); give another.") from error
 
     @property
     def url(self) -> str:

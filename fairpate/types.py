@@ -225,16 +225,12 @@ class Budget:
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise ValueError(f"Expected 0 < delta < 1, got {self.delta}.")
+        limits = f"max_queries {self.max_queries}, epsilon {self.epsilon}"
         if self.kind == "query_count":
             if self.epsilon is not None or self.max_queries is None or self.max_queries < 1:
-                raise ValueError(
-                    f"Expected max_queries >= 1 and no epsilon for query_count, got {self.max_queries}, {self.epsilon}."
-                )
+                raise ValueError(f"Expected max_queries >= 1 and no epsilon for {self.kind}, got {limits}.")
         elif self.max_queries is not None or self.epsilon is None or not 0 < self.epsilon < math.inf:
-            raise ValueError(
-                f"Expected 0 < epsilon < inf and no max_queries for {self.kind}, got {self.epsilon}, "
-                f"{self.max_queries}."
-            )
+            raise ValueError(f"Expected 0 < epsilon < inf and no max_queries for {self.kind}, got {limits}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,15 +250,12 @@ class VoteBatch:
     def __post_init__(self) -> None:
         num_queries = len(self.record_ids)
         if self.votes_QC.ndim != 2 or not num_queries == len(self.groups_Q) == len(self.votes_QC):
-            raise ValueError(
-                "Expected one group and one row of votes per record, got "
-                f"{num_queries} records, {len(self.groups_Q)} groups, votes of shape {self.votes_QC.shape}."
-            )
+            sizes = num_queries, len(self.groups_Q), self.votes_QC.shape
+            raise ValueError(f"Expected as many records, groups and rows of votes (record, class), got {sizes}.")
 
     def counts(self, rows: Sequence[int]) -> IntArray:
         """Return the votes on the queries in ``rows``."""
-        votes_QC: IntArray = self.votes_QC[list(rows)]
-        return votes_QC
+        return self.votes_QC[list(rows)]
 
     def take(self, rows: Sequence[int]) -> VoteBatch:
         """Return the queries in ``rows``, in their order."""

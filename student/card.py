@@ -55,9 +55,7 @@ class StudentCard:
         groups, classes = len(self.group_names), len(self.label_names)
         # A mixing of another shape may fail for some records alone, and the failure would tell who is there.
         if self.mixing is not None and np.shape(self.mixing) != (groups, classes, classes):
-            raise ValueError(
-                f"Expected a mixing of shape ({groups}, {classes}, {classes}), got {np.shape(self.mixing)}."
-            )
+            raise ValueError(f"Expected a mixing of shape {(groups, classes, classes)}, got {np.shape(self.mixing)}.")
 
     @property
     def is_randomised(self) -> bool:

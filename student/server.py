@@ -257,9 +257,7 @@ def application(arguments: dict[str, Any]) -> Any:
         return found
 
     deployed: Any = serve.deployment(
-        name="StudentReplica",
-        num_replicas=served.num_replicas,
-        ray_actor_options={"num_cpus": served.cpus_per_replica},
+        name="StudentReplica", num_replicas=served.num_replicas, ray_actor_options={"num_cpus": served.cpus_per_replica}
     )(serve.ingress(student_app(replica))(Replica))
     return deployed.bind(served.student, gate)
 

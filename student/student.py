@@ -133,8 +133,7 @@ class Student:
         if self.embedding is not None:
             x = self.embedding(x)
         if self.card.mixing is None:
-            probabilities: npt.NDArray[np.float32] = predict_probabilities(self.network, x).numpy()
-            return probabilities
+            return predict_probabilities(self.network, x).numpy()
         self._require_groups(sensitive_features)
         # The table mixes labels that the network predicts, not its probabilities.
         mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
@@ -428,8 +427,7 @@ class _Whole(nn.Module):
         if not self._is_mixture:
             said = probabilities.argmax(dim=1)
             probabilities = F.one_hot(said, probabilities.shape[1]).to(probabilities.dtype)
-        mixed: Tensor = (probabilities[:, None, :] @ self.mixing_GCC[groups])[:, 0]
-        return mixed
+        return (probabilities[:, None, :] @ self.mixing_GCC[groups])[:, 0]
 
 
 def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
@@ -501,10 +499,7 @@ def _check(
         (found,) = session.run(["probabilities"], given)
         apart = (np.abs(found - expected[:count]).max(axis=1) > _TOLERANCE).mean()
         if found.shape != expected[:count].shape or not apart <= (_MOST_APART if card.is_randomised else 0):
-            raise PortableError(
-                f"model.onnx: predicts something other than the student on {apart:.0%} of {count} public records, so "
-                "it is not published."
-            )
+            raise PortableError(f"model.onnx: is other than the student on {apart:.0%} of {count} public records.")
 
 
 def _reject_option(card: StudentCard) -> dict[str, Any]:

@@ -45,14 +45,7 @@ from fairpate.files import Location, Storage, exists, join, read, write
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
 from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
 from fairpate.types import UserError
-from teachers.teacher import (
-    Engine,
-    Shard,
-    StackedWeights,
-    TeacherSpec,
-    choose_engine,
-    train_teachers,
-)
+from teachers.teacher import Engine, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
 if TYPE_CHECKING:
     from fairpate.data.dataset import Split
@@ -315,11 +308,7 @@ def teacher_counter(blocks: tuple[Block, ...], on_progress: Progress | None) -> 
 
 
 def count_block(
-    weights: StackedWeights,
-    spec: TeacherSpec,
-    queries: npt.NDArray[np.generic],
-    *,
-    device: str = "cpu",
+    weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], *, device: str = "cpu"
 ) -> VoteArray:
     """Return ``votes_QC`` of a block of teachers on features (Q, ...), a bounded number of queries at a time."""
     # Convolutional teachers split the queries themselves, one teacher after another.
@@ -336,9 +325,18 @@ def predict_votes(
     """Return the class that each teacher chooses for each query, (T, Q) ``int16``; ties go to the smaller class."""
     with exact_convolutions():
         if _one_by_one(spec):
-            predictions = _predict_one_by_one(weights, spec, queries, device)
+            # One convolutional teacher after another: each is loaded into the network once for all queries.
+            shape = queries.shape[1:]
+            model = build_architecture(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
+            chosen = []
+            for teacher in range(len(next(iter(weights.values())))):
+                model.load_state_dict({name: value[teacher] for name, value in weights.items()})
+                parts = [predict_logits(model, torch.tensor(part)).argmax(dim=1) for part in _bounded(queries)]
+                chosen.append(torch.cat(parts))
+            predictions = torch.stack(chosen)
         else:
-            x = _tensor(queries)
+            # A copy in torch's own memory, here and above: the object store's is read-only, and less aligned.
+            x = torch.tensor(queries)
             if spec.model.trainable == "head":
                 x = frozen_features(spec.model, x, device=device)
             predictions = _predict_stacked(weights, x, device)
@@ -364,23 +362,6 @@ def _bounded(queries: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
     at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
     # At least one part, also without queries: np.concatenate needs one.
     return [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
-
-
-def _tensor(queries: npt.NDArray[np.generic]) -> Tensor:
-    return torch.tensor(queries)  # a copy in torch's own memory: the object store's is read-only, and less aligned
-
-
-def _predict_one_by_one(
-    weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], device: str
-) -> Tensor:
-    """Predict with one convolutional teacher after another: each is loaded into the network once for all queries."""
-    model = build_architecture(spec.model, input_shape=queries.shape[1:], num_classes=spec.num_classes).to(device)
-    predictions = []
-    for teacher in range(len(next(iter(weights.values())))):
-        model.load_state_dict({name: value[teacher] for name, value in weights.items()})
-        parts = [predict_logits(model, _tensor(part)).argmax(dim=1) for part in _bounded(queries)]
-        predictions.append(torch.cat(parts))
-    return torch.stack(predictions)
 
 
 def _predict_stacked(weights: StackedWeights, x: Tensor, device: str) -> Tensor:
@@ -499,10 +480,7 @@ def train_ensemble(
 
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
     blocks, storage = blocks_in(
-        checkpoint_dir,
-        config.num_teachers,
-        size,
-        lambda teachers: block_name(shards(teachers), spec, teachers, engine),
+        checkpoint_dir, config.num_teachers, size, lambda teachers: block_name(shards(teachers), spec, teachers, engine)
     )
     lessons = _Lessons(spec=spec, engine=engine, storage=storage)
     num_diverged = 0

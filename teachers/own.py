@@ -53,7 +53,7 @@ from teachers.ensemble import (
     rows_of_teachers,
     save_block,
 )
-from teachers.teacher import seed_of_training
+from teachers.teacher import TRAINING, seed_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,16 +155,12 @@ def ask_own_teachers(
     try:
         teacher = made(factory, 0)
     except Exception as error:  # any error of the user's code
-        raise OwnTeacherError(
-            f"{named(factory)} makes no teacher ({type(error).__name__}: {error}); give a function that returns a new "
-            "model."
-        ) from error
+        what = f"{named(factory)} makes no teacher ({type(error).__name__}: {error})"
+        raise OwnTeacherError(f"{what}; give a function that returns a new model.") from error
     lacking = [name for name in ("fit", "predict") if not callable(getattr(teacher, name, None))]
     if lacking:
-        raise OwnTeacherError(
-            f"{named(factory)} makes a {type(teacher).__name__} without {' and '.join(lacking)}; give a factory of "
-            "models that have both."
-        )
+        made_without = f"{type(teacher).__name__} without {' and '.join(lacking)}"
+        raise OwnTeacherError(f"{named(factory)} makes a {made_without}; give a factory of models that have both.")
     config = ShardsConfig(num_teachers=num_teachers, block_size=block_size)
     queries = _table(queries_x)
     determined_by = _determined_by(factory, queries, {"num_classes": num_classes, "seed": seed})
@@ -193,9 +189,7 @@ def ask_own_teachers(
     num_failed = sum(int(each[_FAILED].sum()) for each in stored)
     first_failure = f", the first with {failures[0]}" if failures else ""
     if num_failed == num_teachers:
-        raise OwnTeacherError(
-            f"every one of {num_teachers} teachers of {named(factory)} failed{first_failure}; correct it."
-        )
+        raise OwnTeacherError(f"all {num_teachers} teachers of {named(factory)} failed{first_failure}; correct it.")
     if num_failed:
         _log.warning(
             "%d of %d teachers failed and vote for their shard's most common class%s.",
@@ -215,7 +209,7 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) ->
     predictions: list[npt.NDArray[np.int16]] = []
     failures: list[str | None] = []
     for teacher, (x, y) in zip(block.teacher_indices, given, strict=True):
-        with _own_randomness(seed_of_training(lesson.seed, teacher)) as seed:
+        with _own_randomness(seed_of(lesson.seed, teacher, TRAINING)) as seed:
             model = made(lesson.factory, seed)
             failure: str | None = None if len(y) else "no record in the shard"
             if failure is None:
@@ -277,8 +271,7 @@ def _own_randomness(seed: int) -> Iterator[int]:
 
 def _table(x: Tensor) -> npt.NDArray[np.float32]:
     """Return features (N, F): pictures become rows of values from 0 to 1."""
-    table: npt.NDArray[np.float32] = scale_bytes(x).flatten(start_dim=1).float().numpy()
-    return table
+    return scale_bytes(x).flatten(start_dim=1).float().numpy()
 
 
 def _determined_by(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> bytes:

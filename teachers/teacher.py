@@ -51,7 +51,7 @@ from fairpate.nn.models import ScaleBytes, build_model, is_convolutional, scale_
 
 Engine = Literal["loop", "stacked"]
 StackedWeights = dict[str, Tensor]
-_INITIALISATION, _TRAINING = 0, 1
+INITIALISATION, TRAINING = 0, 1
 # On a CPU a stack should stay near the caches; an accelerator takes what its memory holds.
 _PARAMETERS_AT_ONCE, _FEWEST_TEACHERS_AT_ONCE = 2**20, 8
 _SAFE_SHARE = 0.8  # the rest is the driver's context, libraries' workspaces, and pieces too small to use
@@ -143,19 +143,9 @@ class TeacherSpec:
 def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
     """Return teacher number ``teacher`` before training, in its shard's precision (``uint8`` means ``float32``)."""
     shape = tuple(shard.x.shape[1:])
-    seed = _seed_of(spec.seed, teacher, _INITIALISATION)
+    seed = seed_of(spec.seed, teacher, INITIALISATION)
     model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes, generator_seed=seed)
     return model.to(shard.x.dtype if shard.x.is_floating_point() else torch.float32)
-
-
-def training_generator(spec: TeacherSpec, teacher: int) -> torch.Generator:
-    """Return the generator of everything that teacher number ``teacher`` draws while training."""
-    return torch.Generator().manual_seed(seed_of_training(spec.seed, teacher))
-
-
-def seed_of_training(seed: int, teacher: int) -> int:
-    """Return the seed of everything that teacher number ``teacher`` draws while training; below 2^63."""
-    return _seed_of(seed, teacher, _TRAINING)
 
 
 def stack_weights(weights: Sequence[StackedWeights]) -> StackedWeights:
@@ -163,8 +153,11 @@ def stack_weights(weights: Sequence[StackedWeights]) -> StackedWeights:
     return {name: torch.stack([teacher[name] for teacher in weights]) for name in weights[0]}
 
 
-def _seed_of(seed: int, teacher: int, purpose: int) -> int:
-    """Return 63 bits that differ between runs, teachers and purposes."""
+def seed_of(seed: int, teacher: int, purpose: int) -> int:
+    """Return the seed of what teacher number ``teacher`` draws for a purpose: ``INITIALISATION`` or ``TRAINING``.
+
+    Its 63 bits differ between runs, teachers and purposes.
+    """
     # Hashed together: by a sum, a teacher of this seed would draw the numbers of another teacher of the next seed.
     return int(np.random.SeedSequence([seed, teacher, purpose]).generate_state(1, np.uint64)[0] >> 1)
 
@@ -219,13 +212,7 @@ def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -
 
 
 _DENSE_LAYERS = (ScaleBytes, nn.Flatten, nn.Linear, nn.ReLU)
-_STACKED_LAYERS = (
-    *_DENSE_LAYERS,
-    nn.Conv2d,
-    nn.GroupNorm,
-    nn.MaxPool2d,
-    nn.AdaptiveAvgPool2d,
-)
+_STACKED_LAYERS = (*_DENSE_LAYERS, nn.Conv2d, nn.GroupNorm, nn.MaxPool2d, nn.AdaptiveAvgPool2d)
 
 
 def _stacked_layer(layer: nn.Module, own: StackedWeights, x: Tensor) -> Tensor:
@@ -277,7 +264,8 @@ class _Stack:
         # Teachers that have not diverged. Batched products of dense layers keep teachers apart by themselves.
         self._kept_T = torch.ones(len(shards), dtype=torch.bool)
         self._is_dense = all(type(layer) in _DENSE_LAYERS for layer in self._template.children())
-        self._generators = [training_generator(spec, teacher) for teacher in teachers]
+        seeds = (seed_of(spec.seed, teacher, TRAINING) for teacher in teachers)
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._records = _Records(shards, spec, device)
         sizes = [len(shard.y) for shard in shards]
         self._steps = _steps_of_an_epoch(sizes, spec.largest_batch, self._records, device)
@@ -492,7 +480,7 @@ def _fitted(shard: Shard, spec: TeacherSpec, teacher: int, device: torch.device)
     """Return the teacher's weights after training; NaN where it diverged."""
     model = initial_model(spec, teacher, shard).to(device)
     try:
-        generator = training_generator(spec, teacher)
+        generator = torch.Generator().manual_seed(seed_of(spec.seed, teacher, TRAINING))
         fit(model, shard.x, shard.y, spec.fit, generator=generator, augmentation=spec.augment)
     except DivergedError:
         for parameter in model.parameters():

@@ -36,16 +36,7 @@ import pyarrow.parquet as pq
 from fastapi import FastAPI, Path, Query, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pyarrow import csv
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    FailFast,
-    Field,
-    Tag,
-    create_model,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, create_model
 
 from aggregator.audit import note_action
 from aggregator.ledger import LedgerTerms
@@ -54,14 +45,16 @@ from aggregator.service.auth import LiveTokens
 from aggregator.service.page import Advice, Latest, States, Streams, page, page_headers
 from aggregator.service.writer import Batcher, Readiness, Snapshot, Verification, Writer
 from aggregator.session import (
+    UNLIMITED,
     BudgetStatus,
     OverBudget,
     PublicPool,
     Question,
     QuotaExceededError,
     VotesUnavailableError,
+    epsilon_data_independent,
     epsilon_fixed_beforehand,
-    status_of,
+    most_queries,
 )
 from aggregator.store import LedgerError, UnreachableError
 from fairpate.data.tables import RecordForm
@@ -802,14 +795,16 @@ def add_analyst_routes(
         caller: KnownCaller = request.scope["state"]["caller"]
         ledger = writer.books.ledger
         # The store's limit first: a change enters the ledger with the next new query.
-        own = status_of(ledger, caller.name, tokens.limits.get(caller.name, ledger.limit_of(caller.name)))
+        own = tokens.limits.get(caller.name, ledger.limit_of(caller.name))
+        queries, most = ledger.charged_to[caller.name], most_queries(ledger.terms, own)
+        epsilon = epsilon_data_independent(ledger.terms, num_queries=queries)
         return json_response(
             {
                 "name": caller.name,
                 "scope": caller.role,
-                "limit": dataclasses.asdict(own.limit),
-                "spent": {"queries": own.queries, "epsilon": strict(own.epsilon)},
-                "left": None if own.left is None else {"queries": own.left},
+                "limit": dataclasses.asdict(own),
+                "spent": {"queries": queries, "epsilon": strict(epsilon)},
+                "left": None if most == UNLIMITED else {"queries": max(0, most - queries)},
                 "expires_s": caller.expires_s,
             }
         )

@@ -81,10 +81,7 @@ class TokenBook:
 
 
 def read_tokens(
-    environment: Mapping[str, str],
-    *,
-    analyst_file: Path | None = None,
-    operator_file: Path | None = None,
+    environment: Mapping[str, str], *, analyst_file: Path | None = None, operator_file: Path | None = None
 ) -> TokenBook:
     """Read tokens from files, or from FAIRPATE_ANALYST_TOKEN and FAIRPATE_OPERATOR_TOKEN for a role without a file.
 
@@ -124,9 +121,7 @@ def read_private(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
-        raise TokenError(
-            f"{path}: cannot be read as a token file ({reason}); give the file with the tokens."
-        ) from error
+        raise TokenError(f"{path}: cannot be read as a token file ({reason}); give the file of tokens.") from error
     if os.name == "posix" and mode & 0o077:
         raise TokenError(f"{path}: others may read it (mode {mode & 0o777:o}); run `chmod 600 {path}`.")
     return text
@@ -142,10 +137,8 @@ def _parse(text: str, role: Role, source: str) -> list[Entry]:
         if len(row) not in (1, 2):
             raise TokenError(f"{at}: expected `token` or `name token`, got {len(row)} words.")
         if len(row[-1]) < _MIN_TOKEN_CHARACTERS:
-            raise TokenError(
-                f"{at}: expected a token of at least {_MIN_TOKEN_CHARACTERS} characters, got {len(row[-1])}; "
-                "make one with `openssl rand -hex 32`."
-            )
+            what = f"expected a token of at least {_MIN_TOKEN_CHARACTERS} characters, got {len(row[-1])}"
+            raise TokenError(f"{at}: {what}; make one with `openssl rand -hex 32`.")
         if len(row) == 2:
             _check_name(row[0], at)  # its error does not show the name, which may be a misplaced token
         name = row[0] if len(row) == 2 else f"{role}-{number}"

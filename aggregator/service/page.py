@@ -319,7 +319,7 @@ class States:
         price = await asyncio.to_thread(snapshot.books.price.epsilon, ledger, num_charges)
         costs = await asyncio.to_thread(costs_of, snapshot.books, num_charges, self._pool)
         groups = zip(self._pool.group_names, history.by_group(), history.by_class(), strict=True)
-        spenders = sorted(ledger.charged_by_caller.items(), key=lambda each: -each[1])[:_MOST_CALLERS]
+        spenders = sorted(ledger.charged_to.items(), key=lambda each: -each[1])[:_MOST_CALLERS]
         disk_free_bytes = None
         if isinstance(ledger.place, Path):  # the disk of a database is not visible from here
             try:

@@ -32,19 +32,8 @@ from aggregator.service.api import (
 from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
 from aggregator.service.page import States, Streams
 from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Verification, Writer
-from aggregator.session import (
-    AggregatorSession,
-    CountVotes,
-    PublicPool,
-    QuotaRule,
-    Quotas,
-)
-from fairpate.http_server import (
-    HttpServer,
-    HttpSettings,
-    ServiceError,
-    new_app,
-)
+from aggregator.session import AggregatorSession, CountVotes, PublicPool, QuotaRule, Quotas
+from fairpate.http_server import HttpServer, HttpSettings, ServiceError, new_app
 from fairpate.types import UsageError, UserError
 
 _log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
     python benchmarks/reproductions/oracle_as_in_paper.py
 
 prints what the paper's rounds cost by advanced composition in full. :func:`sides_as_in_paper` gives the learner and the
-auditor of the paper to :func:`fairpate.methods.dp_oracle_learner.play`. What is wrong with them:
+auditor of the paper to :func:`fairpate.methods.dp_fair_learning.play`. What is wrong with them:
 
 - epsilon' = epsilon / (4 sqrt(T ln(1 / delta))) of a round holds the first term of advanced composition at
   epsilon / 2; the second, left out, exceeds the rest for large epsilon.
@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from fairpate.methods.dp_oracle_learner import Regression, Setting, Sides, violations_of
+from fairpate.methods.dp_fair_learning import Regression, Setting, Sides, violations_of
 from fairpate.methods.parity import FloatArray
 from fairpate.privacy.laplace import PureReleases, add_laplace
 

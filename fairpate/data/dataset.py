@@ -397,7 +397,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
         if choice.extracted and (folder / choice.extracted).is_dir():
             return choice, folder / choice.extracted
         path = folder / choice.path
-        if _is_pattern(choice):
+        if {"*", "?"} & set(choice.path):
             # The first by name: the order of a folder differs between machines.
             path = min(folder.glob(choice.path), default=path)
         # An archive is not gzipped again.
@@ -410,17 +410,13 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
 
 def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
     """The files that match a pattern, sorted by path; a file without a pattern is returned unchanged."""
-    if not _is_pattern(file):
+    if not {"*", "?"} & set(file.path):
         return (file,)
     folder = resolve_data_dir(data_dir)
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.glob(file.path) if path.is_file())
     if not paths:
         raise DataError(f"{folder / file.path}: no file matches; correct the pattern, or put files there.")
     return tuple(file.model_copy(update={"path": path}) for path in paths)
-
-
-def _is_pattern(file: SourceFile) -> bool:
-    return not {"*", "?"}.isdisjoint(file.path)
 
 
 def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
@@ -449,14 +445,9 @@ def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]
     return choice, path
 
 
-def read_bytes(file: SourceFile, data_dir: Path | None) -> bytes:
-    """The published bytes of ``file``, checksum verified; a gzipped copy is unpacked first."""
-    return read_any(file, data_dir)[1]
-
-
 def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes]:
     """Find the first existing file among ``file`` and its alternatives; return it with its published bytes, checksum
-    verified."""
+    verified. A gzipped copy is unpacked first."""
     choice, path = locate(file, data_dir)
     # Read whole before it is checked: bytes that were checked on disk could be others by the time they are read.
     content = path.read_bytes()

@@ -277,7 +277,7 @@ class Declaration(Section):
     label: Label = Field(description="The class y.")
     groups: dict[str, Group] = Field(
         description="The group z, by name; `group` if there is only one. Of several the option `sensitive` chooses "
-        "one, by default the first.",
+        "one, by default the first."
     )
     intersections: dict[str, Texts] = Field(
         {},
@@ -304,8 +304,7 @@ class Declaration(Section):
         "`private`, or 500.",
     )
     num_test: Count | None = Field(
-        None,
-        description="Default size of the test split; empty: all records of its own files, or a quarter of `rows`.",
+        None, description="Default size of the test split; empty: all records of its own files, or a quarter of `rows`."
     )
 
     @model_validator(mode="before")
@@ -629,9 +628,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     """
     options, groups, features = request.options, table.chosen_groups(request.options), table.visible(request.options)
     if not features and not table.pictures:
-        raise DataError(
-            f"{table.name}: with these options no column is a feature; declare one, or change data.options."
-        )
+        raise DataError(f"{table.name}: with these options no column is a feature; declare one, or change them.")
     faults = faults or TableFaults()
     rules = [rule for rule in table.keep if holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
@@ -698,11 +695,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     return LoadedRecords(
         kind="image" if pixels else "tabular",
         records=Split(
-            x=pixels.x if pixels else x.tensor(),
-            y=y.tensor(),
-            z=z.tensor(),
-            record_id=record_id,
-            unit_id=unit_id,
+            x=pixels.x if pixels else x.tensor(), y=y.tensor(), z=z.tensor(), record_id=record_id, unit_id=unit_id
         ),
         label_names=table.label.names,
         group_names=table.group_names(options),

@@ -121,7 +121,7 @@ class Graph:
     def of(cls, pool: Tensor, components: Embed, *, seed: int = 0) -> Graph:
         """The graph of the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors."""
         copies_VMD = [components(copy).numpy() for copy in _copies(pool)]
-        radius = max(largest_norm(copy_MD) for copy_MD in copies_VMD)
+        radius = max(float(np.linalg.norm(copy_MD, axis=1).max()) for copy_MD in copies_VMD)
         copies = [Nearness.to(copy_MD, radius=radius) for copy_MD in copies_VMD]
         blocks = in_blocks(copies_VMD[0], _AT_ONCE, "neighbours")
         found = [nearest_copies(part, copies, _NEIGHBOURS + 1) for part in blocks]
@@ -170,11 +170,6 @@ class Graph:
         near_NM = reduce(torch.maximum, nearness)
         near = near_NM.topk(min(_VOTING_NEIGHBOURS, near_NM.shape[1]), dim=1).indices
         return torch.from_numpy(self.coordinates_ME)[near].mean(dim=1)
-
-
-def largest_norm(rows_ND: Floats) -> float:
-    """The largest Euclidean norm of public rows."""
-    return float(np.linalg.norm(rows_ND, axis=1).max())
 
 
 def nearest_copies(embedded_ND: Floats, copies: list[Nearness], count: int) -> tuple[IntArray, Floats]:
@@ -257,9 +252,7 @@ class Components:
         and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
-            raise DataError(
-                f"data.num_public: an embedding needs two public records or more, all of them finite, got {len(pool)}."
-            )
+            raise DataError(f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}.")
         is_table = pool.ndim == 2
         side, column_K, thresholds_K = 0 if plain else _SIDE, torch.zeros(0).long(), torch.zeros(0)
         if is_table and not plain:
@@ -507,9 +500,8 @@ def read_embedding(path: Path) -> Embedding:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if not path.exists():
             raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
-        raise EmbeddingFileError(
-            f"{path}: not a readable embedding ({' '.join(str(error).split())}); restore it from a copy."
-        ) from error
+        text = " ".join(str(error).split())
+        raise EmbeddingFileError(f"{path}: not a readable embedding ({text}); restore it from a copy.") from error
 
 
 def _require_exact(graph: Graph) -> None:
@@ -560,15 +552,11 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
             # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
             rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
         except Exception as error:  # the user's module may raise anything
-            raise DataError(
-                f"pictures.features: {features} failed ({type(error).__name__}: {error}); correct it."
-            ) from error
+            raise DataError(f"pictures.features: {features} failed ({type(error).__name__}: {error}).") from error
         sizes = {tuple(row.shape) for row in rows}
         if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
-            raise DataError(
-                f"pictures.features: {features}: expected one vector of finite numbers per picture, all of one length, "
-                f"got shapes {sorted(sizes)[:3]}; correct it."
-            )
+            expected = "one vector of finite numbers per picture, all of one length"
+            raise DataError(f"pictures.features: {features}: expected {expected}, got shapes {sorted(sizes)[:3]}.")
         x = torch.stack(rows)
         names = tuple(f"{features} {place}" for place in range(x.shape[1]))
     return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, mapped=None)
@@ -623,7 +611,9 @@ class Prototypes:
     def nearest(self, x: Tensor) -> IntArray:
         """The prototype (N,) of every record of ``x`` (N, ...); a function of that record alone."""
         nearest = [np.zeros(0, dtype=np.int64)]  # so that no records are an array too
-        nearness = Nearness.to(self.centres, radius=largest_norm(self.coordinates_MD))
+        # No public record is longer: their largest norm bounds every centre too.
+        radius = float(np.linalg.norm(self.coordinates_MD, axis=1).max())
+        nearness = Nearness.to(self.centres, radius=radius)
         nearest += [
             nearness(self.embed(part).numpy()).argmax(axis=1) for part in torch.split(x, _NEAREST_AT_ONCE) if len(part)
         ]

@@ -49,7 +49,6 @@ from fairpate.data.dataset import (
     locate,
     origins,
     read_any,
-    read_bytes,
     resolve_data_dir,
 )
 from fairpate.data.embedding import FEATURES
@@ -306,7 +305,7 @@ def load_color_mnist(request: Request) -> LoadedRecords:
 def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> npt.NDArray[np.uint8]:
     """Read the bytes of an idx file of so many dimensions: 3 of images, 1 of labels."""
     # The pinned bytes are the gzipped ones; 16 says that they begin with a header of gzip.
-    content = zlib.decompress(read_bytes(file, data_dir), wbits=zlib.MAX_WBITS | 16)
+    content = zlib.decompress(read_any(file, data_dir)[1], wbits=zlib.MAX_WBITS | 16)
     (found,), magic = struct.unpack_from(">I", content), IDX_BYTES + dimensions
     if found != magic:
         raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}.")
@@ -393,7 +392,7 @@ def _of_pictures(
 
 def _listed(file: SourceFile, request: Request, *columns: str) -> pa.Table:
     """The published table of pictures in ``file``, which has these columns."""
-    table = read_table(read_bytes(file, request.data_dir), file.path)
+    table = read_table(read_any(file, request.data_dir)[1], file.path)
     require_columns(table, columns, file.path)
     return table
 

@@ -302,10 +302,8 @@ class Label(Coding):
     @model_validator(mode="after")
     def _has_a_share_for_each_class(self) -> Label:
         if self.shares and (len(self.shares) != len(self.classes) or abs(sum(self.shares) - 1) > 0.01):
-            raise ValueError(
-                f"shares: expected one for each of {len(self.classes)} classes and a sum of 1, got "
-                f"{', '.join(f'{share:g}' for share in self.shares)}"
-            )
+            given = ", ".join(f"{share:g}" for share in self.shares)
+            raise ValueError(f"shares: expected one for each of {len(self.classes)} classes, of sum 1, got {given}")
         return self
 
     @property
@@ -593,13 +591,7 @@ def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = Non
 
 
 def _text_batches(
-    stream: Any,
-    name: str,
-    *,
-    columns: Sequence[str] | None,
-    separator: str,
-    comment: str = "",
-    encoding: str = "utf-8",
+    stream: Any, name: str, *, columns: Sequence[str] | None, separator: str, comment: str = "", encoding: str = "utf-8"
 ) -> Iterator[pa.Table]:
     """The batches of delimited text, every field as trimmed text."""
     # Bytes in memory cannot be looked at without being read.

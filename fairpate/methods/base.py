@@ -127,8 +127,8 @@ _OURS = {
     "covariance_constraint": "f_ld:CovarianceConstraint",
     "pf_ld": "f_ld:PfLd",
     "raco_dp": "raco_dp:RacoDp",
-    "dp_postprocessing": "dp_postprocessing:Postprocessing",
-    "dp_oracle_learner": "dp_oracle_learner:OracleLearner",
+    "dp_postprocessing": "dp_fair_learning:Postprocessing",
+    "dp_oracle_learner": "dp_fair_learning:OracleLearner",
     "randomised_response": "randomised_response:RandomisedResponse",
 }
 _ELSEWHERE = {"own_votes": "own_votes:OwnVotes"}

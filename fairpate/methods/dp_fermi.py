@@ -112,12 +112,7 @@ class MatrixGame:
     """
 
     def __init__(
-        self,
-        shares_EG: npt.ArrayLike,
-        *,
-        num_classes: int,
-        weight: float,
-        radius: float | None = None,
+        self, shares_EG: npt.ArrayLike, *, num_classes: int, weight: float, radius: float | None = None
     ) -> None:
         shares = np.asarray(shares_EG, dtype=np.float64)
         if shares.ndim != 2 or not (shares > 0).all():
@@ -349,8 +344,7 @@ def release_shares(
         # Declared shares may be rounded to three digits.
         if not np.allclose(declared_EG.sum(axis=1), 1, atol=1e-3) or not (declared_EG >= config.min_share).all():
             raise ValueError(
-                f"Expected dp_fermi.shares >= {config.min_share} that sum to 1 in each event, got "
-                f"{declared_EG.tolist()}."
+                f"Expected dp_fermi.shares >= {config.min_share} that sum to 1, got {declared_EG.tolist()}."
             )
         return Shares(shares_EG=declared_EG)
     if not config.weight:

@@ -149,10 +149,8 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
     # A declared number wins: the rate and the number of steps are published, and would reveal the real one.
     size = config.num_records or num_records
     if config.batch_size > size:
-        raise ValueError(
-            f"Expected dp_sgd.batch_size <= {size} private records, or persons where these are protected, got "
-            f"{config.batch_size}; lower it."
-        )
+        what = f"{size} private records, or persons where these are protected"
+        raise ValueError(f"Expected dp_sgd.batch_size <= {what}, got {config.batch_size}; lower it.")
     return PrivateSteps(
         num_steps=math.ceil(config.epochs * size / config.batch_size),
         sampling_rate=config.batch_size / size,

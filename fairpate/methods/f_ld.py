@@ -309,14 +309,7 @@ class Ascent:
 class Descent:
     """The model, its optimiser and its batches. Only secret batches read groups."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        config: FldConfig,
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, config: FldConfig, generator: torch.Generator) -> None:
         from fairpate.nn.fit import Optimizer, batch_bounds, epoch_learning_rate
         from fairpate.nn.models import memory_format_for, to_memory_format
 
@@ -400,10 +393,7 @@ class PfLdConfig(FldConfig):
     @model_validator(mode="after")
     def _shares_leave_a_rest(self) -> PfLdConfig:
         if self.dual_share + self.size_share >= 1:
-            raise ValueError(
-                f"Expected dual_share + size_share < 1, got {self.dual_share} + {self.size_share}: gradients take the "
-                "rest."
-            )
+            raise ValueError(f"Expected dual_share + size_share < 1, got {self.dual_share} + {self.size_share}.")
         return self
 
 
@@ -465,10 +455,8 @@ def train_pf_ld(
     elif len(config.group_sizes) == num_populations * num_groups:
         sizes_UG = torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
     else:
-        raise ValueError(
-            f"Expected pf_ld.group_sizes of {num_populations * num_groups} cells ({num_groups} groups, "
-            f"{num_populations} populations), got {len(config.group_sizes)}."
-        )
+        sizes = f"{num_populations * num_groups} cells ({num_populations} populations, {num_groups} groups)"
+        raise ValueError(f"Expected pf_ld.group_sizes of {sizes}, got {len(config.group_sizes)}.")
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
     guided = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
     secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
@@ -688,8 +676,7 @@ def coefficients(
     )
     if not found.success:
         raise ValueError(f"The solver found no minimum ({found.message}); raise ridge or scale the features.")
-    theta_D: FloatArray = found.x if basis_DK is None else basis_DK @ found.x
-    return theta_D
+    return found.x if basis_DK is None else basis_DK @ found.x
 
 
 def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num_groups: int) -> FloatArray:
@@ -728,9 +715,7 @@ class CovarianceConstraint(UnprotectedMethod):
     def check(self) -> None:
         """Raise ConfigError for a model that is not linear."""
         if self.student.model.name != "logistic":
-            raise ConfigError(
-                f"student.model.name: {self.method} fits a linear rule, got {self.student.model.name}; set logistic."
-            )
+            raise ConfigError(f"student.model.name: not a linear rule, got {self.student.model.name}; set logistic.")
 
     def train(self, training: Training) -> Trained:
         from fairpate.nn.fit import set_rule  # a configuration is read without torch

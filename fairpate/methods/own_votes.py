@@ -176,9 +176,8 @@ def _table(path: Path, wanted: Sequence[str]) -> pa.Table:
     repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if missing or repeated or not len(table):
         what = f"no column {', '.join(missing)}" if missing else f"column {', '.join(repeated)} twice"
-        raise VotesFileError(
-            f"{path}: {what if missing or repeated else 'no row'}; it has the columns {', '.join(table.column_names)}."
-        )
+        what = what if missing or repeated else "no row"
+        raise VotesFileError(f"{path}: {what}; it has the columns {', '.join(table.column_names)}.")
     return table
 
 
@@ -218,8 +217,7 @@ def _test(
 def _codes(table: pa.Table, column: str, values: Sequence[str]) -> IntArray:
     """The index of each row's text in ``values``; -1 for any other text."""
     is_it = _text(table, column)[:, None] == np.array(values)
-    codes: IntArray = np.where(is_it.any(axis=1), is_it.argmax(axis=1), -1).astype(np.int64)
-    return codes
+    return np.where(is_it.any(axis=1), is_it.argmax(axis=1), -1).astype(np.int64)
 
 
 def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
@@ -230,10 +228,7 @@ def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
 def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
     """Counts of a file with a column per voter: each column that has no other meaning."""
     if config.label in table.column_names:
-        raise VotesFileError(
-            f"{config.path}: column {config.label} is that of true labels, and no voter's; leave it out, or say that "
-            "another is (label)."
-        )
+        raise VotesFileError(f"{config.path}: column {config.label} holds true labels; leave it out, or name another.")
     voters = [name for name in table.column_names if name not in (config.id, config.group, *config.features)]
     votes_QC = np.zeros((len(table), len(config.classes)), dtype=np.int64)
     for voter in voters:

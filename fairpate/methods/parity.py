@@ -172,9 +172,7 @@ class MeanParity:
 
     def __post_init__(self) -> None:
         if self.num_groups < 2 or self.num_classes < 2:
-            raise ValueError(
-                f"Expected at least 2 groups and 2 classes to compare, got {self.num_groups} and {self.num_classes}."
-            )
+            raise ValueError(f"Expected at least 2 groups and 2 classes, got {self.num_groups} and {self.num_classes}.")
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Private-kNN: the nearest records of a fresh secret sample vote (Zhu, Yu, Chandraker and Wang, CVPR 2020).
 
 No teacher is trained. For each public query every private record enters a fresh sample with ``sampling_rate``, the
-``num_neighbours`` nearest of the sample vote for their own labels (:mod:`teachers.neighbours`), and the noisy argmax of
+``num_neighbours`` nearest of the sample vote for their own labels (:mod:`teachers.ray_pool`), and the noisy argmax of
 the counts is released (:mod:`aggregator.mechanism`), after an optional check of the largest count. Ledger, gate,
 student and service are those of :mod:`fairpate.methods.pate`.
 
@@ -55,8 +55,17 @@ from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, sklearn
 from teachers.ensemble import PoolError, shard_key
-from teachers.neighbours import LARGEST_COORDINATE, MOST_COORDINATES, Coordinates, Sampler, blocks_of
-from teachers.ray_pool import LocalNeighbourhood, Neighbourhood, RayNeighbourhood, start_ray
+from teachers.ray_pool import (
+    LARGEST_COORDINATE,
+    MOST_COORDINATES,
+    Coordinates,
+    LocalNeighbourhood,
+    Neighbourhood,
+    RayNeighbourhood,
+    Sampler,
+    blocks_of,
+    start_ray,
+)
 
 _AT_ONCE = 1024
 _STEPS = 2**15
@@ -219,20 +228,15 @@ class PrivateKnn(VotingMethod):
         """Raise ConfigError also for a budget that depends on votes, and for a target that leaves hardly any noise."""
         super().check()
         if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
-            raise ConfigError(
-                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set it."
-            )
+            raise ConfigError("private_knn.queries: typical needs aggregator.num_queries, that of clusters; set it.")
         if self.private_knn.queries == "typical" and self.queries.admission is not None:
             raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
-            raise ConfigError(
-                f"target.epsilon: neighbours are priced up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}; "
-                "lower it."
-            )
+            what = f"neighbours are priced up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}"
+            raise ConfigError(f"target.epsilon: {what}; lower it.")
         if self.queries.budget is not None and self.queries.budget.kind == "data_dependent":
             raise ConfigError(
-                "aggregator.budget.accept_leak: the price of neighbours does not depend on votes, got true; leave it "
-                "out."
+                "aggregator.budget.accept_leak: expected false, as prices never depend on votes; leave it out."
             )
 
     def check_data(self, dataset: Dataset) -> None:
@@ -379,11 +383,7 @@ class PrivateKnn(VotingMethod):
             sampler = Sampler(settings.sampling_rate, seed)
             return LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
         return RayNeighbourhood(
-            blocks,
-            count=settings.num_neighbours,
-            sampling_rate=settings.sampling_rate,
-            seed=seed,
-            config=self.ray,
+            blocks, count=settings.num_neighbours, sampling_rate=settings.sampling_rate, seed=seed, config=self.ray
         )
 
     def _digest(self, private: Split) -> str:
@@ -412,8 +412,7 @@ class SampledVotes:
 
     @property
     def groups_Q(self) -> IntArray:
-        groups_Q: IntArray = self.queries.z.numpy()
-        return groups_Q
+        return self.queries.z.numpy()
 
     def counts(self, rows: Sequence[int]) -> IntArray:
         """``votes_QC`` of fresh samples."""

@@ -64,7 +64,7 @@ import numpy.typing as npt
 from pydantic import Field, field_serializer
 
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PrivacyTarget, Section
-from fairpate.fairness.rates import FloatArray, IndexArray, divide
+from fairpate.fairness.rates import FloatArray, IndexArray, divide, indices
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
@@ -93,9 +93,8 @@ class Partition:
 
     def __post_init__(self) -> None:
         if not (1 <= self.num_labels <= _MOST_CODES and 1 <= self.num_groups <= _MOST_CODES):
-            raise ValueError(
-                f"Expected 1 <= num_labels, num_groups <= {_MOST_CODES}, got {self.num_labels} and {self.num_groups}."
-            )
+            given = self.num_labels, self.num_groups
+            raise ValueError(f"Expected 1 <= num_labels, num_groups <= {_MOST_CODES}, got {given}.")
 
     @property
     def num_cells(self) -> int:
@@ -105,9 +104,8 @@ class Partition:
     def cell(self, *, label: int = 0, group: int = 0) -> int:
         """One cell. ValueError for a label or a group that the partition does not have."""
         if not 0 <= label < self.num_labels or not 0 <= group < self.num_groups:
-            raise ValueError(
-                f"Expected a label below {self.num_labels} and a group below {self.num_groups}, got {label}, {group}."
-            )
+            allowed = f"a label below {self.num_labels} and a group below {self.num_groups}"
+            raise ValueError(f"Expected {allowed}, got {label}, {group}.")
         return label * self.num_groups + group
 
     def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IndexArray:
@@ -117,10 +115,7 @@ class Partition:
         for name, codes_N, stop in sides:
             if stop == 1:  # not distinguished, and not read
                 continue
-            codes = np.asarray(codes_N)
-            if ((codes < 0) | (codes >= stop)).any():
-                raise ValueError(f"Expected {name} to hold integers from 0 to {stop - 1}, got {np.unique(codes)}.")
-            cells_N = cells_N * stop + codes.astype(np.int64)
+            cells_N = cells_N * stop + indices(name, np.asarray(codes_N), stop)
         return cells_N
 
 
@@ -391,9 +386,7 @@ def named_constraints(
         if num_groups < 2:
             raise ValueError(f"Expected num_groups >= 2: one group has no other to compare with, got {num_groups}.")
         if not bound >= 0:
-            raise ValueError(
-                f"Expected bound >= 0: the largest signed gap between groups is never negative, got {bound}."
-            )
+            raise ValueError(f"Expected bound >= 0: the largest gap between groups is never negative, got {bound}.")
         groups = range(num_groups)
         partition = Partition(num_labels=1 if name == "demographic_parity" else num_classes, num_groups=num_groups)
         if name == "demographic_parity":
@@ -677,12 +670,7 @@ class HistogramSteps:
 
 
 def plan_steps(
-    training: DpSgdConfig,
-    config: RacoDpConfig,
-    *,
-    num_records: int,
-    noise_multiplier: float,
-    laplace_scale: float,
+    training: DpSgdConfig, config: RacoDpConfig, *, num_records: int, noise_multiplier: float, laplace_scale: float
 ) -> HistogramSteps:
     """The steps that ``training`` plans for ``num_records``, with the given noise.
 

@@ -15,7 +15,7 @@ as much less, so that the default learner's are scaled up.
 
 Deviations from the paper: response is drawn exactly; counts recovered over A are clipped at 0 and scaled so that every
 (label, prediction) keeps its public total; the bound's correction; any learner, by default the exponentiated gradient
-of :mod:`fairpate.methods.dp_oracle_learner` over logistic regression. With a learner of several classes both forms have
+of :mod:`fairpate.methods.dp_fair_learning` over logistic regression. With a learner of several classes both forms have
 several.
 
 Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
@@ -36,8 +36,7 @@ from torch import Tensor, nn
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.base import AttributeMethod, Stream, Trained, Training
-from fairpate.methods.dp_oracle_learner import GameRules, fit_mixture
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
+from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, GameRules, Mixing, fair_mixing, fit_mixture
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import FloatArray, ParityCells, ParityConfig, require_codes
 from fairpate.nn.fit import linear_rules, said_labels

@@ -69,7 +69,7 @@ from fairpate.config import (
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import shortened_by_person, whole_persons
 from fairpate.data.embedding import Embedding, EmbeddingName, Floats, Prototypes
-from fairpate.fairness.private_population import (
+from fairpate.fairness.rates import (
     KEPT_NOISE,
     TAUGHT_NOISE,
     LabelledRecords,

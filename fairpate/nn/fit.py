@@ -437,9 +437,7 @@ def pretrain_by_rotations(
     ``public_x`` (N, channels, side, side). ValueError for records that are not square images, and for none.
     """
     if public_x.ndim != 4 or public_x.shape[2] != public_x.shape[3] or not len(public_x):
-        raise ValueError(
-            f"Expected square public images to pre-train on, got shape {tuple(public_x.shape)}; leave pretrain out."
-        )
+        raise ValueError(f"Expected square public images, got shape {tuple(public_x.shape)}; leave pretrain out.")
     turned = torch.cat([public_x.rot90(quarters, (2, 3)) for quarters in range(_QUARTERS)])
     turns = torch.arange(_QUARTERS).repeat_interleave(len(public_x))
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -584,10 +582,7 @@ def calibrate(
     held_out, rows = order[:size], order[size:]
     for name, part in (("held-out", held_out), ("other", rows)):
         if len(groups[part].unique()) < 2:
-            raise ValueError(
-                f"The {name} public records of the calibration hold fewer than two groups ({len(part)} records); "
-                "give more public records."
-            )
+            raise ValueError(f"The {len(part)} {name} records of the calibration lack two groups; give more.")
     logits = predict_logits(model, x)
     optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=_CALIBRATION_RATE))
     disparities = [hard_disparity(logits[held_out], groups[held_out])]

@@ -118,9 +118,7 @@ def load_weights(config: ModelConfig) -> Mapping[str, Tensor]:
     """
     weights = pin_weights(config).weights
     if weights is None or weights.path is None or weights.sha256 is None:
-        raise WeightsError(
-            "backbone.weights.path: missing; a published model names its initial weights by sha256 only. Give the file."
-        )
+        raise WeightsError("backbone.weights.path: missing: published models name a sha256. Give the file.")
     return _read(config.name, weights.path, weights.sha256)
 
 
@@ -131,14 +129,11 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
         # Read once: the bytes that are checked are those that are parsed, even if somebody replaces the file meanwhile.
         content = path.read_bytes()
     except OSError as error:
-        raise WeightsError(
-            f"backbone.weights: {path}: cannot be read here ({error.strerror}); put it at this path on every node."
-        ) from error
+        what = f"unreadable ({error.strerror}); put it at this path on every node."
+        raise WeightsError(f"backbone.weights: {path}: {what}") from error
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise WeightsError(
-            f"backbone.weights: {path}: expected sha256 {sha256}, found {found}; restore that file, or start a new run."
-        )
+        raise WeightsError(f"backbone.weights: {path}: expected sha256 {sha256}, found {found}; restore that file.")
     try:
         if path.suffix == ".safetensors":
             tensors: Any = safetensors.torch.load(content)
@@ -307,13 +302,10 @@ def _built(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, 
         raise ValueError(f"Expected num_classes >= 2, got {num_classes}.")
     if name in CONVOLUTIONAL:
         if len(input_shape) != 3:
-            raise ValueError(
-                f"Model {name} reads images (channels, height, width), got input_shape {input_shape}; "
-                "use logistic or mlp for a table."
-            )
+            raise ValueError(f"Model {name} reads images (C, H, W), got {input_shape}; use logistic or mlp.")
         if min(input_shape[1:]) < _SMALLEST_SIDE[name]:
             raise ValueError(
-                f"Model {name} needs images of at least {_SMALLEST_SIDE[name]} pixels a side, got {input_shape[1:]}."
+                f"Model {name}: expected at least {_SMALLEST_SIDE[name]} pixels a side, got {input_shape[1:]}."
             )
         if config.weights is not None and input_shape[0] not in (1, len(_IMAGENET_MEAN)):
             raise ValueError(

@@ -43,14 +43,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
-from fairpate.nn.models import (
-    FrozenBatchNorm,
-    ImageNetScale,
-    OrientedGradients,
-    ScaleBytes,
-    Shortened,
-    scale_bytes,
-)
+from fairpate.nn.models import FrozenBatchNorm, ImageNetScale, OrientedGradients, ScaleBytes, Shortened, scale_bytes
 
 ROUNDING = 64  # in units of the precision that gradients have
 # A processor is fast while patches stay in its cache; a GPU once there are enough of them to keep it busy.
@@ -104,23 +97,17 @@ class PerRecordGradients(Protocol):
         """For each trainable parameter, the sum over records of weight times gradient."""
 
 
-class LayerGradient(PerRecordGradients, Protocol):
-    """The gradients of B records with respect to one layer's parameters."""
-
-    def per_record(self) -> WeightedSums:
-        """For each trainable parameter, the gradient of every record, shape (B, P)."""
-
-    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
-        """Inner product of every record's gradient with ``shift``, which has a tensor for each parameter's id: (B,)."""
-
-
 def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     """The gradients of one call of ``layer``; both tensors have the records along their first axis."""
     return _GRADIENTS[type(layer)](layer, layer_input, output_gradient)
 
 
 class _Dense:
-    """Each record's gradient is the outer product of its output gradient and its input."""
+    """Each record's gradient is the outer product of its output gradient and its input.
+
+    ``per_record`` gives, for each trainable parameter, the gradient of every record, shape (B, P); ``products`` the
+    inner product of every record's gradient with ``shift``, which has a tensor for each parameter's id: (B,).
+    """
 
     def __init__(self, layer: nn.Linear, input_BI: Tensor, gradient_BO: Tensor) -> None:
         self._layer, self._input_BI, self._gradient_BO = layer, input_BI, gradient_BO
@@ -246,6 +233,10 @@ class _Convolution:
         return _Formed(*self.per_record()).products(shift)
 
 
+LayerGradient = _Dense | _Formed | _Convolution
+"""The gradients of B records with respect to one layer's parameters."""
+
+
 def squared_norms(values_BP: Tensor) -> Tensor:
     """Squared L2 norm of every row, ``float64`` of shape (B,)."""
     whole = values_BP.shape[1] - values_BP.shape[1] % _FLOATS_SQUARED_AT_ONCE
@@ -298,7 +289,7 @@ def unknown_module(model: nn.Module) -> str | None:
     for name, module in model.named_modules(remove_duplicate=False):
         own = [p for p in module.parameters(recurse=False) if p.requires_grad]
         if not _is_known(module) or any(id(p) in seen for p in own):
-            return _described(name, module)
+            return f"Module {name or 'of the model itself'} ({type(module).__name__})"
         # A parameter that the model has twice has the sum of two gradients; the norm of either is not the sum's.
         seen.update(map(id, own))
     return None
@@ -325,10 +316,6 @@ def _is_known(module: nn.Module) -> bool:
     if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
         return False
     return kind in _WITHOUT_PARAMETERS or kind in _GRADIENTS
-
-
-def _described(name: str, module: nn.Module) -> str:
-    return f"Module {name or 'of the model itself'} ({type(module).__name__})"
 
 
 # Forward, and backward from the value alone, so that the input need not be kept.
@@ -490,12 +477,7 @@ class GradientClipper:
     """Sums the clipped per-example gradients of one model, batch after batch."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: PerExampleLoss,
-        *,
-        clip_norm: float,
-        max_records: int | None = None,
+        self, model: nn.Module, loss: PerExampleLoss, *, clip_norm: float, max_records: int | None = None
     ) -> None:
         """``loss(outputs, targets)`` gives one value per record, shape (B,).
 
@@ -616,8 +598,7 @@ class GradientClipper:
             name = type(layer).__name__
             if len(layer_input) != len(x):
                 raise ValueError(
-                    f"{name} reads {len(layer_input)} rows for {len(x)} records: records must stay along the first "
-                    "axis."
+                    f"{name} reads {len(layer_input)} rows for {len(x)} records; keep them on the first axis."
                 )
             own_axes = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm) else 1
             if layer_input.ndim < 1 + (3 if isinstance(layer, nn.Conv2d) else own_axes):

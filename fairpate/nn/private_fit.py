@@ -54,19 +54,11 @@ PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
 _DRAWN_AT_ONCE, _NORMALS_PER_PIECE = 2**12, 2**16
 
 
-class PrivateRandomness(Protocol):
-    """The source of what must stay secret for the guarantee to hold: who was sampled, and the noise."""
-
-    @property
-    def label(self) -> NoiseLabel:
-        """The source of the randomness, which decides whether the guarantee holds."""
-
-    def words(self, size: int) -> Tensor:
-        """Independent uniform words of 64 bits, ``int64`` of shape (size,)."""
-
-
 class OsRandomness:
-    """AES-256 in counter mode under a key from the operating system, which is too slow to give every word itself."""
+    """AES-256 in counter mode under a key from the operating system, which is too slow to give every word itself.
+
+    ``words`` gives independent uniform words of 64 bits, ``int64`` of shape (size,).
+    """
 
     label: NoiseLabel = "os_entropy"
 
@@ -95,6 +87,10 @@ class SeededRandomness:
         return torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
 
 
+PrivateRandomness = OsRandomness | SeededRandomness
+"""The source of what must stay secret for the guarantee to hold: who was sampled, and the noise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrivateSteps:
     """The steps of one training: the numbers that the accountant prices, and how fast the model moves."""
@@ -113,10 +109,8 @@ class PrivateSteps:
         if not 0 < self.sampling_rate <= 1:
             raise ValueError(f"Expected 0 < sampling_rate <= 1, got {self.sampling_rate}.")
         if self.num_steps < 0 or not self.noise_multiplier >= 0 or not 0 <= self.momentum < 1:
-            raise ValueError(
-                "Expected num_steps >= 0, noise_multiplier >= 0 and 0 <= momentum < 1, got "
-                f"{self.num_steps}, {self.noise_multiplier} and {self.momentum}."
-            )
+            given = self.num_steps, self.noise_multiplier, self.momentum
+            raise ValueError(f"Expected num_steps >= 0, noise_multiplier >= 0 and 0 <= momentum < 1, got {given}.")
         for name in ("expected_batch_size", "clip_norm", "learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"Expected {name} > 0 and finite, got {getattr(self, name)}.")
@@ -205,10 +199,7 @@ class PrivateTraining:
         self._noise, self._label = GaussianNoise(randomness), randomness.label
 
     def run(
-        self,
-        *,
-        averaged_share: float = 0.0,
-        on_progress: Callable[[int, int], None] = lambda *_: None,
+        self, *, averaged_share: float = 0.0, on_progress: Callable[[int, int], None] = lambda *_: None
     ) -> tuple[Event, ...]:
         """Take all steps, leave the model in evaluation mode, and return the plan's events.
 
@@ -449,9 +440,7 @@ class ShiftedClipper(GradientClipper):
         if self._public_gradient is not None:
             self.shift = list(self._public_gradient(self._original))
             if not all(bool(values.isfinite().all()) for values in self.shift):
-                raise ValueError(
-                    "The public gradient is not finite; lower the learning rate, or the regulariser's weight."
-                )
+                raise ValueError("The public gradient is not finite; lower the learning rate or the weight.")
         # The twin in double precision follows the model that the steps move.
         self.model.load_state_dict(self._original.state_dict())
         self.model.train(self._original.training)

@@ -256,11 +256,6 @@ def laplace_log_moments(scale: float) -> LogMoments:
     return log_moments
 
 
-def combined_log_moments(*mechanisms: LogMoments) -> LogMoments:
-    """The moments of several mechanisms that read the same sample: their product, amplified once and not one by one."""
-    return lambda k_K: np.sum([log_moments(k_K) for log_moments in mechanisms], axis=0)
-
-
 def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
     """RDP of one step on a Poisson sample, shape (A,). ValueError for an order <= 1 or a rate outside [0, 1].
 
@@ -619,10 +614,8 @@ def _require_data_independent(events: Sequence[Event]) -> None:
     _require_known(events)
     holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
     if holding_votes:
-        raise ValueError(
-            f"Expected data-independent events, got {', '.join(holding_votes)}: "
-            "use the function named data_dependent and keep its result with the operator."
-        )
+        kinds = ", ".join(holding_votes)
+        raise ValueError(f"Expected data-independent events, got {kinds}: use the function named data_dependent.")
 
 
 # Relative error of the few float operations behind a limit, given up on the side of refusing.
@@ -705,9 +698,7 @@ class RenyiFilter:
     def _checked(self, name: str, rdp_A: npt.ArrayLike) -> FloatArray:
         costs = np.asarray(rdp_A, dtype=np.float64)
         if costs.shape != self.limit_A.shape or not np.all(costs >= 0):
-            raise ValueError(
-                f"Expected {name} of shape {self.limit_A.shape} without NaN or negative values, got {rdp_A!r}."
-            )
+            raise ValueError(f"Expected {name} of shape {self.limit_A.shape}, each value >= 0, got {rdp_A!r}.")
         return costs
 
 

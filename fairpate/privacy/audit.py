@@ -44,10 +44,8 @@ class Guesses:
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_correct <= self.num_guesses <= self.num_canaries:
-            raise ValueError(
-                "Expected 0 <= num_correct <= num_guesses <= num_canaries, got "
-                f"{self.num_correct}, {self.num_guesses} and {self.num_canaries}."
-            )
+            given = self.num_correct, self.num_guesses, self.num_canaries
+            raise ValueError(f"Expected 0 <= num_correct <= num_guesses <= num_canaries, got {given}.")
 
 
 def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in: int, num_guessed_out: int) -> Guesses:
@@ -62,9 +60,7 @@ def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in:
     if np.isnan(scores).any():
         raise ValueError("Expected a score for every canary, got NaN.")
     if min(num_guessed_in, num_guessed_out) < 0 or num_guessed_in + num_guessed_out > len(scores):
-        raise ValueError(
-            f"Expected at most {len(scores)} guesses, one per canary, got {num_guessed_in} and {num_guessed_out}."
-        )
+        raise ValueError(f"Expected at most {len(scores)} guesses, got {num_guessed_in} and {num_guessed_out}.")
     # Ties are broken by position: the coins must not decide which canaries are guessed.
     ascending = included[np.argsort(scores, kind="stable")]
     num_correct = ascending[len(scores) - num_guessed_in :].sum() + (~ascending[:num_guessed_out]).sum()
@@ -149,10 +145,8 @@ class Separation:
 
     def __post_init__(self) -> None:
         if min(self.num_included, self.num_left_out) < 2 or not math.isfinite(self.t):
-            raise ValueError(
-                "Expected two canaries or more on both sides and a finite t, got "
-                f"{self.num_included}, {self.num_left_out} and {self.t}."
-            )
+            given = self.num_included, self.num_left_out, self.t
+            raise ValueError(f"Expected two canaries or more on both sides and a finite t, got {given}.")
 
     def mu_lower_bound(self, confidence: float = 0.95) -> float:
         """The shift, in standard deviations, below which normal scores separate this far with probability at most 1 -

@@ -22,7 +22,6 @@ import secrets
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,34 +34,17 @@ OS_ENTROPY = "os_entropy"
 SEEDED = "seeded: not private"
 
 
-class RandomSource(Protocol):
-    """Uniform integers: exact sampling needs nothing else."""
-
-    def randbelow(self, n: int) -> int:
-        """One integer, uniform on 0 .. n - 1; n >= 1 may exceed 64 bits."""
-
-
-class NoiseSource(RandomSource, Protocol):
-    """A source that states in ``label`` whether its noise is private, and gives every release its own stream."""
-
-    @property
-    def label(self) -> str:
-        """``os_entropy`` or ``seeded: not private``; belongs in every artefact of a run."""
-
-    def derive(self, *parts: str | int) -> NoiseSource:
-        """The source for the release that ``parts`` identify, independent of earlier draws."""
-
-    def words(self, keys: Sequence[str], count: int) -> WordArray:
-        """``count`` uniform 64-bit words for each release that ``keys`` identify, shape (len(keys), count)."""
-
-
 class OsEntropy:
-    """The operating system's entropy: the only source for a release that claims privacy."""
+    """The operating system's entropy: the only source for a release that claims privacy.
+
+    A source states in ``label`` whether its noise is private; the label belongs in every artefact of a run. ``derive``
+    returns the source for the release that its parts identify, independent of earlier draws.
+    """
 
     label = OS_ENTROPY
 
     def randbelow(self, n: int) -> int:
-        """One integer, uniform on 0 .. n - 1."""
+        """One integer, uniform on 0 .. n - 1; n >= 1 may exceed 64 bits."""
         return secrets.randbelow(n)
 
     def derive(self, *parts: str | int) -> OsEntropy:  # noqa: ARG002 - every draw is fresh already
@@ -107,7 +89,10 @@ class SeededSource:
         return hashlib.sha256(repr((self._seed, *parts)).encode())
 
 
-def sample_discrete_gaussian(stddev: float | Fraction, source: RandomSource) -> int:
+NoiseSource = OsEntropy | SeededSource
+
+
+def sample_discrete_gaussian(stddev: float | Fraction, source: NoiseSource) -> int:
     """One exact draw from N_Z(0, stddev^2); ``stddev`` 0 gives 0.
 
     ValueError for a negative, infinite or undefined ``stddev``.
@@ -132,7 +117,7 @@ def _exact_parameters(stddev: float | Fraction) -> tuple[Fraction, int]:
     return exact**2, math.floor(exact) + 1
 
 
-def sample_discrete_laplace(scale: int | Fraction, source: RandomSource) -> int:
+def sample_discrete_laplace(scale: int | Fraction, source: NoiseSource) -> int:
     """One exact draw with mass proportional to ``exp(-|x| / scale)`` on the integers; ``scale`` > 0."""
     numerator, denominator = scale.numerator, scale.denominator
     while True:
@@ -150,7 +135,7 @@ def sample_discrete_laplace(scale: int | Fraction, source: RandomSource) -> int:
             return -magnitude if negative else magnitude
 
 
-def bernoulli_exp(numerator: int, denominator: int, source: RandomSource) -> bool:
+def bernoulli_exp(numerator: int, denominator: int, source: NoiseSource) -> bool:
     """True with probability exp(-numerator / denominator), for any non-negative ratio."""
     while numerator > denominator:
         if not _bernoulli_exp_below_one(1, 1, source):
@@ -159,7 +144,7 @@ def bernoulli_exp(numerator: int, denominator: int, source: RandomSource) -> boo
     return _bernoulli_exp_below_one(numerator, denominator, source)
 
 
-def _bernoulli_exp_below_one(numerator: int, denominator: int, source: RandomSource) -> bool:
+def _bernoulli_exp_below_one(numerator: int, denominator: int, source: NoiseSource) -> bool:
     """Return True with probability exp(-numerator / denominator), for a ratio in [0, 1] (von Neumann's series)."""
     length = 1
     # With x the ratio, P[length > k] = x^k / k!, so P[length is odd] = 1 - x + x^2 / 2 - ... = exp(-x).
@@ -168,7 +153,7 @@ def _bernoulli_exp_below_one(numerator: int, denominator: int, source: RandomSou
     return length % 2 == 1
 
 
-def discrete_gaussian(stddev: float, word: int, source: RandomSource) -> int:
+def discrete_gaussian(stddev: float, word: int, source: NoiseSource) -> int:
     """One exact draw from N_Z(0, stddev^2), decided by a uniform 64-bit word; ``stddev`` 0 gives 0.
 
     ``source`` adds digits to the rare word (less than one in 2^40) that leaves its draw open, and draws alone where
@@ -188,7 +173,7 @@ def discrete_gaussian(stddev: float, word: int, source: RandomSource) -> int:
     return least + below
 
 
-def discrete_gaussians(stddev: float, words: WordArray, source: RandomSource) -> IntArray:
+def discrete_gaussians(stddev: float, words: WordArray, source: NoiseSource) -> IntArray:
     """:func:`discrete_gaussian` of every word, in the shape of ``words``."""
     if stddev == 0 or stddev > _WIDEST_TABLE:
         draws = [discrete_gaussian(stddev, word, source) for word in words.ravel().tolist()]

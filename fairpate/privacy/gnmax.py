@@ -147,8 +147,7 @@ class TheoremSix:
         exponent_UA = np.where(is_small_UA, np.log1p(excess_UA), np.logaddexp(stay_UA, leave_UA))
         independent_A = orders_A / self.variance
         dependent_UA = np.minimum(exponent_UA / (orders_A - 1), independent_A)
-        rdp_UA: FloatArray = np.where(orders_A < self.limit_U[:, None], dependent_UA, independent_A)
-        return rdp_UA
+        return np.where(orders_A < self.limit_U[:, None], dependent_UA, independent_A)
 
 
 def order_powers(orders_A: FloatArray) -> FloatArray:
@@ -325,12 +324,7 @@ def gnmax_rdp(log_q_Q: npt.ArrayLike, *, noise_stddev_votes: float, orders_A: np
 
 
 def threshold_rdp(
-    votes_QC: npt.ArrayLike,
-    *,
-    threshold: float,
-    threshold_stddev_votes: float,
-    orders_A: npt.ArrayLike,
-    tail: Tail,
+    votes_QC: npt.ArrayLike, *, threshold: float, threshold_stddev_votes: float, orders_A: npt.ArrayLike, tail: Tail
 ) -> FloatArray:
     """RDP of the bit 1[largest count + noise >= threshold] per query, shape (Q, A), priced by Theorem 6.
 
@@ -341,7 +335,7 @@ def threshold_rdp(
     _check_threshold(threshold, threshold_stddev_votes, tail)
     orders = _checked_orders(orders_A)
     # The bit's cost depends on the largest count alone.
-    largest_V, inverse_Q = np.unique(_checked_votes(votes_QC).max(axis=1), return_inverse=True)
+    largest_V, inverse_Q = np.unique(checked_votes(votes_QC).max(axis=1), return_inverse=True)
     if math.isinf(threshold):
         return np.zeros((len(inverse_Q), len(orders)))
     log_yes_V, log_no_V = _log_answer_probability(largest_V, threshold, threshold_stddev_votes, tail)
@@ -429,7 +423,8 @@ def confident_gnmax_rdp_data_independent(
     An infinite ``threshold`` makes the first step free, and +inf the second one too. A standard deviation of 0 costs
     ``inf``.
     """
-    _require_number(threshold)
+    if math.isnan(threshold):
+        raise ValueError("Expected threshold to be a number, got nan.")
     orders = _checked_orders(orders_A)
     if threshold == math.inf:
         return np.zeros(len(orders))
@@ -444,7 +439,7 @@ def answer_probability(
 ) -> FloatArray:
     """P[largest count + noise >= threshold] per query, shape (Q,); as private as the votes."""
     _check_threshold(threshold, threshold_stddev_votes, tail)
-    largest_Q = _checked_votes(votes_QC).max(axis=1)
+    largest_Q = checked_votes(votes_QC).max(axis=1)
     if math.isinf(threshold):
         return np.full(len(largest_Q), float(threshold < 0))
     return np.exp(_log_answer_probability(largest_Q, threshold, threshold_stddev_votes, tail)[0])
@@ -475,8 +470,7 @@ class _ConfidentQuery:
         joint_1A = join_exponents(
             bound.rdp(orders_A) * (orders_A - 1), *self._bit(ranked_1C[:, -1]).log_factors(orders_A)
         )
-        exponent_1A: FloatArray = np.maximum(joint_1A, 0.0)
-        return exponent_1A
+        return np.maximum(joint_1A, 0.0)
 
     def pricings(self, distinct: DistinctHistograms, orders_A: FloatArray) -> Iterator[tuple[slice, JointPricing]]:
         """Yield the columns and the pricing of orders whose moments fit a float, then those of all other orders."""
@@ -573,10 +567,11 @@ def _gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_
 
 def _ranked_votes(votes_QC: npt.ArrayLike) -> IntArray:
     """Every row in increasing order: class names do not matter to a cost."""
-    return np.sort(_checked_votes(votes_QC), axis=1)
+    return np.sort(checked_votes(votes_QC), axis=1)
 
 
-def _checked_votes(votes_QC: npt.ArrayLike) -> IntArray:
+def checked_votes(votes_QC: npt.ArrayLike) -> IntArray:
+    """Return the votes as whole numbers. ValueError for votes that are not counts of one class or more."""
     votes = np.asarray(votes_QC)
     if votes.ndim != 2 or votes.shape[1] == 0:
         raise ValueError(f"Expected votes of shape (queries, classes) with at least one class, got {votes.shape}.")
@@ -604,17 +599,13 @@ def _increasing(orders_A: FloatArray) -> tuple[FloatArray, IntArray | None]:
 
 
 def _check_threshold(threshold: float, threshold_stddev: float, tail: Tail) -> None:
-    _require_number(threshold)
+    if math.isnan(threshold):
+        raise ValueError("Expected threshold to be a number, got nan.")
     if math.isfinite(threshold) and abs(threshold) > MAX_THRESHOLD_VOTES:
         raise ValueError(f"Expected |threshold| <= 2^23 or an infinite threshold, got {threshold}.")
     _require_positive("threshold_stddev_votes", threshold_stddev)
     if tail not in ("gaussian", "discrete"):
         raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
-
-
-def _require_number(threshold: float) -> None:
-    if math.isnan(threshold):
-        raise ValueError("Expected threshold to be a number, got nan.")
 
 
 def _require_positive(field: str, value: float) -> None:

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, CountedEvent, FloatArray, event_pld, event_rdp
-from fairpate.privacy.discrete_gaussian import RandomSource, bernoulli_exp, sample_discrete_laplace
+from fairpate.privacy.discrete_gaussian import NoiseSource, bernoulli_exp, sample_discrete_laplace
 from fairpate.privacy.loss_distributions import (
     DEFAULT_INTERVAL,
     Laplace,
@@ -159,7 +159,7 @@ def release_epsilon_for(
     return max(low, least)
 
 
-def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float, source: RandomSource) -> FloatArray:
+def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float, source: NoiseSource) -> FloatArray:
     """``values`` plus independent Laplace noise of scale ``l1_sensitivity`` / ``epsilon``, of the same shape.
 
     ``l1_sensitivity`` bounds the L1 change of all ``values`` together; 0 says that they hold nothing private. With
@@ -168,9 +168,7 @@ def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float,
     """
     exact = np.asarray(values, dtype=np.float64)
     if not np.isfinite(exact).all() or not 0 <= l1_sensitivity < math.inf or not epsilon > 0:
-        raise ValueError(
-            f"Expected finite values, 0 <= l1_sensitivity < inf and epsilon > 0, got {l1_sensitivity} and {epsilon}."
-        )
+        raise ValueError(f"Expected finite values and sensitivity, epsilon > 0, got {l1_sensitivity}, {epsilon}.")
     if math.isinf(epsilon) or not l1_sensitivity:
         return exact.copy()
     # A power of two: dividing and multiplying by it rounds nothing.
@@ -184,7 +182,7 @@ def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float,
     return np.array([float(value) * grid for value in noisy]).reshape(exact.shape)
 
 
-def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: float, source: RandomSource) -> IntArray:
+def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: float, source: NoiseSource) -> IntArray:
     """Each code kept with odds exp(``epsilon``) to 1 against each other value, shape (N,); exact.
 
     A uniform candidate is accepted at once where it is the true code, else with probability exp(-epsilon). ``epsilon``
@@ -209,7 +207,7 @@ def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: floa
     return responses_N
 
 
-def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: float, source: RandomSource) -> int:
+def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: float, source: NoiseSource) -> int:
     """An index into ``costs``, drawn with odds exp(-``epsilon`` cost / (2 ``sensitivity``)); exact.
 
     The exponential mechanism (McSherry and Talwar 2007), by rejection: a uniform place is accepted with its odds to the
@@ -217,10 +215,8 @@ def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: f
     first of the cheapest. Cost: ``PureReleases(count=1, epsilon)``. ValueError for parameters out of range.
     """
     if not costs or not sensitivity >= 0 or not epsilon >= 0:
-        raise ValueError(
-            f"Expected at least one cost, sensitivity >= 0 and epsilon >= 0, got {len(costs)}, {sensitivity} "
-            f"and {epsilon}."
-        )
+        given = len(costs), sensitivity, epsilon
+        raise ValueError(f"Expected at least one cost, sensitivity >= 0 and epsilon >= 0, got {given}.")
     least = min(costs)
     if math.isinf(epsilon) or not sensitivity:
         return list(costs).index(least)

@@ -525,8 +525,7 @@ class GaussianAndLaplace:
         far, less_far = np.exp(log_scale + log_tail(behind)), np.exp(epsilons + log_tail(behind - half))
         rounding = _rounding(near + less_near, np.minimum(ahead, 0.0), np.abs(log_scale))
         rounding += _rounding(far + less_far, np.minimum(behind - half, 0.0), np.abs(log_scale))
-        within: FloatArray = np.clip(near - less_near + far - less_far + rounding, 0.0, 1.0)
-        return within
+        return np.clip(near - less_near + far - less_far + rounding, 0.0, 1.0)
 
 
 def _rounding(terms: FloatArray, deviations: FloatArray | float, exponents: FloatArray) -> FloatArray:
@@ -600,8 +599,7 @@ def _grid(interval: float, lowest: int, highest: int) -> FloatArray:
 
 def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray) -> FloatArray:
     """The divergence over that of no loss, max(0, 1 - e^epsilon): at -epsilon, e^-epsilon times that at epsilon."""
-    excess: FloatArray = np.exp(np.minimum(epsilons, 0.0)) * divergence(np.abs(epsilons)) * (1 + 4 * UNIT)
-    return excess
+    return np.exp(np.minimum(epsilons, 0.0)) * divergence(np.abs(epsilons)) * (1 + 4 * UNIT)
 
 
 def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:

@@ -128,8 +128,7 @@ def together(*pairs: Pair) -> Pair:
     for other in others:
         total = _coarse(
             Pair(
-                np.add.outer(total.with_K, other.with_K).ravel(),
-                np.add.outer(total.without_K, other.without_K).ravel(),
+                np.add.outer(total.with_K, other.with_K).ravel(), np.add.outer(total.without_K, other.without_K).ravel()
             )
         )
     return total

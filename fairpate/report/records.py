@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fairpate.fairness import rates
-from fairpate.fairness.private_population import Population, PopulationEstimate, estimated_gap, estimated_rates
+from fairpate.fairness.rates import Population, PopulationEstimate, estimated_gap, estimated_rates
 from fairpate.pages import (
     count,
     counted,
@@ -614,7 +614,7 @@ class GapBetweenGroups(PopulationEstimate):
 class PrivatePopulation:
     """Estimates of how a model treats the groups of the private population, from a release by group.
 
-    The estimates are post-processing of what was released (:mod:`fairpate.fairness.private_population`): they have no
+    The estimates are post-processing of what was released (:mod:`fairpate.fairness.rates`): they have no
     privacy cost and may be published, unlike metrics on test records. Each has an interval at ``level``; gaps are over
     answered records.
     """

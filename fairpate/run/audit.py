@@ -44,7 +44,7 @@ from fairpate.data.embedding import Embedding, placed
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.base import Method, PrivateMethod, Trained, Training, price
-from fairpate.methods.dp_postprocessing import Postprocessing, released_counts
+from fairpate.methods.dp_fair_learning import Postprocessing, released_counts
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.pate import GnmaxMethod
 from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes

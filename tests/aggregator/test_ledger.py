@@ -48,7 +48,7 @@ def test_text_that_could_not_be_read_again_is_never_stored(path):
             ledger.limit("jos\udce9", OwnLimit(max_queries=1))
         ledger.reserve(["key"], [1], VOTES, [Asker("josé 🙂", "r")])
     with Ledger(path, TERMS) as ledger:
-        assert ledger.charged_by_caller == {"josé 🙂": 1}
+        assert ledger.charged_to == {"josé 🙂": 1}
 
 
 def test_an_entry_that_is_no_json_is_named(path, monkeypatch):

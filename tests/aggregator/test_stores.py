@@ -38,7 +38,7 @@ def test_what_was_stored_is_there_for_the_next_writer_and_for_readers(place):
         assert (audit.verify(place).reservations, audit.verify(place).open) == (3, 1)
     assert holds_all(place)
     with Ledger(place, TERMS, create=False) as ledger:
-        assert (ledger.charged_to("alice"), ledger.limit_of("alice").max_queries) == (3, 7)
+        assert (ledger.charged_to["alice"], ledger.limit_of("alice").max_queries) == (3, 7)
     rows = audit.rows(place)
     assert [(row.key, row.verdict, row.asker.caller) for row in rows] == [
         ("first", "answer", "alice"),

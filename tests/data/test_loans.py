@@ -9,7 +9,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from fairpate.data import Dataset, find_entry, load_data
-from fairpate.data.loans import applications
+from fairpate.data.registry import applications
 
 
 @pytest.fixture(scope="module")

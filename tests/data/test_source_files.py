@@ -10,7 +10,7 @@ import pytest
 
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, SourceFile, find_entry, load_data
-from fairpate.data.dataset import read_any, read_bytes, resolve_data_dir
+from fairpate.data.dataset import read_any, resolve_data_dir
 
 CONTENT = b"age,sex\n1,2\n"
 FILE = SourceFile(path="toy/toy.csv", sha256=hashlib.sha256(CONTENT).hexdigest(), url="https://example.org/toy.csv")
@@ -24,14 +24,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_file_is_read_as_published_or_gzipped(folder: Path) -> None:
     (folder / "toy" / "toy.csv.gz").write_bytes(gzip.compress(CONTENT))
-    assert read_bytes(FILE, folder) == CONTENT
+    assert read_any(FILE, folder) == (FILE, CONTENT)
     (folder / "toy" / "toy.csv").write_bytes(CONTENT)
-    assert read_bytes(FILE, folder) == CONTENT
+    assert read_any(FILE, folder) == (FILE, CONTENT)
 
 
 def test_a_missing_file_names_itself_its_address_and_its_place(folder: Path) -> None:
     with pytest.raises(DataError) as caught:
-        read_bytes(FILE, folder)
+        read_any(FILE, folder)
     message = str(caught.value)
     for part in (str(folder / "toy" / "toy.csv"), "missing", "https://example.org/toy.csv", f"into {folder / 'toy'}."):
         assert part in message
@@ -43,7 +43,7 @@ def test_a_damaged_file_names_what_was_expected_and_found(folder: Path, gzipped:
     path = folder / "toy" / ("toy.csv.gz" if gzipped else "toy.csv")
     path.write_bytes(gzip.compress(damaged) if gzipped else damaged)
     with pytest.raises(DataError) as caught:
-        read_bytes(FILE, folder)
+        read_any(FILE, folder)
     for part in (str(path), f"expected sha256 {FILE.sha256}", f"found {hashlib.sha256(damaged).hexdigest()}", "Delete"):
         assert part in str(caught.value)
 
@@ -52,7 +52,7 @@ def test_a_damaged_file_names_what_was_expected_and_found(folder: Path, gzipped:
 def test_a_damaged_gzip_file_is_named(folder: Path, cut: slice) -> None:
     (folder / "toy" / "toy.csv.gz").write_bytes(gzip.compress(CONTENT * 50)[cut])
     with pytest.raises(DataError, match=r"toy\.csv\.gz: damaged gzip file"):
-        read_bytes(FILE, folder)
+        read_any(FILE, folder)
 
 
 def test_an_alternative_serves_as_well(folder: Path) -> None:

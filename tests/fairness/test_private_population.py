@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from fairpate.fairness import rates as gaps
-from fairpate.fairness.private_population import (
+from fairpate.fairness.rates import (
     KEPT_NOISE,
     TAUGHT_NOISE,
+    FloatArray,
     LabelledRecords,
     Population,
     PopulationEstimate,
@@ -23,7 +24,6 @@ from fairpate.fairness.private_population import (
     estimated_rates,
     thinned,
 )
-from fairpate.fairness.rates import FloatArray
 
 CELLS, GROUPS = 12, 2
 SHARE_GK = np.random.default_rng(0).dirichlet(np.ones(CELLS), GROUPS)

@@ -24,7 +24,6 @@ def test_rates_worked_by_hand() -> None:
     joint_GYC = table()
     assert joint_GYC.tolist() == [[[1, 1], [0, 1]], [[2, 0], [1, 2]]]
     assert np.allclose(rates.group_rates(joint_GYC), [[1 / 3, 2 / 3], [3 / 5, 2 / 5]])
-    assert np.allclose(rates.conditional_rates(joint_GYC), [[[1 / 2, 1 / 2], [0, 1]], [[1, 0], [1 / 3, 2 / 3]]])
 
 
 def test_group_rates_and_accuracies_equal_fairlearn() -> None:
@@ -59,7 +58,6 @@ def test_only_answered_records_count_and_the_others_are_not_read() -> None:
 def test_an_empty_group_has_no_rate() -> None:
     joint_GYC = table(num_groups=3)
     assert np.isnan(rates.group_rates(joint_GYC)[2]).all()
-    assert np.isnan(rates.conditional_rates(joint_GYC)[2]).all()
     assert np.isnan(rates.accuracies(joint_GYC)[1][2])
 
 

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator
 
 from fairpate.config import PrivacyTarget
 from fairpate.estimators import FairClassifier
-from fairpate.methods.dp_oracle_learner import (
+from fairpate.methods.dp_fair_learning import (
     DpOracleLearnerConfig,
     OracleLearner,
     cost_differences,

@@ -13,8 +13,15 @@ from posthoc import compositions, distance, game_bounds, least_errors
 from scipy.optimize import linprog
 
 from fairpate.config import PrivacyTarget
-from fairpate.methods.dp_oracle_learner import RULES_KJ, DpOracleLearnerConfig, GameRules, OracleLearner
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
+from fairpate.methods.dp_fair_learning import (
+    RULES_KJ,
+    DpOracleLearnerConfig,
+    DpPostprocessingConfig,
+    GameRules,
+    OracleLearner,
+    fair_mixing,
+    released_counts,
+)
 from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource

@@ -10,7 +10,7 @@ from parity_data import records, trained_on
 from posthoc import distance, nu_before_play
 
 from fairpate.config import PrivacyTarget
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, OracleLearner
+from fairpate.methods.dp_fair_learning import DpOracleLearnerConfig, GameRules, OracleLearner
 from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
 

@@ -11,7 +11,7 @@ from fairlearn.reductions import DemographicParity, EqualizedOdds, Exponentiated
 from parity_data import error, odds_gap, records
 from sklearn.linear_model import LogisticRegression
 
-from fairpate.methods.dp_oracle_learner import (
+from fairpate.methods.dp_fair_learning import (
     GameRules,
     cost_differences,
     fit_mixture,

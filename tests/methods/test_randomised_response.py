@@ -16,7 +16,7 @@ from fairpate.config import PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.base import Training
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing
+from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, fair_mixing
 from fairpate.methods.randomised_response import (
     Learner,
     RandomisedResponse,

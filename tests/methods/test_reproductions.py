@@ -12,7 +12,7 @@ from priced import priced
 from reproductions import dp_fermi_noise, oracle_as_in_paper, pf_ld_as_in_paper
 
 from fairpate.config import ModelConfig, PrivacyTarget
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, Setting, play
+from fairpate.methods.dp_fair_learning import DpOracleLearnerConfig, GameRules, Setting, play
 from fairpate.methods.f_ld import PfLdConfig, PfLdNoise
 from fairpate.methods.parity import MeanParity, ParityCells
 from fairpate.nn.models import build_model

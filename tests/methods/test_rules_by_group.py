@@ -17,16 +17,18 @@ from priced import priced
 
 from fairpate.config import PrivacyTarget
 from fairpate.estimators import FairClassifier
-from fairpate.methods.dp_oracle_learner import (
+from fairpate.methods.dp_fair_learning import (
     RULES_KJ,
     DpOracleLearnerConfig,
+    DpPostprocessingConfig,
     GroupRules,
     OracleLearner,
     cost_differences,
+    fair_mixing,
     published_num_rounds,
+    released_counts,
     sensitivity_of,
 )
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
 from fairpate.methods.parity import Constraint, ParityCells
 from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource

@@ -15,7 +15,7 @@ import torch
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.fairness import rates
-from fairpate.fairness.private_population import TAUGHT_NOISE
+from fairpate.fairness.rates import TAUGHT_NOISE
 from fairpate.methods.base import configured
 from fairpate.report.records import PrivatePopulation
 from fairpate.run.context import RunDirectory, read_json, read_statement

@@ -33,12 +33,12 @@ from fairpate.privacy.mechanism_events import (
     PredictionTables,
     SecretBatchAttributeGaussians,
     SecretTrials,
+    SmoothRelease,
     VoteSums,
     VoteTables,
     event_json,
 )
 from fairpate.privacy.second_accountant import KINDS, NotRecomputedError, guarantee_of, recomputed_epsilon
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
 
 for module in pkgutil.iter_modules(privacy.__path__):
     importlib.import_module(f"{privacy.__name__}.{module.name}")  # registers its events

@@ -21,6 +21,7 @@ from fairpate.privacy.accountant import (
     least_noise,
     rdp,
 )
+from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces
 
 INTEGER_ORDERS = [*range(2, 257), 320, 400, 512]
 
@@ -82,8 +83,8 @@ def test_the_noise_of_a_target_without_much_privacy_is_found() -> None:
 
 
 def test_two_mechanisms_on_one_sample_are_composed_before_amplification() -> None:
-    both = subsampled.combined_log_moments(subsampled.gaussian_log_moments(1.0), subsampled.laplace_log_moments(1.0))
-    got = subsampled.poisson_rdp(both, sampling_rate=0.1, orders_A=[2, 4])
+    step = PoissonGaussianLaplaces(count=1, gradient_noise_multiplier=1.0, laplace_scale=1.0, sampling_rate=0.1)
+    got = subsampled.rdp([step], [2, 4])
     np.testing.assert_allclose(got, [0.0396885, 0.2274341], rtol=2e-6)
     apart = [
         subsampled.poisson_rdp(moments, sampling_rate=0.1, orders_A=[2, 4])

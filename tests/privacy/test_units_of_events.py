@@ -14,6 +14,7 @@ from fairpate.privacy.mechanism_events import (
     AttributeQueries,
     NeighbourVotes,
     PoissonGaussianLaplaces,
+    SmoothRelease,
     VoteSums,
     VoteTables,
     event_from,
@@ -21,7 +22,6 @@ from fairpate.privacy.mechanism_events import (
     merged,
     of_teachers,
 )
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
 
 GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_stddev_votes": 4.0}
 EVENTS: list[Any] = [

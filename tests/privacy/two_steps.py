@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.privacy.smooth_sensitivity import DistinctVotes, TwoSteps
+from fairpate.privacy.mechanism_events import DistinctVotes, TwoSteps
 from fairpate.types import MechanismParameters, Tail
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from run_records import run_record
 
-from fairpate.fairness.private_population import Population
+from fairpate.fairness.rates import Population
 from fairpate.pages import api_page
 from fairpate.report.frontier import Row
 from fairpate.report.frontier_page import FrontierReport, frontier_report

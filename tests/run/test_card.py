@@ -21,10 +21,10 @@ from fairpate.privacy.mechanism_events import (
     NeighbourVotes,
     PoissonGaussianLaplaces,
     SecretBatchAttributeGaussians,
+    SmoothRelease,
     VoteTables,
     event_json,
 )
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.report.records import described_event
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json
 from fairpate.run.folder import open_run_directory

@@ -230,7 +230,7 @@ def test_a_ledger_moves_into_a_database_goes_on_there_and_comes_back(fairpate, c
     assert place_of(folder).ledger == folder.ledger.absolute()
     with Ledger(folder.ledger, terms, create=False) as ledger:
         assert ledger.outcome("later") == Outcome(verdict="answer", label=0)
-        assert ledger.charged_to("alice") == 1
+        assert ledger.charged_to["alice"] == 1
 
 
 def test_the_audit_log_is_printed_or_gone_on_with_in_a_file(fairpate, copied, tmp_path, terms):

@@ -31,10 +31,10 @@ from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     AttributeQueries,
     PoissonGaussianLaplaces,
+    SmoothRelease,
     event_from,
     event_json,
 )
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.run.compare import count_cell
 from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.release_log import LedgerMeter, LimitReachedError, Odometer, OdometerError, ReleaseLog, state_folder

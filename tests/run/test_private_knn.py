@@ -35,7 +35,7 @@ from fairpate.run.serve import open_backend
 from fairpate.terminal import Reporter
 from fairpate.types import TELLS_SIZE, IntArray
 from student.student import load_student
-from teachers.neighbours import Nearest, Sampler, blocks_of, merged, nearest_of_samples
+from teachers.ray_pool import Nearest, Sampler, blocks_of, merged, nearest_of_samples
 
 SMALL: dict[str, Any] = {
     "noise": "seeded",

@@ -18,7 +18,7 @@ from test_select import candidate, clinic  # noqa: F401 - the fixture
 from aggregator import mechanism
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.methods import dp_postprocessing, record_votes, residual_votes
+from fairpate.methods import dp_fair_learning, record_votes, residual_votes
 from fairpate.methods.base import configured
 from fairpate.nn import private_fit
 from fairpate.nn.per_example import ClippedSum
@@ -34,8 +34,7 @@ from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.context import RunDirectoryError
 from fairpate.run.run import run_method
 from fairpate.types import GateRule
-from teachers.neighbours import Sampler, blocks_of
-from teachers.ray_pool import LocalNeighbourhood
+from teachers.ray_pool import LocalNeighbourhood, Sampler, blocks_of
 
 WIDTH = 40
 LINEAR = {"student": {"model": {"name": "logistic"}}}
@@ -141,9 +140,9 @@ def halve_noise(patched: pytest.MonkeyPatch) -> None:
         )
     of_sums = private_fit.GaussianNoise.add_to
     patched.setattr(private_fit.GaussianNoise, "add_to", lambda self, sums, stddev: of_sums(self, sums, stddev / 2))
-    laplace = dp_postprocessing.add_laplace
+    laplace = dp_fair_learning.add_laplace
     patched.setattr(
-        dp_postprocessing, "add_laplace", lambda exact, *, epsilon, **how: laplace(exact, epsilon=2 * epsilon, **how)
+        dp_fair_learning, "add_laplace", lambda exact, *, epsilon, **how: laplace(exact, epsilon=2 * epsilon, **how)
     )
     of_table = private_metrics.sample_discrete_gaussian
     patched.setattr(private_metrics, "sample_discrete_gaussian", lambda stddev, source: of_table(stddev / 2, source))
@@ -163,8 +162,8 @@ def count_twice(patched: pytest.MonkeyPatch) -> None:
         return found
 
     patched.setattr(private_fit.GradientClipper, "sum", doubled)
-    table = dp_postprocessing.joint_table
-    for module in (dp_postprocessing, run_audit):  # also where the attacker counts what it knows
+    table = dp_fair_learning.joint_table
+    for module in (dp_fair_learning, run_audit):  # also where the attacker counts what it knows
         patched.setattr(module, "joint_table", lambda *given, **how: 2 * table(*given, **how))
     votes = mechanism.ConfidentVotes._labels_and_counts
     patched.setattr(

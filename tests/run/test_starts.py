@@ -64,8 +64,8 @@ REFUSED = ("query --ids 0:2 ask 1", "serve nowhere")  # as far as their own modu
 MODULES = (
     *("fairpate.config", "fairpate.data", "fairpate.privacy.accountant", "fairpate.methods.base"),
     *("fairpate.methods.own_votes", "aggregator.client", "aggregator.service.server", "fairpate.methods.dp_sgd"),
-    *("fairpate.methods.dp_fermi", "fairpate.methods.f_ld", "fairpate.methods.dp_oracle_learner"),
-    *("fairpate.methods.dp_postprocessing", "fairpate.methods.raco_dp"),
+    *("fairpate.methods.dp_fermi", "fairpate.methods.f_ld", "fairpate.methods.dp_fair_learning"),
+    "fairpate.methods.raco_dp",
 )
 
 

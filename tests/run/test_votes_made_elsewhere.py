@@ -118,7 +118,7 @@ def broken(column, row, value):
         (lambda columns: {name: v for name, v in columns.items() if name != "size"}, "no column size; it has"),
         (lambda columns: dict(itertools.islice(columns.items(), 5)), "expected a column for each of 2 or more voters"),
         (lambda columns: {name: v[:0] for name, v in columns.items()}, "no row"),
-        (lambda columns: columns | {"label": ["yes"] * RECORDS}, "column label is that of true labels, and no voter's"),
+        (lambda columns: columns | {"label": ["yes"] * RECORDS}, "column label holds true labels; leave it out"),
     ],
 )
 def test_every_fault_of_votes_names_column_and_rows(tmp_path, change, words):

@@ -14,10 +14,11 @@ import pytest
 from fairpate.privacy.accountant import event_pld
 from fairpate.privacy.mechanism_events import NeighbourVotes
 from fairpate.types import IntArray
-from teachers.neighbours import (
+from teachers.ray_pool import (
     LARGEST_COORDINATE,
     MOST_COORDINATES,
     Coordinates,
+    LocalNeighbourhood,
     Nearest,
     Sampler,
     Voters,
@@ -25,7 +26,6 @@ from teachers.neighbours import (
     merged,
     nearest_of_samples,
 )
-from teachers.ray_pool import LocalNeighbourhood
 
 KEY = bytes(32)
 Record = tuple[tuple[int, ...], int, str]  # coordinates, label, name

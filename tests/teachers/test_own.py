@@ -178,7 +178,7 @@ def test_code_that_never_works_is_an_error_with_its_cause_also_when_asked_again(
             raise TypeError("fit() misses something")
 
     for _ in range(2):
-        with pytest.raises(OwnTeacherError, match="every one of 6 teachers"):
+        with pytest.raises(OwnTeacherError, match="all 6 teachers"):
             ask(lambda: Broken(), tmp_path)
 
 
