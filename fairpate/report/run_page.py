@@ -478,8 +478,6 @@ def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
 
 
 _MOST_NAMED = 11
-_ACCOUNTING = {"pld": "privacy loss distributions", "rdp": "Rényi curves"}
-_METRICS = {"private": "part of ε", "public": "of public records", "outside": "not part of ε"}
 _KINDS = {"image": "pictures", "tabular": "rows of numbers"}
 
 
@@ -603,7 +601,8 @@ class Card:
         ]
 
     @property
-    def _protected_records(self) -> str:
+    def protected_records(self) -> str:
+        """The private records that the guarantee is for."""
         return f"private training {'and test ' if self.evaluation.metrics == 'private' else ''}records"
 
     @property
@@ -613,7 +612,7 @@ class Card:
         covered = f"what the operator calls a {privacy.unit}, each behind one vote,"
         if not privacy.is_attested:
             whose = {"person": "the persons behind the ", "sensitive attribute": "the sensitive attribute of "}
-            covered = f"{whose.get(privacy.unit, 'the ')}{self._protected_records}"
+            covered = f"{whose.get(privacy.unit, 'the ')}{self.protected_records}"
         others = "public records" if measured.metrics == "private" else "public or test records"
         alone = (
             f"The privacy guarantee is for {covered} alone: not for {others}, and not for people whom the model is "
@@ -645,52 +644,6 @@ class Card:
         return limits
 
     @property
-    def guarantee_rows(self) -> Rows:
-        """The parts of the guarantee by name."""
-        privacy, protected = self.privacy, "nothing"
-        if privacy.protects:
-            among = f"{'in' if privacy.unit == 'person' else 'of'} the {self._protected_records}"
-            protected = f"{privacy.protected} {'behind the votes' if privacy.is_attested else among}"
-        rows = [
-            ("Protected", protected),
-            ("Not protected", privacy.not_protected),
-            ("Several records", privacy.several_records if privacy.protects else None),
-            ("Neighbouring data sets", privacy.relation),
-            ("ε", privacy.epsilon_words),
-            ("δ", delta_text(privacy.delta)),
-            ("Accounting", _ACCOUNTING.get(privacy.accounting, privacy.accounting)),
-            ("Noise", privacy.noise_words),
-            ("Touched private records", "; ".join(privacy.events)),
-            ("Choice of settings", "part of ε" if privacy.tuning_accounted else "not part of ε"),
-            ("Metrics", _METRICS[self.evaluation.metrics]),
-        ]
-        return [(name, words) for name, words in rows if words is not None]
-
-    @property
-    def model_rows(self) -> Rows:
-        """The facts about the published model by name."""
-        model, rule, refusals = self.model, self.model.reject_option, self.refusals
-        refuses = "none: every record is answered"
-        if rule is not None:
-            refuses = f"margin γ = {rule.max_disparity:g} after {rule.min_count} answers"
-            if refusals is not None:
-                low, high = refusals.coverage
-                spread = "" if low is None or high is None else f"; coverage {percent(low)} to {percent(high)}"
-                refuses += f"{spread} over {count(refusals.num_orders)} orders of the test records"
-        trained = model.num_training_labels
-        rows = [
-            ("Method", model.method_title or model.method),
-            ("Run begun on", model.made_on),
-            ("Trained on", None if trained is None else counted(trained, "released label")),
-            ("Architecture", model.architecture),
-            ("Input", " × ".join(map(str, model.input_shape))),
-            ("Classes", ", ".join(model.classes)),
-            ("Reject option", refuses),
-            ("sha256 of the file", model.sha256),
-        ]
-        return [(name, words) for name, words in rows if words is not None]
-
-    @property
     def data_rows(self) -> Rows:
         """The facts about the data set by name."""
         data = self.data
@@ -710,13 +663,6 @@ class Card:
             )
             rows += [("Read with", ", ".join(options) or "no options"), ("Seed of the split", str(data.split_seed))]
         return rows
-
-    @property
-    def use_rows(self) -> Rows:
-        """The use that the publisher states, by name."""
-        use = self.use
-        stated = {"Intended use": use.intended, "Out of scope": use.out_of_scope, "Contact": use.contact}
-        return [(name, words or "not stated by the publisher") for name, words in stated.items()]
 
 
 def card_page(card: Card) -> str:
