@@ -204,13 +204,10 @@ _SCOPES = {
 
 def public_report(report: PublicReport) -> str:
     """The page to publish, as one HTML document. Sections about votes are shown only where there were votes."""
-    guarantee, voting, spread = report.guarantee, report.voting, report.reject_option
-    how = f"Touched private records: {'; '.join(guarantee.events)}" if guarantee.events else "No event was priced"
+    guarantee, voting = report.guarantee, report.voting
     budget_curve: Markup | str = ""
     released_CG: list[list[float]] = []
     if voting:
-        gate = f"Fairness margin {_gate(voting.gate)}" if _margin(voting.gate) != "off" else "No fairness gate"
-        how = f"{voting.mechanism}. {gate}"
         budget_curve = curves(
             {f"ε = {epsilon_text(guarantee.epsilon)}": voting.epsilon_course},
             x_label="submitted queries",
@@ -222,17 +219,10 @@ def public_report(report: PublicReport) -> str:
             [row[k] / sum(row) if sum(row) else math.nan for row in voting.answered_GC]
             for k in range(len(report.headline.class_names))
         ]
-    order_words = spread and (
-        "A model that may refuse decides on each record in view of its earlier answers: the figures with refusals "
-        f"belong to one order. Here are {count(len(spread.orders))} random orders of the same "
-        f"{count(spread.num_records)} predictions; margin {_gate(spread.rule)}."
-    )
-    tuning = "is" if guarantee.tuning_accounted else "is not"
-    opening = _opening(report)
     return render(
         "report.html",
-        **opening,
-        settings=f"Method: {report.method}. {how}. Noise: {opening['noise']}. Tuning {tuning} part of ε.",
+        **_opening(report),
+        gate=_gate,
         budget_curve=budget_curve,
         released_CG=released_CG,
         outcomes=OUTCOMES,
@@ -241,7 +231,6 @@ def public_report(report: PublicReport) -> str:
         small_cells=small_cell_words(report.headline),
         gap_end=gap_scale(report.evaluations.values()),
         prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
-        order_words=order_words,
         margin=None if voting is None else _margin(voting.gate),
         stopped_by_votes=STOPPED_BY_VOTES,
         population=report.private_population,
