@@ -554,44 +554,6 @@ _NOT_COUNTED = "Fitted from Python: the operator's odometer did not count it, no
 Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
 
 
-def _require_inputs(
-    config: Method,
-    private: GivenRecords,
-    labels: npt.NDArray[Any],
-    public: GivenRecords | None,
-    *,
-    has_persons: bool,
-) -> None:
-    """Raise ValueError for groups, public records, classes or persons that are missing or do not fit the method."""
-    if config.reads_groups and private.groups is None:
-        raise ValueError(
-            f"{config.method} reads groups: give sensitive_features to fit, or name their column: sensitive_feature."
-        )
-    needing = [f"public_data.{name}" for name, use in config.public_data if use is not None]
-    needing += [config.method] if config.reads_public else []
-    needing += ["embedding"] if config.data.embedding is not None else []
-    if needing and public is None:
-        raise ValueError(
-            f"{needing[0]} needs public records: give public_X to fit or to the constructor; where there are none, "
-            "public_X=1000 draws some, or choose a method that needs none, such as dp_sgd."
-        )
-    if public is not None and public.groups is None and config.reads_public_groups:
-        raise ValueError(
-            f"{config.method} reads groups of public records: give public_X and public_sensitive_features together."
-        )
-    if config.learns_two_classes and (kind := type_of_target(labels)) != "binary":
-        # In words that scikit-learn's own checks look for.
-        raise ValueError(
-            f"Only binary classification is supported. The type of the target is {kind}; choose another method "
-            f"than {config.method}."
-        )
-    if has_persons and config.is_private and not config.protects_persons:
-        raise ValueError(
-            f"persons: {config.method} does not bound what all records of a person do together; leave persons out, "
-            "which protects each record by itself, or choose another method (docs/python.md)."
-        )
-
-
 _Setting = Mapping[str, Any] | Section | None
 
 
@@ -1139,7 +1101,34 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             seed=seed,
         )
         # All refusals before training, because what it releases stays spent when something fails afterwards.
-        _require_inputs(config, private, labels, public, has_persons=bool(names))
+        if config.reads_groups and private.groups is None:
+            raise ValueError(
+                f"{config.method} reads groups: give sensitive_features to fit, or name their column in "
+                "sensitive_feature."
+            )
+        needing = [f"public_data.{name}" for name, use in config.public_data if use is not None]
+        needing += [config.method] if config.reads_public else []
+        needing += ["embedding"] if config.data.embedding is not None else []
+        if needing and public is None:
+            raise ValueError(
+                f"{needing[0]} needs public records: give public_X to fit or to the constructor; where there are none, "
+                "public_X=1000 draws some, or choose a method that needs none, such as dp_sgd."
+            )
+        if public is not None and public.groups is None and config.reads_public_groups:
+            raise ValueError(
+                f"{config.method} reads groups of public records: give public_X and public_sensitive_features together."
+            )
+        if config.learns_two_classes and (kind := type_of_target(labels)) != "binary":
+            # In words that scikit-learn's own checks look for.
+            raise ValueError(
+                f"Only binary classification is supported. The type of the target is {kind}; choose another method "
+                f"than {config.method}."
+            )
+        if names and config.is_private and not config.protects_persons:
+            raise ValueError(
+                f"persons: {config.method} does not bound what all records of a person do together; leave persons out, "
+                "which protects each record by itself, or choose another method (docs/python.md)."
+            )
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,

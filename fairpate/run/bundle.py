@@ -72,16 +72,8 @@ FORMAT = "fairpate.bundle/1"
 HEAD, README, EVENTS, VERSIONS = "head.json", "README.txt", "events.json", "versions.json"
 REQUIRED = ("card.html", "card.json", "metrics.json", "record.json", "statement.json", "student.safetensors")
 OPTIONAL = (
-    *("audit.html", "audit.json"),
-    *(
-        "choice.safetensors",
-        "embedding.safetensors",
-        "labels.parquet",
-        "metrics.safetensors",
-        "model.json",
-        "model.onnx",
-    ),
-    *("private_population.json", "released.safetensors"),
+    *("audit.html", "audit.json", "choice.safetensors", "embedding.safetensors", "labels.parquet"),
+    *("metrics.safetensors", "model.json", "model.onnx", "private_population.json", "released.safetensors"),
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 TOLERANCE = 1e-3
@@ -91,10 +83,7 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
 # Bytes: read at once; at most of one JSON file; at most of all files, as the archive declares them.
 _BLOCK, _MOST_TEXT, _MOST_BYTES = 2**20, 2**26, 2**34
-_SENSELESS = (
-    *(UserError, OSError, LookupError, TypeError, ValueError, AttributeError),
-    *(ArithmeticError, RuntimeError),
-)
+_SENSELESS = (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 """The errors of reading a file that was made to be something else; too deep a nesting is a RuntimeError."""
 
 
@@ -272,11 +261,8 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
     """
     with _unpacked(path) as bundle:
         found = _Check(bundle)
-        checks = (
-            *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
-            *(found.metrics, found.choice, found.audit, found.card),
-        )
-        for check in stepwise(checks):
+        checked = (found.files, found.claim, found.epsilon, found.queries, found.student, found.release)
+        for check in stepwise((*checked, found.metrics, found.choice, found.audit, found.card)):
             found.run(check)
         digest = str(found.head.get("digest", ""))
         # Only this check detects a forged bundle whose files and head agree with each other.
