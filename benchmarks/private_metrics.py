@@ -56,6 +56,7 @@ from fairpate.run.run import one_release
 from fairpate.terminal import Reporter
 from student.student import load_student
 
+COMMAND = "python benchmarks/private_metrics.py"
 EPSILONS, DELTA = (0.3, 1.0, 3.0), 1e-5
 TEST_RECORDS = 5000
 GRID = [(share, rate) for share in (0.4, 0.7, 1.0) for rate in (0.001, 0.01, 0.1)]
@@ -216,19 +217,16 @@ def published(data: dict[str, Any], method: str, *, seed: int, epsilon: float, d
     }
 
 
-def rivals(name: str, seeds: list[int], methods: list[str], epsilons: list[float]) -> dict[str, dict[str, Any]]:
-    """A cell for each method and epsilon on one data set."""
+def rivals(name: str, seeds: list[int], methods: list[str], epsilons: list[float]) -> None:
+    """Keep a cell for each method and epsilon on one data set."""
     delta = {"adult": DELTA, "utkface": 1e-6}[name]
-    cells: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder:
         data = {"adult": adult_in_parts, "utkface": faces_in_parts}[name](Path(folder))
         for method, epsilon in itertools.product(methods, epsilons):
             found = [published(data, method, seed=seed, epsilon=epsilon, delta=delta) for seed in seeds]
             cell = {key: [each[key] for each in found] for key in found[0]}
             guarantee = {"unit": "record", "relation": "add or remove one", "delta": delta, "seeds": seeds}
-            cells[f"{name}, {epsilon:g}, {method}"] = guarantee | cell
-            print(f"{name}, {epsilon:g}, {method}", cell, flush=True)
-    return cells
+            keep({f"{name}, {epsilon:g}, {method}": guarantee | cell})
 
 
 def trials(seed: int, epsilon: float) -> float:
@@ -273,6 +271,13 @@ def tuning(seed: int, epsilon: float) -> dict[str, float]:
         }
 
 
+def keep(cells: dict[str, dict[str, Any]]) -> None:
+    """Print cells and keep them at once, beside what the file has by now: another process may be measuring too."""
+    for name, cell in cells.items():
+        print(name, cell, flush=True)
+    measured.write("private_metrics", command=COMMAND, cells=measured.read("private_metrics") | cells)
+
+
 def main() -> None:
     """Measure, print and keep everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -283,27 +288,17 @@ def main() -> None:
     parser.add_argument("--methods", choices=METHODS, nargs="+", default=list(METHODS))
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
     options = parser.parse_args()
-    cells = measured.read("private_metrics") if options.only else {}
     for sensitive in ("sex", "race") if options.only in (None, "intervals") else ():
-        for name, cell in intervals(sensitive, options.replications).items():
-            cells[name] = cell
-            print(name, {key: round(value, 4) for key, value in cell.items()}, flush=True)
+        keep(intervals(sensitive, options.replications))
     guarantee = {"unit": "record", "relation": "add or remove one", "delta": DELTA, "seeds": options.seeds}
     for name in options.data if options.only in (None, "rivals") else ():
-        cells |= rivals(name, options.seeds, options.methods, options.epsilons)
+        rivals(name, options.seeds, options.methods, options.epsilons)
     for epsilon in EPSILONS if options.only in (None, "trials") else ():
-        cells[f"trials, {epsilon:g}"] = guarantee | {"by_trials": [trials(seed, epsilon) for seed in options.seeds]}
-        print(f"trials, {epsilon:g}", cells[f"trials, {epsilon:g}"]["by_trials"], flush=True)
+        found: dict[str, Any] = {"by_trials": [trials(seed, epsilon) for seed in options.seeds]}
+        keep({f"trials, {epsilon:g}": guarantee | found})
     for epsilon in EPSILONS if options.only in (None, "tuning") else ():
-        found = [tuning(seed, epsilon) for seed in options.seeds]
-        cells[f"tuning, {epsilon:g}"] = guarantee | {name: [each[name] for each in found] for name in found[0]}
-        print(
-            f"tuning, {epsilon:g}",
-            {name: float(np.mean([each[name] for each in found])) for name in found[0]},
-            flush=True,
-        )
-    command = f"python benchmarks/private_metrics.py --replications {options.replications}"
-    print(measured.write("private_metrics", command=command, cells=cells))
+        each = [tuning(seed, epsilon) for seed in options.seeds]
+        keep({f"tuning, {epsilon:g}": guarantee | {name: [one[name] for one in each] for name in each[0]}})
 
 
 if __name__ == "__main__":

@@ -128,11 +128,10 @@ TRIED = (
 )
 """Remark of a statement that covers a choice of settings among trainings."""
 
-TESTED_DEFAULTS = (
-    "The defaults of this package were compared on the test records of {}, so on them no choice of settings is "
-    "accounted for."
-)
-"""Remark of a statement that covers a choice of settings on a data set that this package knows."""
+_DEFAULTS = "The defaults of this package were compared on the test records of {}, "
+TESTED_DEFAULTS = f"{_DEFAULTS}so on them no choice of settings is accounted for."
+PUBLIC_DEFAULTS = f"{_DEFAULTS}which are public records of this run."
+"""Remarks of a statement that covers a choice of settings on records of a data set that this package knows."""
 
 READING_TELLS = (
     "Whether the records could be read is not covered: a value that was not declared, a class or group without a "

@@ -54,6 +54,7 @@ from fairpate.data.dataset import (
     holds,
     how_to_get,
     locate,
+    resolve_data_dir,
     sha256_of,
     with_persons,
 )
@@ -157,6 +158,36 @@ def find_entry(name: str) -> DatasetEntry:
     if name not in REGISTRY:
         raise DataSettingsError(f"data.name: unknown data set {name!r}{nearest(name, REGISTRY)}.")
     return REGISTRY[name]
+
+
+def compared_on(config: DataConfig) -> dict[str, bool]:
+    """Return the known data sets whose test records ``config`` reads, and whether it protects any of them.
+
+    A known data set is recognised by its name, or by the content of a file that held its test records. A file that was
+    changed, a folder of pictures and records in memory have no such content.
+    """
+    if config.declaration is None:
+        return {config.name: True} if config.name in REGISTRY else {}
+    found: dict[str, bool] = {}
+    folder = resolve_data_dir(data_dir_of(config))
+    for part, files in read_declaration(config.declaration.path).files.parts.items():
+        for file in (one for each in files for one in expanded(each, folder)):
+            _, path = find(file, folder) or (file, folder)
+            if path.is_file():
+                name = _files_of_test_records().get(check_file(file, path, unpack=path.suffix == ".gz"))
+                found |= {name: part != "public" or found.get(name, False)} if name else {}
+    return found
+
+
+@cache
+def _files_of_test_records() -> dict[str, str]:
+    """The name of a known data set for the checksum of each of its files that held test records."""
+    found: dict[str, str] = {}
+    for name, entry in REGISTRY.items():
+        path = CODEBOOKS / f"{name}.yaml"
+        own = read_declaration(path).files.test if path.exists() else ()
+        found |= {one.sha256: name for file in own or entry.files for one in (file, *file.alternatives) if one.sha256}
+    return found
 
 
 def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:

@@ -459,7 +459,9 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
         errors_R = (below_K + errors_RK).max(axis=1)
         missed_above = min(float((errors_R < -z).mean()), (1 - LEVEL) / 2)
         margin = float(np.quantile(errors_R, LEVEL + missed_above))
-        low = max(0.0, float(np.nanmax(ends(margin, table_GYC).low_EG)))
+        before, low = low, max(0.0, float(np.nanmax(ends(margin, table_GYC).low_EG)))
+        if low == before:  # for good
+            break
     return low
 
 

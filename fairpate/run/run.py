@@ -55,6 +55,7 @@ from fairpate.config_reader import Override, determining_values, flat_values, re
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
+from fairpate.data.registry import compared_on
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
 from fairpate.methods.base import (
@@ -127,6 +128,7 @@ from fairpate.types import (
     CHOSEN,
     IN_PARALLEL,
     KEEPS_KEY,
+    PUBLIC_DEFAULTS,
     READING_TELLS,
     RECORDS_ALONE,
     TABLES_LOST,
@@ -835,6 +837,7 @@ def statement_of(
         )
     if not config.names_earlier:
         standing = None
+    known = compared_on(config.data) if "validation" in parts else {}
     return PrivacyStatement(
         method=config.method,
         unit=cost.unit,
@@ -850,14 +853,14 @@ def statement_of(
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         epsilon_adaptive_with_earlier=None if standing is None else standing.epsilon_adaptive,
-        # Defaults of this package were compared on the data sets that it knows.
-        tuning_accounted="validation" in parts and config.data.name not in REGISTRY,
+        # Defaults of this package were chosen by the test records of the data sets that it knows.
+        tuning_accounted="validation" in parts and not any(known.values()),
         part_events={part: tuple(event_json(event) for event in events) for part, events in parts.items()},
         remarks=(
             *trained.remarks,
             *shared,
             *((IN_PARALLEL,) if "test" in parts else ()),
-            *chosen_remarks(config, parts.get("validation", ())),
+            *chosen_remarks(parts.get("validation", ()), known),
             *((TABLES_LOST,) if len(parts.get("test", ())) > 1 else ()),
             *((KEEPS_KEY,) if parts and cost.relation == "replace one" and cost.unit != "sensitive attribute" else ()),
             *size_remarks(config, flat(trained.events), cost.unit),
@@ -869,12 +872,14 @@ def statement_of(
     )
 
 
-def chosen_remarks(config: Method, events: Sequence[Event]) -> tuple[str, ...]:
-    """The remarks on the choice of settings among ``events``; empty without a choice."""
+def chosen_remarks(events: Sequence[Event], known: Mapping[str, bool]) -> tuple[str, ...]:
+    """The remarks on the choice of settings among ``events``, which name the data sets that are ``known``
+    (:func:`fairpate.data.registry.compared_on`); empty without a choice."""
     if not events:
         return ()
     how = TRIED if any(isinstance(event, SecretTrials) for event in events) else CHOSEN
-    return (how, TESTED_DEFAULTS.format(config.data.name)) if config.data.name in REGISTRY else (how,)
+    named = ((TESTED_DEFAULTS if protected else PUBLIC_DEFAULTS).format(name) for name, protected in known.items())
+    return (how, *named)
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:

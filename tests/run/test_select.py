@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import itertools
 import json
 import math
 import random
+import shutil
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -19,14 +22,14 @@ from small_runs import QUIET, read_json
 
 from fairpate.config import ConfigError, ModelConfig
 from fairpate.config_reader import values_digest
-from fairpate.data import Split
+from fairpate.data import Split, registry
+from fairpate.data.declaration import read_declaration
 from fairpate.methods.base import configured
 from fairpate.nn.models import build_model
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.run import choice, release_log
-from fairpate.run import run as run_module
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.choice import choice_among, group_weights, score_of, select_settings
 from fairpate.run.context import RunDirectory, RunFolderError, read_statement
@@ -376,10 +379,38 @@ def test_the_command_chooses_among_the_cells_of_a_comparison(clinic: Path, tmp_p
     assert math.isfinite(read_json(tmp_path / "out/model/public/metrics.json")["accuracy"])
 
 
-def test_on_a_data_set_whose_test_records_chose_defaults_no_tuning_is_called_accounted_for(
-    candidates: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("part", "is_accounted"), [("private", False), ("public", True)])
+def test_a_statement_names_a_known_data_set_whatever_a_declaration_calls_its_files(
+    clinic: Path,
+    candidates: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    is_accounted: bool,
 ) -> None:
-    monkeypatch.setattr(run_module, "REGISTRY", {"clinic": None})
+    digest = hashlib.sha256(clinic.with_name(f"{part}.csv").read_bytes()).hexdigest()
+    monkeypatch.setattr(registry, "_files_of_test_records", lambda: {digest: "census"})
     statement = read_statement(select_settings(candidates, epsilon=1.0, out=tmp_path, reporter=QUIET))
-    assert not statement.tuning_accounted
     assert "validation" in statement.part_events
+    assert statement.tuning_accounted is is_accounted
+    (said,) = [remark for remark in statement.remarks if "census" in remark]
+    assert ("public records of this run" in said) is is_accounted
+
+
+def test_test_records_of_known_data_sets_are_recognised_by_content(clinic: Path, tmp_path: Path) -> None:
+    names = registry._files_of_test_records()
+    adult = read_declaration(registry.CODEBOOKS / "adult.yaml").files
+    assert names[adult.test[0].sha256] == "adult"
+    assert adult.records[0].sha256 not in names  # only read for training
+    # A gzipped copy is the same file.
+    content = clinic.with_name("public.csv").read_bytes()
+    (tmp_path / "other.csv.gz").write_bytes(gzip.compress(content))
+    shutil.copy(clinic.with_name("private.csv"), tmp_path)
+    declared = tmp_path / "clinic.yaml"
+    declared.write_text(DECLARATION.replace("public.csv", "other.csv"), encoding="utf-8")
+    names[hashlib.sha256(content).hexdigest()] = "census"
+    try:
+        assert registry.compared_on(candidate(declared).data) == {"census": False}
+    finally:
+        names.pop(hashlib.sha256(content).hexdigest())
+    assert registry.compared_on(candidate(declared).data) == {}
