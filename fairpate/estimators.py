@@ -77,15 +77,7 @@ from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.choice import (
-    MAY_FAIL,
-    TrialsError,
-    group_weights,
-    plan_trials,
-    require_planned,
-    score_of,
-    unheard,
-)
+from fairpate.run.choice import MAY_FAIL, TrialsError, group_weights, plan_trials, require_planned, score_of, unheard
 from fairpate.run.context import RunDirectory, write_json
 from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import Assessment, assess, record_data

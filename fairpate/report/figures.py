@@ -173,13 +173,7 @@ def by_family(found: Iterable[SeriesStyle]) -> dict[str, list[SeriesStyle]]:
 # Diameters of marks, in pixels of a page.
 SMALLEST, LARGEST = 5.0, 14.0
 EPSILON, DISPARITY, ACCURACY, COVERAGE = range(4)
-PLANES = (
-    (EPSILON, ACCURACY),
-    (DISPARITY, ACCURACY),
-    (EPSILON, COVERAGE),
-    (EPSILON, DISPARITY),
-    (COVERAGE, ACCURACY),
-)
+PLANES = ((EPSILON, ACCURACY), (DISPARITY, ACCURACY), (EPSILON, COVERAGE), (EPSILON, DISPARITY), (COVERAGE, ACCURACY))
 """Pairs of drawn coordinates that a plane may show: across, up."""
 MOST_SHIFT = 100
 _STEP = 2  # thousandths of an axis

@@ -310,11 +310,7 @@ def private_report(report: PrivateReport) -> str:
     """The operator's page, as one HTML document. It depends on private votes: never publish it."""
     public, voting = report.public, report.public.voting
     assert voting is not None
-    courses = (
-        voting.epsilon_course,
-        report.epsilon_data_dependent_course,
-        report.epsilon_as_in_paper_course,
-    )
+    courses = (voting.epsilon_course, report.epsilon_data_dependent_course, report.epsilon_as_in_paper_course)
     # The stated total, which may lie above the last of its course: it was fixed before the first query.
     totals = [public.guarantee.epsilon, *(course[-1][1] if course else 0.0 for course in courses[1:])]
     queries = _query_by_query(report, voting)

@@ -65,13 +65,7 @@ from fairpate.privacy.mechanism_events import (
 )
 from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, audit_page
 from fairpate.run.bundle import alike
-from fairpate.run.context import (
-    RunDirectory,
-    read_statement,
-    read_votes,
-    write_json,
-    write_text,
-)
+from fairpate.run.context import RunDirectory, read_statement, read_votes, write_json, write_text
 from fairpate.run.folder import finished_run
 from fairpate.run.learn import DataRecord, load_for, require_data, require_data_by_name
 from fairpate.run.private_metrics import draw_table, lone_predictions

@@ -400,12 +400,7 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
 
 
 def _config(
-    data: str,
-    method: str,
-    schema: type[Method],
-    start: Values | None,
-    layers: Sequence[_Layer],
-    faults: Faults,
+    data: str, method: str, schema: type[Method], start: Values | None, layers: Sequence[_Layer], faults: Faults
 ) -> Method | None:
     """The configuration under all layers; None if faults were added to ``faults``."""
     config = None
