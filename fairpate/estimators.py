@@ -165,36 +165,6 @@ def records_like(estimator: Any, X: Any, groups: Any) -> GivenRecords:
     return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
 
 
-def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> GivenRecords:
-    """Return public records: ``X`` itself, or, if ``X`` is a number, that many records of independent standard normal
-    features."""
-    names = getattr(estimator, "feature_names_in_", None)
-    if not isinstance(X, int | np.integer) or isinstance(X, bool):
-        columns = getattr(X, "columns", None)
-        is_named = columns is not None and all(isinstance(column, str) for column in columns)
-        if is_named != (names is not None):
-            named, bare = ("X", "public_X") if names is not None else ("public_X", "X")
-            raise ValueError(
-                f"public_X: {named} has named columns and {bare} has none, so one of them may have gone through a "
-                "transformer that the other did not; give both in one form (docs/python.md, A scaler in front)."
-            )
-        try:
-            return records_like(estimator, X, groups)
-        except ValueError as error:
-            raise ValueError(f"public_X: {error}") from error
-    if not 2 <= X <= _MOST_DRAWN:
-        raise ValueError(f"public_X: expected records, or a number from 2 to {_MOST_DRAWN} to draw, got {X}.")
-    # They depend on no record: on the number of columns alone.
-    x = np.random.default_rng(seed).standard_normal((int(X), estimator.n_features_in_)).astype(np.float32)
-    column, found = sensitive_column(estimator.sensitive_feature), None
-    if column is not None:
-        place = _place(None if names is None else list(names), column, x.shape[1])
-        if not column.edges:
-            raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
-        x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
-    return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
-
-
 def _are_pictures(X: Any) -> bool:
     return getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
 
@@ -1169,19 +1139,21 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ConfigError(f"{field}: {cause} leaves it unread; leave it out, or change {cause}.")
         return config
 
-    def _public(self, x: Any, groups: Any, seed: int) -> GivenRecords | None:
-        """Return public records as they were given to ``fit``, or else to the constructor."""
-        in_fit = x is not None
+    def _public(self, X: Any, groups: Any, seed: int) -> GivenRecords | None:
+        """Return public records as they were given to ``fit``, or else to the constructor: ``X`` itself, or, if ``X``
+        is a number, that many records of independent standard normal features."""
+        in_fit = X is not None
         if not in_fit:
-            x, groups = self.public_X, self.public_sensitive_features if groups is None else groups
-        if x is None:
+            X, groups = self.public_X, self.public_sensitive_features if groups is None else groups
+        if X is None:
             if groups is not None:
                 raise ValueError("Expected public_X with public_sensitive_features, got the groups alone.")
             return None
-        if self.declaration is not None and not isinstance(x, int | np.integer):
-            found = declared_records(self.declaration, x, "public_X")
-            return public_records(self, found.x, found.groups if groups is None else groups, seed=seed)
-        if not isinstance(x, int | np.integer):
+        is_number = isinstance(X, int | np.integer)
+        if self.declaration is not None and not is_number:
+            declared = declared_records(self.declaration, X, "public_X")
+            X, groups = declared.x, declared.groups if groups is None else groups
+        elif not is_number:
             passed_on = [getattr(each, "transform_input", None) or () for each, _ in _pipelines_in_front()]
             if not all(in_fit and "public_X" in names for names in passed_on):
                 raise ValueError(
@@ -1189,7 +1161,32 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "make it Pipeline(..., transform_input=['public_X']) with sklearn's metadata routing "
                     "(docs/python.md, A scaler in front), or leave the steps out."
                 )
-        return public_records(self, x, groups, seed=stream_seed(seed, Stream.PUBLIC_POOL))
+        names = getattr(self, "feature_names_in_", None)
+        if not is_number or isinstance(X, bool):
+            columns = getattr(X, "columns", None)
+            is_named = columns is not None and all(isinstance(column, str) for column in columns)
+            if is_named != (names is not None):
+                named, bare = ("X", "public_X") if names is not None else ("public_X", "X")
+                raise ValueError(
+                    f"public_X: {named} has named columns and {bare} has none, so one of them may have gone through a "
+                    "transformer that the other did not; give both in one form (docs/python.md, A scaler in front)."
+                )
+            try:
+                return records_like(self, X, groups)
+            except ValueError as error:
+                raise ValueError(f"public_X: {error}") from error
+        if not 2 <= X <= _MOST_DRAWN:
+            raise ValueError(f"public_X: expected records, or a number from 2 to {_MOST_DRAWN} to draw, got {X}.")
+        # They depend on no record: on the number of columns alone.
+        generator = np.random.default_rng(stream_seed(seed, Stream.PUBLIC_POOL))
+        x = generator.standard_normal((int(X), self.n_features_in_)).astype(np.float32)
+        column, found = sensitive_column(self.sensitive_feature), None
+        if column is not None:
+            place = _place(None if names is None else list(names), column, x.shape[1])
+            if not column.edges:
+                raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
+            x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
+        return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
     def _remarks(self, num_public: int, unit: Unit) -> tuple[str, ...]:
         """Return the remarks that qualify an estimator's claim, in addition to those of a run."""
