@@ -178,6 +178,46 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def _digits() -> tuple[Any, Any]:
+    """Return a loader of the digits and a division of them that remember what they made."""
+    from fairpate.data import registry
+
+    published = registry.find_entry("color_digits")
+    load, divide = published.load, registry.dataset_of
+    read, divided = dict[str, Any](), dict[str, Any]()
+
+    def load_once(request: Any) -> Any:
+        key = repr((request.seed, request.options))
+        return read[key] if key in read else read.setdefault(key, load(request))
+
+    def divide_once(loaded: Any, config: Any, entry: Any, **given: Any) -> Any:
+        # Tests look into embeddings, which are made anew.
+        if entry.name != "color_digits" or config.embedding is not None or given:
+            return divide(loaded, config, entry, **given)
+        key = config.model_dump_json()
+        return divided[key] if key in divided else divided.setdefault(key, divide(loaded, config, entry))
+
+    return load_once, divide_once
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _digits_are_read_once(request: pytest.FixtureRequest, _digits: tuple[Any, Any]) -> Iterator[None]:
+    """Most runs read the same digits, and a twelfth of their time went into colouring and dividing them."""
+    from fairpate.data import registry
+
+    if request.path.parent.name == "data":  # tests of the loader itself
+        yield
+        return
+    published = registry.find_entry("color_digits")
+    load, divide = published.load, registry.dataset_of
+    object.__setattr__(published, "load", _digits[0])  # of a frozen record that the registry keeps
+    registry.dataset_of = _digits[1]
+    yield
+    object.__setattr__(published, "load", load)
+    registry.dataset_of = divide
+
+
+@pytest.fixture(scope="session")
 def digits() -> Any:
     """The digits without their colours."""
     from fairpate.config import DataConfig
@@ -236,6 +276,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if _says(config.rootpath / file, "ray_session"):
                 # One worker would take longer than all others: runs are two thirds of it.
                 return "runs on ray" if file.startswith("tests/run/") else "ray"
+            # What takes seconds to import is imported once.
+            if _says(config.rootpath / file, "resnet18"):
+                return "torchvision"
+            if _says(config.rootpath / file, "_graphs"):
+                return "graphs"
             return "cluster" if file.startswith("tests/cluster/") else file
 
     return FewRays(config, log)

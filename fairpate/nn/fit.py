@@ -339,7 +339,11 @@ def predict_logits(model: nn.Module, x: Tensor) -> Tensor:
     batch_size = max(1, min(_MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE // max(1, x[:1].numel())))
     memory_format = memory_format_for(x)
     device = next(model.parameters()).device
-    to_memory_format(model.eval(), memory_format)
+    # Both go through all modules, which costs more than the prediction of a single record.
+    if model.training:
+        model.eval()
+    if x.ndim == 4:
+        to_memory_format(model, memory_format)
     batches = (b.to(device).contiguous(memory_format=memory_format) for b in torch.split(x, batch_size))
     return torch.cat([model(scale_bytes(batch)).cpu() for batch in batches])
 

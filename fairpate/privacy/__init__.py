@@ -1,1 +1,1 @@
-"""Privacy costs of releases and exact noise, with numpy, scipy and dp-accounting alone."""
+"""Privacy costs of releases and exact noise, with numpy and scipy alone."""

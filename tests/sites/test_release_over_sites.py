@@ -9,6 +9,7 @@ import secrets
 import threading
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fairpate.config import ConfigError
 from fairpate.data import load_data
 from fairpate.data.registry import load_at_site
 from fairpate.http_server import HttpServer, HttpSettings
-from fairpate.methods import teacher_votes
+from fairpate.methods import residual_votes, teacher_votes
 from fairpate.methods.base import configured, resolved
 from fairpate.run import release_log
 from fairpate.run.bundle import write_bundle
@@ -43,6 +44,7 @@ from fairpate.sites.plan import embedding_file, key_text, new_key
 from fairpate.sites.secure_sum import SumError
 from fairpate.terminal import Reporter
 from fairpate.types import DataSettingsError
+from teachers.ensemble import BlockPool
 
 GATE = "{max_disparity: 0.3, min_count: 10}"
 QUIET = Reporter(quiet=True)
@@ -51,6 +53,7 @@ TEACHERS = (
     "teachers.fit.epochs=5",
     "teacher_votes.num_queries=120",
     f"teacher_votes.gate={GATE}",
+    "ray.num_actors=0",
 )
 PARTS = (range(700), range(700, 1500), range(1500, 2000))
 
@@ -136,6 +139,9 @@ def one_trains_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             return train(*values, **settings)
 
     monkeypatch.setattr(teacher_votes, "train_ensemble", alone)
+    # A plan leaves `ray` to each site, and by default each starts a Ray of its own.
+    for module in (teacher_votes, residual_votes):
+        monkeypatch.setattr(module, "open_pool", lambda _: nullcontext(BlockPool("cpu")))
 
 
 @pytest.fixture
