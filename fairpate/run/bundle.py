@@ -1,4 +1,4 @@
-"""What a reviewer gets of a finished run: a bundle, which ``fairpate verify`` recomputes, and forms to fill in.
+"""A finished run for its reviewers: a bundle, which ``fairpate verify`` recomputes, and forms that are filled in.
 
 A bundle holds everything that was published, the versions of software, and a head with the SHA-256 of every file and
 the claim. Nothing in it is computed from votes, private records or a ledger, because even a ledger's digest would
@@ -670,7 +670,7 @@ def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _other_content(epsilon: float, delta: float, relation: str) -> float:
-    """How often a guess between two contents of a unit is wrong at least."""
+    """Return the least share of wrong guesses between two contents of a unit."""
     if relation == _ADDED:  # another content: one unit is taken out, and another one put in
         epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     return least_wrong(epsilon, delta)
