@@ -6,7 +6,8 @@
     python benchmarks/sites.py --models acs --by PUMA:2 --sites 12     accuracy over sites, and of the rivals
     python benchmarks/sites.py --models acs --sites 50 --method residual_votes --store
 
-With --store, the rows go to docs/results/sites.json; --table prints them as docs/sites.md shows them.
+With --store, models go to docs/results/sites.json, each group with its command, and what sums take to site_sums.json;
+`--table`, or `--models all --table --method METHOD`, prints them as docs/sites.md shows them.
 
 Models are those of `weighted_votes`, or of `residual_votes` with the moments of the public pool, on records that are
 dealt as by `fairpate site simulate`. They learn from the exact sums of all records with the noise of as many shares as
@@ -16,8 +17,9 @@ rivals have the same public pool, embedding and epsilon per record:
     clear votes      sites train teachers (100 in all) and send votes on 1,000 queries to an operator whom all trust
                      (`fairpate aggregate`, noisy counts)
     alone            each site by itself; the mean over the first six sites at most
-    federated        DP-SGD by logistic regression on the embedding: clipping per record, Poisson samples at the sites,
-                     a secure sum of gradients in every round, with the shares of noise that the plan above has
+    federated        DP-SGD by logistic regression on the embedding: clipping per person, or per record where nobody
+                     is named, Poisson samples of them at the sites, a secure sum of gradients in every round, with the
+                     shares of noise that the plan above has
 
 Nothing was tuned: the federated rival has the settings that `dp_sgd` has by default for as many records in one place,
 about 200 rounds, and a secure sum of the model's size in every round where a plan has one sum in all. Clipping what a
@@ -35,6 +37,7 @@ import json
 import math
 import os
 import random
+import shlex
 import socket
 import subprocess
 import sys
@@ -138,16 +141,26 @@ class Parties:
         return total_D
 
 
-def measure(num_sites: int, num_numbers: int) -> None:
-    """Print the seconds of processor time and the bytes of one sum in which a fiftieth of the sites vanish."""
+def measure(num_sites: int, num_numbers: int) -> dict[str, float]:
+    """Seconds of processor time and bytes of one sum in which a fiftieth of the sites vanish."""
     vanish, collude = num_sites // 50, max(1, num_sites // 50)
     parties = Parties(num_sites, num_numbers, may_vanish=vanish, may_collude=collude)
     parties.summed(vanish)
-    print(f"{num_sites} sites, {num_numbers} numbers, {vanish} vanish, {collude} may collude: the sum is exact")
-    print(f"a site: {parties.seconds['site'] / num_sites:.2f} s", end="")
-    for name in ("from a site", "to a site"):
-        print(f", {parties.bytes[name] / num_sites / 1000:.1f} kB {name}", end="")
-    print(f"; the coordinator: {parties.seconds['coordinator']:.1f} s")
+    return {
+        "seconds": round(parties.seconds["site"] / num_sites, 2),
+        "kB from a site": round(parties.bytes["from a site"] / num_sites / 1000, 1),
+        "kB to a site": round(parties.bytes["to a site"] / num_sites / 1000, 1),
+        "coordinator, seconds": round(parties.seconds["coordinator"], 1),
+    }
+
+
+def sums_table() -> str:
+    """The stored sums of 400 numbers as a table in Markdown."""
+    found = {name: row for name, row in measured.read("site_sums").items() if name.endswith(" in one process")}
+    rows = sorted(found.items(), key=lambda each: int(each[0].split()[0]))
+    titles = ["sites", *rows[0][1]]
+    lines = [titles, ["-"] * len(titles), *([name.split()[0], *map(str, row.values())] for name, row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def campaign(count: int, seed: int) -> Counter[str]:
@@ -203,10 +216,11 @@ def faulty(draws: random.Random) -> str:
 
 _SITE = """
 import json, re, sys, time
+from contextlib import closing
 from pathlib import Path
 import numpy as np
-from fairpate.sites.plan import Journal, read_key, read_plan
-from fairpate.sites.site import CoordinatorClient, SiteSums
+from fairpate.sites.plan import read_key, read_plan
+from fairpate.sites.site import CoordinatorClient, Messenger
 
 class Counted(CoordinatorClient):
     sent = received = 0
@@ -219,16 +233,14 @@ class Counted(CoordinatorClient):
 folder, url = Path(sys.argv[1]), sys.argv[2]
 client = Counted(url, wait_s=300)
 plan = read_plan(client.request("/v1/plan"), url)
-with Journal.opened(folder / "journal.sqlite", plan) as journal:
+with closing(Messenger(plan, read_key(folder / "own.key"), client)) as messenger:
+    messenger.begin(folder / "journal.sqlite", folder / "begun", b"", lambda: None)
     began_s, client.sent, client.received = time.process_time(), 0, 0
-    sums = SiteSums(
-        plan, read_key(folder / "own.key"), journal, client, charge=lambda: None, begun=folder / "begun"
-    )
     (planned,) = plan.sums
     exact = np.load(folder / "exact.npy")
-    total = sums(exact, stddev=planned.noise_stddev, name=planned.name)
+    total = messenger.sum(exact, stddev=planned.noise_stddev, name=planned.name)
     seconds = time.process_time() - began_s
-    sums.take_leave()
+    messenger.leave()
 status = open("/proc/self/status").read()
 print(json.dumps({
     "mb": int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) / 1024,
@@ -238,13 +250,13 @@ print(json.dumps({
 """
 
 
-def processes(num_sites: int, num_numbers: int) -> None:
-    """Print memory, bytes and seconds of ``num_sites`` processes that share one sum of two rows over HTTP."""
+def processes(num_sites: int, num_numbers: int) -> dict[str, float]:
+    """The most memory, bytes and seconds of ``num_sites`` processes that share one sum of two rows over HTTP."""
     from fairpate.http_server import HttpServer, HttpSettings
     from fairpate.sites.coordinator import CoordinatorSums
     from fairpate.sites.plan import FORMAT, Journal, key_text, new_key, read_plan
 
-    shape, began_s = (2, num_numbers // 2), time.monotonic()
+    shape = (2, num_numbers // 2)
     with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as free:
         folders = [Path(name) / f"site{place}" for place in range(num_sites)]
         numbers, exact = np.random.default_rng(0), np.zeros(shape, dtype=np.int64)
@@ -287,11 +299,27 @@ def processes(num_sites: int, num_numbers: int) -> None:
     assert {each["total"] for each in found} == {int(total[0, 0])}
     assert not any(each["heavy"] for each in found)
     most = {name: max(each[name] for each in found) for name in ("mb", "seconds", "sent", "received")}
-    print(
-        f"{num_sites} processes, {num_numbers} numbers: at most {most['mb']:.0f} MB, {most['seconds']:.2f} s of "
-        f"processor time, {most['sent'] / 1000:.1f} kB sent and {most['received'] / 1000:.1f} kB received by a site; "
-        f"{time.monotonic() - began_s:.0f} s in all"
-    )
+    return {
+        "MB": round(most["mb"]),
+        "seconds": round(most["seconds"], 2),
+        "kB from a site": round(most["sent"] / 1000, 1),
+        "kB to a site": round(most["received"] / 1000, 1),
+    }
+
+
+def _clipped_sum(x_NF: Any, y_NC: Any, unit_N: IntArray, rule: Any, most: float) -> Any:
+    """The sum over units of the gradients of each unit's records, which is cut to the norm ``most``."""
+    scores = x_NF @ rule.T
+    chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+    left = chances / chances.sum(axis=1, keepdims=True) - y_NC
+    found, row_N = np.unique(unit_N, return_inverse=True)
+    if len(found) == len(unit_N):  # one record each: the norm of an outer product is that of its factors
+        norms_N = np.linalg.norm(left, axis=1) * np.linalg.norm(x_NF, axis=1)
+    else:
+        grads = np.zeros((len(found), *rule.shape))
+        np.add.at(grads, row_N, left[:, :, None] * x_NF[:, None, :])
+        norms_N = np.linalg.norm(grads.reshape(len(found), -1), axis=1)[row_N]
+    return (left * np.minimum(1, most / np.maximum(norms_N, 1e-12))[:, None]).T @ x_NF
 
 
 class NoisyShares:
@@ -315,7 +343,8 @@ def joined(splits: list[Any]) -> Any:
     import torch
 
     values = {name: torch.cat([getattr(each, name) for each in splits]) for name in ("x", "y", "z")}
-    return type(splits[0])(**values, record_id=[name for each in splits for name in each.record_id])
+    names = {field: [name for each in splits for name in getattr(each, field)] for field in ("record_id", "person_id")}
+    return type(splits[0])(**values, **names)
 
 
 class Hospitals:
@@ -395,11 +424,14 @@ class Hospitals:
         from fairpate.methods.base import configured, fitted_to, noise_within
         from fairpate.privacy.accountant import PoissonGaussians
 
-        # As `fairpate run --method dp_sgd` has for as many records in one place: five epochs of batches of a fiftieth.
-        num_records = sum(self.records)
-        values = fitted_to("dp_sgd", count=num_records, num_public=len(self.together.public))
+        # As `fairpate run --method dp_sgd` has for as many units in one place: five epochs of batches of a fiftieth.
+        parts = [site.private for site in self.sites]
+        # A unit is a person where the declaration names persons: all of its records are clipped together.
+        unit_Ns = [np.arange(len(part)) if part.person_N is None else part.person_N.numpy() for part in parts]
+        num_units = sum(part.num_protected for part in parts)
+        values = fitted_to("dp_sgd", count=num_units, num_public=len(self.together.public))
         settings: Any = getattr(configured({"dp_sgd": values["dp_sgd"]}, method="dp_sgd"), "dp_sgd")  # noqa: B009
-        rate = settings.batch_size / num_records
+        rate = settings.batch_size / num_units
         rounds = round(settings.epochs / rate)
         target = PrivacyTarget(epsilon=self.epsilon)
         multiplier = noise_within(
@@ -408,18 +440,14 @@ class Hospitals:
         # Shares of noise as in a plan: some sites may give theirs away.
         stddev = multiplier * settings.clip_norm * math.sqrt(len(self.sites) / (len(self.sites) - num_colluding))
         draws = np.random.default_rng(seed)
-        xs = [np.hstack([s.private.x.double().numpy(), np.ones((len(s.private), 1))]) for s in self.sites]
-        ys = [np.eye(self.together.num_classes)[s.private.y.numpy()] for s in self.sites]
+        xs = [np.hstack([part.x.double().numpy(), np.ones((len(part), 1))]) for part in parts]
+        ys = [np.eye(self.together.num_classes)[part.y.numpy()] for part in parts]
         rule = np.zeros((self.together.num_classes, xs[0].shape[1]))
         for _ in range(rounds):
             total = draws.normal(0, stddev, rule.shape)
-            for x_NF, y_NC in zip(xs, ys, strict=True):  # each site's part of one secure sum
-                chosen = draws.random(len(x_NF)) < rate
-                x, scores = x_NF[chosen], x_NF[chosen] @ rule.T
-                chances = np.exp(scores - scores.max(axis=1, keepdims=True))
-                left = chances / chances.sum(axis=1, keepdims=True) - y_NC[chosen]
-                norms = np.linalg.norm(left, axis=1) * np.linalg.norm(x, axis=1)
-                total += (left * np.minimum(1, settings.clip_norm / np.maximum(norms, 1e-12))[:, None]).T @ x
+            for part, x_NF, y_NC, unit_N in zip(parts, xs, ys, unit_Ns, strict=True):  # a site's part of a secure sum
+                chosen = (draws.random(part.num_protected) < rate)[unit_N]
+                total += _clipped_sum(x_NF[chosen], y_NC[chosen], unit_N[chosen], rule, settings.clip_norm)
             rule -= settings.learning_rate * total / settings.batch_size
         test = self.together.test
         scores = test.x.double().numpy() @ rule[:, :-1].T + rule[:, -1]
@@ -486,11 +514,12 @@ def models(
     with tempfile.TemporaryDirectory() as name:
         os.environ["FAIRPATE_STATE"] = f"{name}/state"
         hospitals = Hospitals(data, Path(name) / "parties", sites=sites, by=by, options=options)
-        most = int(np.bincount(hospitals.together.test.y.numpy()).max())
+        test = hospitals.together.test
+        majority = np.bincount(test.y.numpy()).max() / len(test)
         print(
             f"{data} by {by or 'chance'}, {method}: {sites} sites of {min(hospitals.records):,} to "
-            f"{max(hospitals.records):,} records; the most common class has {most / len(hospitals.together.test):.1%} "
-            f"of {len(hospitals.together.test):,} test records"
+            f"{max(hospitals.records):,} records; the most common class has {majority:.1%} of {len(test):,} "
+            "test records"
         )
         for epsilon in epsilons:
             hospitals.epsilon = epsilon
@@ -515,32 +544,42 @@ def models(
                 f"epsilon {epsilon:g}: " + ", ".join(f"{title} {m} ± {e}" for title, (m, e) in row.items()), flush=True
             )
             if store:
-                cells = measured.read("sites")
-                cells[f"{data} {sites}/{method}/epsilon={epsilon:g}"] = row
-                measured.write("sites", command="python benchmarks/sites.py --models DATA --store", cells=cells)
+                cells, groups, dealt = measured.read("sites"), stored_groups(), f"{data} {sites}/{method}"
+                cells[f"{dealt}/epsilon={epsilon:g}"] = row
+                least, most = f"{min(hospitals.records):,}", f"{max(hospitals.records):,}"
+                size = least if least == most else f"{least} to {most}"
+                groups[dealt] = {
+                    "title": f"{_NAMES[data]} {_DEALT.get(by, f'by {by}')}, {sites} sites of {size} records",
+                    "command": shlex.join(["python", "benchmarks/sites.py", *sys.argv[1:]]),
+                }
+                measured.write(
+                    "sites", command="python benchmarks/sites.py --models DATA --store", cells=cells, groups=groups
+                )
 
 
-_TITLES = {
-    "acs 5": "ACS by state, 5 sites of 3,265 to 4,953 records",
-    "acs 12": "ACS by state, 12 sites of 887 to 2,865",
-    "acs 50": "ACS at random, 50 sites of 390",
-    "adult 12": "Adult by occupation, 12 sites of 883 to 4,547",
-    "utkface 12": "UTKFace at random, 12 sites of 1,662",
-}
+def stored_groups() -> dict[str, dict[str, str]]:
+    """Title and command of every group of stored rows."""
+    stored = json.loads((measured.FOLDER / "sites.json").read_text(encoding="utf-8"))
+    found: dict[str, dict[str, str]] = stored["groups"]
+    return found
+
+
+_NAMES = {"acs": "ACS", "adult": "Adult", "utkface": "UTKFace", "loans": "Loans"}
+_DEALT = {None: "at random", "PUMA:2": "by state"}
 _COLUMNS = ("one curator", "t = 1", "t = K/2", "alone", "federated, t = 1", "federated, t = K/2", "clear votes")
 
 
 def table(method: str) -> str:
     """The stored rows of a method as a table in Markdown."""
     cells, epsilons = measured.read("sites"), (0.1, 0.3, 1.0)
-    rows = {
-        (each, epsilon): cells.get(f"{each}/{method}/epsilon={epsilon:g}") for each in _TITLES for epsilon in epsilons
-    }
+    titles = {name: each["title"] for name, each in stored_groups().items() if name.endswith(f"/{method}")}
+    order = sorted(titles, key=lambda name: (name.split()[0], int(name.partition("/")[0].split()[1])))
+    rows = {(each, epsilon): cells.get(f"{each}/epsilon={epsilon:g}") for each in order for epsilon in epsilons}
     found = {place: row for place, row in rows.items() if row is not None}
     columns = [title for title in _COLUMNS if any(title in row for row in found.values())]
     lines = [["data, sites", "ε", *columns], ["-"] * (len(columns) + 2)]
     for (each, epsilon), row in found.items():
-        named = _TITLES[each] if epsilon == epsilons[0] else ""
+        named = titles[each] if epsilon == epsilons[0] else ""
         lines.append([named, f"{epsilon:g}", *(f"{row[title][0]:.1f}" for title in columns)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -581,10 +620,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5)
     given = parser.parse_args()
     if given.table:
-        print(table(given.method))
-        return
-    if given.processes:
-        processes(given.processes, given.numbers)
+        print(table(given.method) if given.models else sums_table())
         return
     if given.models:
         options = dict(each.split("=", 1) for each in given.option)
@@ -599,11 +635,18 @@ def main() -> None:
             store=given.store,
         )
         return
-    if not given.faults:
-        measure(given.sites, given.numbers)
-        return
-    for outcome, times in campaign(given.faults, given.seed).most_common():
-        print(f"{times:6} {outcome}")
+    row: dict[str, float]
+    if given.faults:
+        name, row = f"{given.faults} sums with faults", {**campaign(given.faults, given.seed)}
+    elif given.processes:
+        name, row = f"{given.processes} processes", processes(given.processes, given.numbers)
+    else:
+        name, row = f"{given.sites} sites in one process", measure(given.sites, given.numbers)
+    print(f"{name}: {row}")
+    if given.store:
+        measured.write(
+            "site_sums", command="python benchmarks/sites.py --store", cells=measured.read("site_sums") | {name: row}
+        )
 
 
 if __name__ == "__main__":

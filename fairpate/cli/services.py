@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -639,8 +640,9 @@ def make_plan(
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
     roster = plans.read_roster(sites)
     config = resolved([*(overrides or []), *base.as_overrides(given)], method, num_sites=len(roster))
-    with waiting("plan"):
-        plan, embedding = plans.make_plan(config, roster, may_vanish=may_vanish, may_collude=may_collude)
+    plan, embedding = plans.make_plan(
+        config, roster, may_vanish=may_vanish, may_collude=may_collude, reporter=Reporter()
+    )
     if embedding is not None:
         write_atomically(plans.embedding_file(output), lambda partial: partial.write_bytes(embedding))
     # The plan last: where it is, the embedding that it needs is next to it.
@@ -739,7 +741,10 @@ def join_plan(
     )
     if run is None:
         return Output(facts={"run": None}, words="Nothing was sent, and nothing was charged.", code=1)
-    return Output(facts={"run": run.root}, words=str(run.root))
+    # Of this process alone, which exchanged messages: those that computed tables are gone.
+    status = Path("/proc/self/status")
+    peak_kb = re.search(r"VmHWM:\s+(\d+)", status.read_text("ascii")) if status.exists() else None  # on Linux
+    return Output(facts={"run": run, "largest_mb": peak_kb and int(peak_kb[1]) // 1024}, words=str(run))
 
 
 @site_app.command("simulate")
@@ -786,6 +791,7 @@ def simulate_plan(
         "accuracy": metrics["accuracy"],
         "seconds": round(found.seconds, 1),
         "largest_process_mb": round(found.largest_process_mb),
+        "site_mb": found.site_mb,
     }
     return Output(facts=facts)
 

@@ -379,25 +379,29 @@ def _of_scores(
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
-    """Return each group's share of one prediction over the largest share of any group; NaN unless two are known."""
+    """Return each group's share of one prediction over the largest share of any group; NaN unless two are known.
 
-    def ends(z: float) -> FloatArray:
-        shares = _Shares.of(rates.predicted, table_GYC, stddev, z=z)
-        ends_3GG = np.stack([each[event] for each in _ratios(shares)])
-        # A writable view of the diagonals: the ratio of a group to itself is 1 without any error.
-        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(shares.value_EG[event])] = 1.0
-        return ends_3GG
-
-    found_3GG = ends(_deviations())
-    num_known = int((~np.isnan(found_3GG[0].diagonal())).sum())
-    if num_known < 2:
+    The largest share is that of some group, so a group's impact ratio is the least of its ratios to all groups. The
+    least low end holds as soon as that of the group with the largest share does. The least high end holds only if all
+    of them do, which is asked of the groups that may have the largest share (Bonferroni). Together these may miss twice
+    as often as one end of a single ratio: if several groups are nearly the largest, one of the ratios is estimated too
+    low, and the least low end hardly ever misses.
+    """
+    shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations())
+    is_known_G = ~np.isnan(shares.value_EG[event])
+    if is_known_G.sum() < 2:
         nothing = np.full((1, len(table_GYC)), np.nan)
         return _Shares(nothing, nothing, nothing)
-    # The largest share is that of some group, so that a group's impact ratio is the smallest of its ratios.
-    value_G, _, high_G = np.fmin.reduce(found_3GG, axis=2)
-    # The least of several low ends holds only if all of them hold together (Bonferroni).
-    low_G = np.fmin.reduce(ends(_deviations(num_known - 1))[1], axis=1)
-    return _Shares(value_G[None], low_G[None], high_G[None])
+    num_largest = int((shares.high_EG[event] >= np.nanmax(shares.low_EG[event])).sum())
+    comparisons = max(1.0, min(num_largest, is_known_G.sum() - 1) / 2)
+    wider = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations(comparisons))
+
+    def least(ratios_EGG: FloatArray) -> FloatArray:
+        # The ratio of a group to itself is 1, without any error.
+        return np.where(is_known_G, np.fmin(np.fmin.reduce(ratios_EGG[event], axis=1), 1.0), np.nan)[None]
+
+    value_EGG, low_EGG, _ = _ratios(shares)
+    return _Shares(least(value_EGG), least(low_EGG), least(_ratios(wider).high_EG))
 
 
 def selections(table_GYC: FloatArray, stddev: float, event: int) -> tuple[FloatArray, FloatArray]:
@@ -461,7 +465,7 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
     return low
 
 
-def _deviations(comparisons: int = 1) -> float:
+def _deviations(comparisons: float = 1) -> float:
     """Return how many standard deviations an end is away if ``comparisons`` intervals hold together at ``LEVEL``."""
     return float(-ndtri((1 - LEVEL) / 2 / comparisons))
 

@@ -71,7 +71,7 @@ class CoordinatorSums:
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum over all sites with its noise. SumError if the plan has ended."""
-        number, self._number = self._number, self._number + 1
+        number, self._number = self._plan.number_of(self._number, about), self._number + 1
         self._plan.require_sum(number, exact_RW, stddev=stddev, name=name)
         if exact_RW.any():
             raise SumError("The coordinator has private records of its own; let them join as another site.")

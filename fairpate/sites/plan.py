@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fairpate.data import Dataset
     from fairpate.methods.base import Method, ReleasingMethod
     from fairpate.privacy.accountant import Event
+    from fairpate.terminal import Reporter
 
 FORMAT = "fairpate.site-plan/1"
 _NAME = re.compile(r"[\w .-]{1,64}")
@@ -110,6 +111,11 @@ class SitePlan:
     def reads_model(self, number: int) -> bool:
         """True if sum ``number`` is of predictions on test records, and so about a model."""
         return bool(self.test_events) and number == len(self.sums) - 1
+
+    def number_of(self, drawn: int, about: bytes) -> int:
+        """The number of the sum that comes after ``drawn`` others, and is about this model."""
+        # Where the release is stored already, its sums are not asked for again: that about the model is the first.
+        return len(self.sums) - 1 if about else drawn
 
     def draw(self, number: int, about: bytes = b"") -> Draw:
         """Return the terms of sum ``number``. ``about``: the file of the model, of a sum about one."""
@@ -243,23 +249,12 @@ class _Recorder:
         return np.zeros_like(exact_RW)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rehearsal:
-    """The sums, events and public arrays of a method's release, computed without private records.
-
-    ``test_events`` are those of private metrics, whose table is the last sum.
-    """
-
-    sums: tuple[PlannedSum, ...]
-    events: tuple[Event, ...]
-    public_arrays: str
-    test_events: tuple[Event, ...] = ()
-
-
-def rehearse(config: Method, dataset: Dataset) -> Rehearsal:
-    """Run the release of ``config`` on public records alone. ConfigError for a method whose sums sites cannot draw."""
+def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
+    """Run the release of ``config`` on public records alone, and return what a plan states of it. ConfigError for a
+    method whose sums sites cannot draw."""
     from fairpate.methods.base import ReleasingMethod, price
     from fairpate.methods.residual_votes import ResidualVotes
+    from fairpate.privacy.mechanism_events import event_json
     from fairpate.run.private_metrics import PREDICTIONS, table_event, table_shape
     from fairpate.run.release_log import arrays_digest
     from fairpate.run.run import check_data
@@ -292,16 +287,17 @@ def rehearse(config: Method, dataset: Dataset) -> Rehearsal:
         empty = np.zeros((bins * groups, classes**2), np.int64)
         recorder(empty, stddev=event.noise_stddev_weights, name=PREDICTIONS)
         test_events = (event,)
-    return Rehearsal(
-        sums=tuple(recorder.sums),
-        events=released.events,
-        public_arrays=arrays_digest(released.arrays),
-        test_events=test_events,
-    )
+    return {
+        "unit": dataset.unit,
+        "events": [strict(event_json(event)) for event in released.events],
+        "sums": [asdict(each) for each in recorder.sums],
+        "public_arrays": arrays_digest(released.arrays),
+        "test_events": [strict(event_json(event)) for event in test_events],
+    }
 
 
 def make_plan(
-    config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int
+    config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int, reporter: Reporter
 ) -> tuple[SitePlan, bytes | None]:
     """A new plan, and the file of the embedding of all records, if there is one. No private record is read.
 
@@ -310,10 +306,11 @@ def make_plan(
     """
     from fairpate.data.embedding import save_embedding
     from fairpate.data.registry import load_at_site
-    from fairpate.privacy.mechanism_events import event_json
 
-    dataset, embedding = load_at_site(config.data, has_private=False), None
-    rehearsal = rehearse(config, dataset)
+    with reporter.stage("data"):  # and their embedding, which may take minutes for pictures
+        dataset, embedding = load_at_site(config.data, has_private=False), None
+    with reporter.stage("rehearsal"):
+        rehearsed = rehearse(config, dataset)
     if dataset.embedding is not None:
         with TemporaryDirectory() as folder:
             save_embedding(dataset.embedding, path := Path(folder) / "embedding.safetensors")
@@ -324,15 +321,12 @@ def make_plan(
         # A plan is used once: the same settings again are another plan, with another digest.
         "id": secrets.token_hex(16),
         "settings": settings | {"declaration": config.data.declaration and config.data.declaration.sha256},
-        "unit": dataset.unit,
-        "events": [strict(event_json(event)) for event in rehearsal.events],
-        "sums": [asdict(each) for each in rehearsal.sums],
-        "public_arrays": rehearsal.public_arrays,
+        **{name: rehearsed[name] for name in ("unit", "events", "sums", "public_arrays")},
         "embedding": None if embedding is None else hashlib.sha256(embedding).hexdigest(),
         "sites": dict(sites),
         "may_vanish": may_vanish,
         "may_collude": may_collude,
-        "test_events": [strict(event_json(event)) for event in rehearsal.test_events],
+        "test_events": rehearsed["test_events"],
     }
     content = json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False).encode()
     return read_plan(content, "plan"), embedding
@@ -390,19 +384,10 @@ def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> 
 
 def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
     """Raise PlanError unless a rehearsal here gives the sums, events, unit and public arrays that the plan states."""
-    from fairpate.privacy.mechanism_events import event_json
-
-    rehearsal = rehearse(config, dataset)
-    found = {
-        "unit": (dataset.unit, plan.unit),
-        "sums": (rehearsal.sums, plan.sums),
-        "events": (tuple(strict(event_json(event)) for event in rehearsal.events), plan.events),
-        "test_events": (tuple(strict(event_json(event)) for event in rehearsal.test_events), plan.test_events),
-        "public_arrays": (rehearsal.public_arrays, plan.public_arrays),
-    }
+    stated = json.loads(plan.content)
     # A plan of fewer events than sums, or of less noise, would price too little.
-    for name, (here, stated) in found.items():
-        if here != stated:
+    for name, here in rehearse(config, dataset).items():
+        if here != stated[name]:
             raise PlanError(
                 f"{name}: this site computes others than the plan states; compare the public records and the "
                 "declaration with those of the plan's author, and the versions of this software."
@@ -421,14 +406,17 @@ class Journal:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, plan: SitePlan) -> Iterator[Journal]:
-        """Open the journal in ``path``, which may be new. PlanError for that of another plan."""
+        """Open the journal in ``path``, which may be new. PlanError for that of another plan, JournalError if another
+        process has it open."""
         # SQLite would create the file with the rights of the umask, readable for others.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         # One thread at a time uses it, and not always the same one.
-        with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as database:
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)) as database:
             journal = cls(database, path)
             # Lists and charges must outlast a loss of power, erased secrets must not.
             for command in (
+                # Two processes of one party would each draw noise. SQLite's lock ends with its process.
+                "PRAGMA locking_mode = EXCLUSIVE",
                 "PRAGMA synchronous = FULL",
                 "PRAGMA secure_delete = ON",
                 # Kept from one transaction to the next, so that `erase` knows where old pages are.
@@ -477,6 +465,8 @@ class Journal:
         try:
             return self._database.execute(command, values).fetchall()
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                raise JournalError(f"{self._path}: another process works with it; wait for it.") from error
             raise JournalError(
                 f"{self._path}: cannot be read and written ({error}); free space there or restore the rights to it, "
                 "and give the same command again."

@@ -39,7 +39,8 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Odometer, Release
-from fairpate.sites.plan import SitePlan, key_text, new_key, read_plan
+from fairpate.sites.plan import key_text, new_key, read_plan
+from fairpate.sites.site import TURN
 from fairpate.types import IntArray, UsageError, UserError
 
 # The fields of a codebook that describe how to read the publisher's files, or how to divide them.
@@ -53,12 +54,14 @@ class SimulationError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """A finished simulation: the coordinator's run, the private records of each site, and what it took."""
+    """A finished simulation: the coordinator's run, the private records of each site, and what it took. ``site_mb``:
+    the most memory of a site's process that exchanges messages."""
 
     run: RunDirectory
     records: tuple[int, ...]
     seconds: float
     largest_process_mb: float
+    site_mb: int
 
 
 def site_folders(folder: Path, sites: int) -> list[Path]:
@@ -193,22 +196,6 @@ def _dealt(
     return dealt_N
 
 
-def _charge(plan: SitePlan, data: str, folder: Path) -> None:
-    """Count a plan in the operator's own odometer. LimitReachedError if a limit has no room."""
-    events = tuple(map(event_from, (*plan.events, *plan.test_events)))
-    release = Release(
-        run=plan.id,
-        data=data,
-        unit=plan.unit,
-        relation=events[0].relation,
-        noise=OS_ENTROPY,
-        method=str(plan.settings["method"]),
-        path=str(folder.absolute()),
-        events=events,
-    )
-    Odometer().record(release)
-
-
 def simulate(
     data: DataConfig,
     folder: Path,
@@ -231,6 +218,10 @@ def simulate(
     keys = {party.name: key_text(new_key(party / "own.key").public) for party in parties}
     (coordinator / "roster.yaml").write_text("".join(f"{name}: {key}\n" for name, key in keys.items()), "utf-8")
     started: list[subprocess.Popen[str]] = []
+    # Each takes hundreds of megabytes: of the processes that compute tables, as many at once as there are processors.
+    turns = [folder / f"turn{number}" for number in range(min(sites, os.cpu_count() or 1))]
+    for each in turns:
+        each.touch()
 
     def start(party: Path, *words: str) -> subprocess.Popen[str]:
         # A file: a pipe is not read while the others work, and a full one would stop a party.
@@ -238,7 +229,11 @@ def simulate(
             process = subprocess.Popen(  # noqa: S603 - our own command
                 [sys.executable, "-m", "fairpate", "site", *words, "--json"],
                 cwd=party,
-                env=os.environ | {"FAIRPATE_STATE": str((party / "state").absolute())},
+                env=os.environ
+                | {
+                    "FAIRPATE_STATE": str((party / "state").absolute()),
+                    TURN: str(turns[len(started) % len(turns)].absolute()),
+                },
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -258,16 +253,27 @@ def simulate(
         words = ("data.yaml", "--sites", "roster.yaml", "-o", "plan.json", *planning)
         digest = result(start(coordinator, "plan", *words), coordinator, "plan")["digest"]
         if data.declaration is not None:
+            # In the operator's own odometer. LimitReachedError if a limit has no room.
             plan = read_plan((coordinator / "plan.json").read_bytes(), "plan.json")
-            _charge(plan, data.name, coordinator / "run")
+            events = tuple(map(event_from, (*plan.events, *plan.test_events)))
+            release = Release(
+                run=plan.id,
+                data=data.name,
+                unit=plan.unit,
+                relation=events[0].relation,
+                noise=OS_ENTROPY,
+                method=str(plan.settings["method"]),
+                path=str((coordinator / "run").absolute()),
+                events=events,
+            )
+            Odometer().record(release)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
         own = ("--data", "data.yaml", "--out", "run", "--wait-s", str(wait_s))
         serving = start(coordinator, "serve", "plan.json", "--port", port, *own)
         agreed = ("--key", "own.key", "--plan", digest, "--yes")
         joining = [start(party, "join", f"http://127.0.0.1:{port}", *own, *agreed) for party in parties]
-        for party, process in zip(parties, joining, strict=True):
-            result(process, party, "join")
+        joined = [result(process, party, "join") for party, process in zip(parties, joining, strict=True)]
         result(serving, coordinator, "serve")
     finally:
         for process in started:
@@ -280,4 +286,5 @@ def simulate(
         seconds=time.monotonic() - began_s,
         # In kB, on Linux; the coordinator's process, which trains the model, is mostly the largest.
         largest_process_mb=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+        site_mb=max(each["largest_mb"] or 0 for each in joined),
     )

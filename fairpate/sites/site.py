@@ -5,17 +5,29 @@ events of the plan. Then it draws every sum of the release with the others (:mod
 it sent is kept in the journal in ``private/`` of its run folder, so that a site that was stopped continues where it
 was. Once a sum is known, or the plan has ended, its secrets and noise are deleted.
 
-The protocol needs neither torch nor Ray; only computing the votes of the site's records does.
+Computing a table of the site's records needs torch and hundreds of megabytes; exchanging messages needs neither. So
+each table is computed in a process of its own (:func:`take_part`), which ends before the first message about it leaves.
+The process that asks the operator, keeps the journal and waits for the others (:class:`Messenger`) stays small. For the
+next table, another process begins the release anew, and is given the sums that are known.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import secrets
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -37,20 +49,24 @@ from fairpate.sites.plan import (
     require_rehearsed,
 )
 from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError, sum_of
+from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError
 
 if TYPE_CHECKING:
     from fairpate.data import Dataset
-    from fairpate.methods.base import Price
+    from fairpate.methods.base import NoisySum, Price
     from fairpate.privacy.accountant import Event
     from fairpate.run.context import RunDirectory
     from fairpate.run.release_log import ReleaseLog
-    from fairpate.terminal import Reporter
     from student.student import Student
 
 # Short at first, since most lists close at once; then longer, since a wait may take hours.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _TIMEOUT_S = 60.0
+_PATIENCE_S = 2.0  # without a word about waiting
+_LEAVES_S = 30.0  # a process that closed its end of a pipe
+TURN = "FAIRPATE_TURN"
+"""A variable that names a file: of the processes that compute tables, one at a time works while it holds its lock."""
 _HERE = ("localhost", "127.0.0.1", "::1")
 List = Literal["members", "survivors", "agreement", "sum"]
 
@@ -133,44 +149,77 @@ def _words(reply: httpx.Response) -> str:
         return f"status {reply.status_code}"
 
 
-class SiteSums:
-    """The sums of a release as this site draws them with the others; called once for each, in the plan's order.
+class Messenger:
+    """One site's part in a plan without its records: the operator's answer, the journal, and the messages.
 
-    ``charge`` counts the whole plan in the site's odometer. ``begun`` is a folder next to the odometer that names the
-    journal with which this site began the plan. ``source`` None: the operating system's entropy. SumError for another
-    journal.
+    :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
+    Where it begins anew, what was answered before is answered at once. ``source`` None: the operating system's entropy.
     """
 
     def __init__(
         self,
         plan: SitePlan,
         key: SiteKey,
-        journal: Journal,
         client: CoordinatorClient,
+        agree: Callable[[str], bool] = bool,
         *,
-        charge: Callable[[], object],
-        begun: Path,
+        reporter: Reporter | None = None,
         source: NoiseSource | None = None,
     ) -> None:
-        self._plan, self._key, self._place = plan, key, plan.place_of(key)
-        self._journal, self._client, self._charge, self._source = journal, client, charge, source
-        self._begun, self._number = begun, 0
-        self._require_own_journal()
+        self._plan, self._key, self._place, self._client = plan, key, plan.place_of(key), client
+        self._agree, self._reporter, self._source = agree, reporter or Reporter(quiet=True), source
+        self._opened, self._model = ExitStack(), b""
+        self.has_agreed = self._has_begun = False
 
-    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
+    def close(self) -> None:
+        """Close the journal."""
+        self._opened.close()
+
+    def agree(self, offer: str) -> bool:
+        """Return the operator's answer to ``offer``."""
+        self.has_agreed = self._agree(offer)
+        return self.has_agreed
+
+    def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
+        """Open the journal in ``path``. True if a charge was begun before.
+
+        ``begun``: a folder next to the odometer that names the journal with which this site began the plan;
+        ``records``: a digest of them; ``charge`` counts the whole plan in the site's odometer. SumError for another
+        journal, or other records, than before.
+        """
+        if not self._has_begun:
+            self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
+        self._begun, self._charge, self._number = begun, charge, 0
+        self._require_own_journal()
+        # Its release is of one set of records, also where the site was stopped between two sums.
+        if self._journal.setdefault("records", records) != records:
+            raise SumError(
+                "This site's private records are not those with which it began the plan; restore them and give the "
+                "same command again, or ask for a new plan, which is charged again."
+            )
+        return self._journal.get("charging") is not None
+
+    def waits_for(self, what: str, about: bytes = b"") -> bool:
+        """True if the next answer to ``what`` comes from the others."""
+        if what == "sum":
+            return self._journal.get(f"total {self._plan.number_of(self._number, about)}") is None
+        return what == "model" and not self._model
+
+    def is_charged(self) -> bool:
+        """True if the odometer has counted the plan."""
+        return self._journal.get("charged") is not None
+
+    def sum(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum over all sites with its noise."""
-        number, self._number = self._number, self._number + 1
+        number, self._number = self._plan.number_of(self._number, about), self._number + 1
         self._plan.require_sum(number, exact_RW, stddev=stddev, name=name)
         # Noise is drawn once for a table, and a table of another model is another one.
         if about and self._journal.setdefault("model", digest := hashlib.sha256(about).digest()) != digest:
             raise SumError("The coordinator sent another model than before; the sum ends here.")
         total = self._journal.get(f"total {number}")
         if total is None:
-            try:
+            with self._waiting("sum"):
                 total = self._drawn(number, exact_RW, about)
-            except PlanEndedError as error:
-                self._give_up(error)
-                raise
             # Stored before the secrets are erased: without it, an erased sum could not be drawn again.
             total = self._journal.setdefault(f"total {number}", total)
         # Its noise and masks are no longer needed. Also after a stop between the two lines.
@@ -179,22 +228,28 @@ class SiteSums:
 
     def model(self) -> bytes:
         """Return the file of the model that the last sum describes, once the coordinator has learned it."""
-        try:
-            return self._client.request("/v1/model") or b""
-        except PlanEndedError as error:
-            self._give_up(error)
-            raise
+        if not self._model:
+            with self._waiting("model"):
+                self._model = self._client.request("/v1/model") or b""
+        return self._model
 
-    def take_leave(self) -> None:
+    def leave(self) -> None:
         """Sign that this site needs nothing more; without it, the coordinator waits for a while and then stops."""
         signature = self._key.sign(self._plan.draw(0).tag("done", self._place))
         with suppress(CoordinatorError):
             self._client.request(f"/v1/done/{self._place}", signature, wait_s=0.0)
 
-    def _give_up(self, reason: PlanEndedError) -> None:
-        for each in range(len(self._plan.sums)):
-            self._journal.part(f"sum {each}").erase(str(reason))
-        self.take_leave()
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Show that the others are waited for; erase all secrets if the coordinator ends the plan."""
+        try:
+            with self._reporter.stage(what, patience_s=_PATIENCE_S):
+                yield
+        except PlanEndedError as error:
+            for each in range(len(self._plan.sums)):
+                self._journal.part(f"sum {each}").erase(str(error))
+            self.leave()
+            raise
 
     def _require_own_journal(self) -> None:
         own = (self._journal.get("id") or b"").hex()
@@ -247,6 +302,125 @@ class SiteSums:
         return total
 
 
+class ComputingError(UserError):
+    """The process that computes a site's tables was killed; the message says how to continue."""
+
+
+class _RemoteMessenger:
+    """:class:`Messenger` for the process that computes: every method asks the other process through a pipe."""
+
+    def __init__(self, pipe: Connection, *, has_agreed: bool) -> None:
+        self._pipe, self.has_agreed = pipe, has_agreed
+
+    def __getattr__(self, method: str) -> Any:
+        return partial(self._ask, method)
+
+    def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
+        self._charge = charge
+        return bool(self._ask("begin", path, begun, records))
+
+    def _ask(self, method: str, *values: Any, **named: Any) -> Any:
+        self._pipe.send((method, values, named))
+        # Before it answers, the other process may ask for the charge: the odometer's code is only here.
+        while isinstance(answer := self._pipe.recv(), str):
+            self._charge()
+            self._pipe.send((answer, (), {}))
+        return answer
+
+
+def _end_after(other: BaseProcess) -> None:
+    other.join()
+    os._exit(1)
+
+
+def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the other process ends this one
+    other = parent_process()
+    assert other is not None
+    # If that was killed, nobody needs this table, and the folder must be free for its next start.
+    threading.Thread(target=_end_after, args=(other,), daemon=True).start()
+    if turn := os.environ.get(TURN):
+        fcntl.flock(os.open(turn, os.O_RDWR), fcntl.LOCK_EX)  # until this process ends
+    with redirect_stdout(sys.stderr):
+        try:
+            pipe.send(("result", take_part(part, _RemoteMessenger(pipe, has_agreed=has_agreed)), {}))
+        except (UserError, ValueError, OSError) as error:
+            pipe.send(("error", error, {}))
+
+
+def in_processes(part: Part, messenger: Messenger) -> Path | None:
+    """:func:`take_part` in one process after the other, none of which is there while ``messenger`` waits for others."""
+    # Spawned, not forked: a copy of this process would hold its connections and its journal.
+    context = get_context("spawn")
+    while True:
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=_compute, args=(part, theirs, messenger.has_agreed))
+        process.start()
+        theirs.close()
+        try:
+            if found := _answered(pipe, process, messenger):
+                return found[0]
+        finally:
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> list[Path | None]:
+    """Answer what a process asks, and return what it found; nothing after an answer that it did not await."""
+
+    def receive() -> tuple[str, Any, Any]:
+        try:
+            asked, values, named = pipe.recv()
+        except EOFError:
+            process.join(_LEAVES_S)
+            raise ComputingError(
+                f"The process that computes this site's tables ended with code {process.exitcode} (-9: killed, mostly "
+                "for want of memory); give the same command again to continue."
+            ) from None
+        if asked == "error":
+            raise values
+        return asked, values, named
+
+    def end() -> None:
+        # With all that it did on the disk: it has asked, and waits.
+        process.kill()
+        process.join()
+
+    def charge() -> None:
+        pipe.send("charge")
+        receive()
+        end()
+
+    while True:
+        asked, values, named = receive()
+        if asked == "result":
+            return [values]
+        if asked == "begin":
+            named["charge"] = charge
+        waits = messenger.waits_for(asked, named.get("about", b""))
+        if waits and messenger.is_charged():
+            end()
+        answer = getattr(messenger, asked)(*values, **named)
+        if waits:
+            return []
+        pipe.send(answer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a site computes its tables from: the plan, the site's place in it, and where its own files are."""
+
+    plan: SitePlan
+    place: int
+    embedding: bytes | None
+    declaration: Path
+    data_dir: Path | None
+    out: Path | None
+    own: Sequence[str]
+    is_quiet: bool
+
+
 def join(
     url: str,
     *,
@@ -260,7 +434,7 @@ def join(
     wait_s: float = 3600.0,
     ca: str | None = None,
     own: Sequence[str] = (),
-) -> RunDirectory | None:
+) -> Path | None:
     """Take part in the plan of the coordinator at ``url``; the folder of the release, or None without an agreement.
 
     ``agree`` is shown what leaves and what it costs; ``digest`` is that of the only plan to accept; ``own`` are
@@ -268,70 +442,89 @@ def join(
     each other; LimitReachedError where the odometer has no room; CoordinatorError and SumError for an end without a
     sum. Except for the last two, nothing was charged or sent before the error.
     """
+    own_key = read_key(key)  # before the coordinator is waited for
+    with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client:
+        plan = read_plan(client.request("/v1/plan") or b"", url)
+        if digest is not None and digest.lower() != plan.digest:
+            raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
+        part = Part(
+            plan=plan,
+            place=plan.place_of(own_key),
+            embedding=client.request("/v1/embedding") if plan.embedding else None,
+            declaration=declaration,
+            data_dir=data_dir,
+            out=out,
+            own=own,
+            is_quiet=reporter.console.quiet,
+        )
+        with closing(Messenger(plan, own_key, client, agree, reporter=reporter)) as messenger:
+            return in_processes(part, messenger)
+
+
+def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
+    """Rehearse the plan, compute this site's tables, and leave the release in a folder; None without an agreement."""
     from fairpate.methods.base import price
     from fairpate.privacy.mechanism_events import event_from
     from fairpate.run.private_metrics import release_table
     from fairpate.run.release_log import ReleaseLog, state_folder
     from fairpate.run.run import OpenRun, make_release
 
-    own_key = read_key(key)  # before the coordinator is waited for
-    with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, ExitStack() as stack:
-        plan = read_plan(client.request("/v1/plan") or b"", url)
-        if digest is not None and digest.lower() != plan.digest:
-            raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
-        place = plan.place_of(own_key)
-        config = config_of(plan, declaration, data_dir=data_dir, out=out, own=own)
-        load = loader_of(plan, client.request("/v1/embedding") if plan.embedding else None, has_private=True)
+    plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)
+    config = config_of(plan, part.declaration, data_dir=part.data_dir, out=part.out, own=part.own)
+    load = loader_of(plan, part.embedding, has_private=True)
+    events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
+    if not messenger.has_agreed:
         with reporter.stage("data"):
             dataset = load(config.data)
             require_rehearsed(plan, config, dataset)
-        events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
         # A unit is in one part of the site's records, so that it pays the larger of both prices.
         prices = [price(events, delta=config.target.delta, accounting=config.target.accounting)]
         prices += [price(test_events, delta=config.target.delta)] if test_events else []
-        if not agree(offer(plan, place, max(prices, key=lambda each: each.epsilon), dataset)):
+        if not messenger.agree(offer(plan, part.place, max(prices, key=lambda each: each.epsilon), dataset)):
             return None
-        drawn: list[SiteSums] = []
-        charges: list[tuple[ReleaseLog, tuple[Event, ...]]] = []
+    charges: list[tuple[ReleaseLog, tuple[Event, ...]]] = []
 
-        def charge() -> None:
-            for each in (ReleaseLog.check, ReleaseLog.record):
-                for log, counted in charges:
-                    each(log, counted, noise=OS_ENTROPY)
+    def charge() -> None:
+        for each in (ReleaseLog.check, ReleaseLog.record):
+            for log, counted in charges:
+                each(log, counted, noise=OS_ENTROPY)
 
-        def sums(run: RunDirectory, log: ReleaseLog) -> SiteSums:
-            # In the run's folder: a site that is started again finds what it sent.
-            journal = stack.enter_context(Journal.opened(run.journal, plan))
-            charges.append((log, events))
-            if test_events:
-                charges.append((log.of_part("test"), test_events))
-            if journal.get("charging") is not None and run.receipt.exists():
-                for each, _ in charges:
-                    each.continues()
-            begun = state_folder() / "sites" / f"{plan.digest}-{place}"
-            drawn.append(SiteSums(plan, own_key, journal, client, charge=charge, begun=begun))
-            return drawn[0]
+    def sums(run: RunDirectory, log: ReleaseLog) -> NoisySum:
+        charges.append((log, events))
+        if test_events:
+            charges.append((log.of_part("test"), test_events))
+        begun = state_folder() / "sites" / f"{plan.digest}-{part.place}"
+        # As they were read, before an embedding.
+        private = load(config.data.model_copy(update={"embedding": None})).private
+        digest = hashlib.sha256(repr(list(private.record_id)).encode())
+        for values in (private.x, private.y, private.z):
+            digest.update(values.numpy().tobytes())
+        has_begun = messenger.begin(run.journal, begun, digest.digest(), charge)
+        if has_begun and run.receipt.exists():
+            for each, _ in charges:
+                each.continues()
+        return messenger.sum
 
-        def measure(opened: OpenRun, _: object) -> None:
-            if test_events:
-                run, content = opened.run, drawn[0].model()
-                write_atomically(run.student, lambda path: path.write_bytes(content))
-                student = measurable(run, opened.dataset)
-                (_, (parts, _)) = charges
-                parts.continues()  # counted with the release
-                release_table(
-                    opened.config,
-                    opened.dataset,
-                    student,
-                    test_events[0],
-                    run,
-                    parts,
-                    noise=OS_ENTROPY,
-                    noisy_sum=drawn[0],
-                )
-            drawn[0].take_leave()
+    def measure(opened: OpenRun, _: object) -> None:
+        if test_events:
+            run, content = opened.run, messenger.model()
+            write_atomically(run.student, lambda path: path.write_bytes(content))
+            student = measurable(run, opened.dataset)
+            (_, (parts, _)) = charges
+            parts.continues()  # counted with the release
+            release_table(
+                opened.config,
+                opened.dataset,
+                student,
+                test_events[0],
+                run,
+                parts,
+                noise=OS_ENTROPY,
+                noisy_sum=messenger.sum,
+            )
+        messenger.leave()
 
-        return make_release(config, reporter, load=load, sums=sums, command="fairpate site join", then=measure)
+    return make_release(config, reporter, load=load, sums=sums, command="fairpate site join", then=measure).root
 
 
 def measurable(run: RunDirectory, dataset: Dataset) -> Student:

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.sites.coordinator import CoordinatorSums
 from fairpate.sites.plan import Journal, SitePlan, key_text, read_plan
 from fairpate.sites.secure_sum import SumError
-from fairpate.sites.site import CoordinatorClient, SiteSums
+from fairpate.sites.site import CoordinatorClient, Messenger
 
 SHAPES = ((2, 3), (1, 4))
 
@@ -113,12 +113,11 @@ class Network:
             self.charges[k] += 1
 
         try:
-            with Journal.opened(self.root / f"site-{k}.sqlite", self.plan) as journal:
-                begun = self.root / "begun" / str(k)
-                sums = SiteSums(self.plan, KEYS[k], journal, client, charge=charge, begun=begun, source=SeededSource(k))
-                drawn = self.draw(sums, self.exact[k])
+            with closing(Messenger(self.plan, KEYS[k], client, source=SeededSource(k))) as messenger:
+                messenger.begin(self.root / f"site-{k}.sqlite", self.root / "begun" / str(k), b"", charge)
+                drawn = self.draw(messenger.sum, self.exact[k])
                 if leaves:
-                    sums.take_leave()
+                    messenger.leave()
                 return drawn
         finally:
             client.close()

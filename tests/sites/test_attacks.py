@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import threading
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,9 @@ from fairpate.config import ModelConfig
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.run.context import RunDirectory
 from fairpate.sites.coordinator import CoordinatorSums
-from fairpate.sites.plan import Journal, PlanError, SitePlan, read_plan
+from fairpate.sites.plan import Journal, JournalError, PlanError, SitePlan, read_plan
 from fairpate.sites.secure_sum import STEPS, Coordinator, LateError, SumError
-from fairpate.sites.site import CoordinatorClient, SiteSums, measurable
+from fairpate.sites.site import CoordinatorClient, Messenger, measurable
 from student.card import StudentCard
 from student.student import Student, build_network, save_student
 
@@ -120,11 +121,29 @@ def test_two_folders_of_one_site_do_not_both_take_part(tmp_path: Path) -> None:
     with network.coordinator(), pytest.raises(StoppedError):
         network.join(0, at=1)
     with (
-        network.coordinator(),
-        Journal.opened(tmp_path / "elsewhere.sqlite", network.plan) as journal,
+        closing(Messenger(network.plan, KEYS[0], None)) as messenger,  # type: ignore[arg-type]
         pytest.raises(SumError, match="took part in this plan with another folder"),
     ):
-        SiteSums(network.plan, KEYS[0], journal, None, charge=int, begun=tmp_path / "begun" / "0")  # type: ignore[arg-type]
+        messenger.begin(tmp_path / "elsewhere.sqlite", tmp_path / "begun" / "0", b"", int)
+
+
+def test_a_journal_that_another_process_has_open_is_refused(tmp_path: Path) -> None:
+    plan = plan_of(4)
+    with (
+        Journal.opened(tmp_path / "journal.sqlite", plan),
+        pytest.raises(JournalError, match="another process works with it"),
+        Journal.opened(tmp_path / "journal.sqlite", plan),
+    ):
+        pass
+    with Journal.opened(tmp_path / "journal.sqlite", plan):
+        pass
+
+
+def test_a_site_continues_with_the_records_with_which_it_began(tmp_path: Path) -> None:
+    expected: list[tuple[bytes, Any]] = [(b"one", nullcontext()), (b"one", nullcontext())]
+    for records, fault in (*expected, (b"two", pytest.raises(SumError, match="not those with which"))):
+        with closing(Messenger(plan_of(4), KEYS[0], None)) as messenger, fault:  # type: ignore[arg-type]
+            assert messenger.begin(tmp_path / "journal.sqlite", tmp_path / "begun", records, int) is False
 
 
 def with_model(plan: SitePlan) -> SitePlan:
@@ -142,21 +161,17 @@ def test_tables_of_different_models_do_not_add_up(tmp_path: Path) -> None:
     # A site keeps the model that its noise was drawn for.
     url = f"http://127.0.0.1:{network.port}"
     client = CoordinatorClient(url, wait_s=0.1)
-    with Journal.opened(tmp_path / "site-0.sqlite", network.plan) as journal:
-        sums = SiteSums(
-            network.plan, KEYS[0], journal, client, charge=int, begun=tmp_path / "b", source=SeededSource(0)
-        )
+    with closing(Messenger(network.plan, KEYS[0], client, source=SeededSource(0))) as messenger:
+        messenger.begin(tmp_path / "site-0.sqlite", tmp_path / "b", b"", int)
         table = network.exact[0][1]
         for about, fault in ((b"one", "cannot be reached"), (b"two", "another model than before")):
-            sums._number = 1
             with pytest.raises(Exception, match=fault):
-                sums(table, stddev=40.0, name="sum 1", about=about)
+                messenger.sum(table, stddev=40.0, name="sum 1", about=about)
     client.close()
     # So does the coordinator, which may have been started with another run.
     with Journal.opened(tmp_path / "coordinator.sqlite", network.plan) as journal:
         journal.setdefault("model", b"one")
         again = CoordinatorSums(network.plan, journal, wait_s=0.1)
-        again._number = 1
         with pytest.raises(SumError, match="shown another model"):
             again(np.zeros((1, 4), np.int64), stddev=40.0, name="sum 1", about=b"two")
 

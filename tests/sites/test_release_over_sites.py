@@ -26,7 +26,7 @@ from fairpate.data.registry import load_at_site
 from fairpate.http_server import HttpServer, HttpSettings
 from fairpate.methods import residual_votes, teacher_votes
 from fairpate.methods.base import configured, resolved
-from fairpate.run import release_log
+from fairpate.run import release_log, run
 from fairpate.run.bundle import write_bundle
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import open_run_directory
@@ -58,6 +58,10 @@ TEACHERS = (
 PARTS = (range(700), range(700, 1500), range(1500, 2000))
 
 
+class KilledError(Exception):
+    """A process that was killed, as far as the others can see."""
+
+
 class Consortium:
     """The files of three sites and a coordinator in one folder, and a plan for them."""
 
@@ -77,7 +81,9 @@ class Consortium:
         self.keys = {name: root / f"{name}.key" for name in self.names}
         roster = {name: key_text(new_key(path).public) for name, path in self.keys.items()}
         config = resolved([f"data.declaration={self.own}", "data.name=hospitals", "target.epsilon=1", *options], method)
-        self.plan, embedding = plan.make_plan(config, roster, **{"may_vanish": 0, "may_collude": 1} | numbers)
+        self.plan, embedding = plan.make_plan(
+            config, roster, **{"may_vanish": 0, "may_collude": 1} | numbers, reporter=QUIET
+        )
         self.file = root / "plan.json"
         self.file.write_bytes(self.plan.content)
         if embedding is not None:
@@ -94,7 +100,7 @@ class Consortium:
         )
 
     def join(self, name: str, *, agree: Callable[[str], bool] = lambda _: True, wait_s: float = 60.0) -> Any:
-        return site.join(
+        root = site.join(
             f"http://127.0.0.1:{self.port}",
             declaration=self.data[name],
             key=self.keys[name],
@@ -103,6 +109,7 @@ class Consortium:
             out=self.run(name).root,
             wait_s=wait_s,
         )
+        return None if root is None else RunDirectory(root=root)
 
     def together(self, **others: Any) -> dict[str, Any]:
         """The folder, or the error, of each party. ``others`` replace what a party does."""
@@ -127,6 +134,12 @@ class Consortium:
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(coordinator, "_LINGER_S", 2.0)
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute tables here, where tests can look at them; test_site_commands.py has the processes."""
+    monkeypatch.setattr(site, "in_processes", site.take_part)
 
 
 @pytest.fixture(autouse=True)
@@ -270,6 +283,38 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
     assert all(receipt is not None and receipt.events == expected.events for receipt in receipts)
 
 
+def test_parties_that_were_killed_before_the_table_of_metrics_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their release is stored already, so that the sum about the model is the first that they draw."""
+    group = Consortium(tmp_path, "data.split=hashed", "evaluation.metrics=private")
+    works = {"coordinator": group.serve, "north": lambda: group.join("north")}
+    places = {"coordinator": (run, "assess_privately"), "north": (site, "measurable")}
+    stopped: list[str] = []
+
+    def twice(party: str) -> Any:
+        with pytest.raises(KilledError):
+            works[party]()
+        return works[party]()
+
+    def once(party: str, work: Any, *values: Any) -> Any:
+        is_own = any(getattr(each, "root", None) == group.run(party).root for each in values)
+        if is_own and party not in stopped:
+            stopped.append(party)
+            raise KilledError
+        return work(*values)
+
+    for party, (module, name) in places.items():
+        monkeypatch.setattr(module, name, partial(once, party, getattr(module, name)))
+    found = group.together(**{party: partial(twice, party) for party in works})
+    assert all(isinstance(each, RunDirectory) for each in found.values()), found
+    assert sorted(stopped) == sorted(works)
+    tables = [read_release(each.metrics_table)[0] for each in found.values()]
+    assert len({arrays_digest(table.arrays) for table in tables}) == 1
+    # Of every party two, one for each part of the records.
+    assert [total.releases for total in Odometer().totals(delta=1e-5)] == [8]
+
+
 def test_the_sum_has_the_noise_that_is_priced(tmp_path: Path, noises: dict[int, Any]) -> None:
     group = Consortium(tmp_path, "weighted_votes.by_group=true", may_collude=2)
     group.together()
@@ -334,9 +379,6 @@ def test_a_site_that_was_killed_while_it_charged_has_charged_before_it_sends(
     group, sent = Consortium(tmp_path), []
     request, record, write = site.CoordinatorClient.request, Odometer.record, release_log.write_json
     store = plan.Journal.setdefault
-
-    class KilledError(Exception):
-        pass
 
     def killing(work: Any, is_it: Callable[..., bool]) -> Any:
         def act(*values: Any, **named: Any) -> Any:

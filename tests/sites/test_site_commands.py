@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +87,10 @@ class Machines:
     def folder_of(self, party: str) -> RunDirectory:
         return RunDirectory(root=self.root / party / "run")
 
-    def wait_for(self, path: Path) -> None:
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + 120
-        while not path.exists():
-            assert time.monotonic() < deadline_s, path
+        while not is_so():
+            assert time.monotonic() < deadline_s
             time.sleep(0.01)
 
 
@@ -107,6 +110,43 @@ def finished(process: subprocess.Popen[str]) -> str:
     return output + errors
 
 
+def _status(pid: int, field: str) -> int:
+    return int(re.search(rf"{field}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes that compute a table for the site's process ``pid``."""
+    found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [child for child in found if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+def is_there(pid: int) -> bool:
+    """Whether the site's process has one that computes."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return bool(workers_of(pid))
+    return False
+
+
+@pytest.mark.slow  # each table is computed by a process that imports torch
+def test_a_site_that_waits_is_small_and_one_whose_table_was_killed_continues(machines: Machines) -> None:
+    machines.plan()
+    serving, north, south = machines.serve(), machines.join("north"), machines.join("south")
+    machines.wait_until(lambda: is_there(south.pid))
+    os.kill(workers_of(south.pid)[0], signal.SIGKILL)
+    _, errors = south.communicate(timeout=120)
+    assert south.returncode == 1
+    assert "ended with code -9" in errors
+    # It has charged and sent its first message, and waits for the others.
+    sent = machines.folder_of("north").receipt
+    machines.wait_until(lambda: sent.exists() and not is_there(north.pid))
+    assert _status(north.pid, "VmHWM") < 100_000, "kB"
+    libraries = Path(f"/proc/{north.pid}/maps").read_text()
+    assert "numpy" in libraries
+    assert not [name for name in ("/torch/", "/ray/", "/pyarrow/", "/scipy/") if name in libraries]
+    for process in (north, machines.join("south"), machines.join("west"), serving):
+        finished(process)
+
+
 @pytest.mark.slow  # all parties in one process, interrupted: tests/sites/test_faults_of_sites.py
 def test_three_processes_share_a_release_though_some_are_killed(machines: Machines) -> None:
     machines.plan()
@@ -114,7 +154,7 @@ def test_three_processes_share_a_release_though_some_are_killed(machines: Machin
     joining = {name: machines.join(name) for name in NAMES}
     # Killed as soon as each has a journal: somewhere among their messages.
     for party, process in (("north", joining["north"]), ("coordinator", serving)):
-        machines.wait_for(machines.folder_of(party).journal)
+        machines.wait_until(machines.folder_of(party).journal.exists)
         process.send_signal(signal.SIGKILL)
         process.wait()
     serving, joining["north"] = machines.serve(), machines.join("north")
