@@ -32,8 +32,8 @@ from aggregator.ledger import Charge, LedgerState, LedgerTerms, read_ledger, rea
 from aggregator.session import epsilon_data_independent
 from aggregator.store import Head, LedgerError, Place, entry_payload, shown, verified_entries
 from fairpate.files import sync, write_atomically
+from fairpate.pages import delta_text
 from fairpate.types import UserError, strict
-from fairpate.words import delta_text
 
 COLUMNS = pa.schema(
     [

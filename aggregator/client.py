@@ -34,9 +34,9 @@ from rich.table import Table
 from aggregator.service.api import MAX_QUERIES_PER_REQUEST, Budget, Estimate, LedgerPage, Replies, Reply, Statement
 from fairpate.config import nearest
 from fairpate.files import check_output_file, write_atomically
+from fairpate.pages import delta_text
 from fairpate.terminal import Output, Reporter, is_for_program, say, show, terminal
 from fairpate.types import UsageError, UserError
-from fairpate.words import delta_text
 
 DEFAULT_URL = "http://127.0.0.1:8517"
 BodyT = TypeVar("BodyT", bound=BaseModel)

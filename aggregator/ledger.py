@@ -11,7 +11,7 @@ computes no privacy cost: it lists what happened, and the accountant prices that
 
 After a failed write nothing more is written: what was committed stays, and the ledger must be opened again, which
 verifies and replays every entry. :func:`verified_slices` finds entries that were changed later, by hand or by a disk.
-It does not notice an older copy of a whole store: :mod:`fairpate.methods.label_queries` compares a ledger with the
+It does not notice an older copy of a whole store: :mod:`fairpate.methods.pate` compares a ledger with the
 labels that were released, and an anchor, where there is one, notes the ledger's last entry in another place."""
 
 from __future__ import annotations

@@ -147,7 +147,9 @@ def _run(words: str, folder: Path, limit: float) -> tuple[int | None, str]:
         return None, ""
     lines = said.strip().splitlines()
     last = lines[-1] if lines else ""
-    return process.returncode, last.replace(environment.get("FAIRPATE_DATA", "\0"), "FAIRPATE_DATA")
+    for place, called in ((environment.get("FAIRPATE_DATA", "\0"), "FAIRPATE_DATA"), (str(folder), ".")):
+        last = last.replace(place, called)
+    return process.returncode, last
 
 
 def compared(again: measured.Cells, stored: measured.Cells, seed: int) -> dict[str, Any]:

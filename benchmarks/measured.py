@@ -36,7 +36,7 @@ _SHARES = (
     "label_accuracy",
     "majority_accuracy",
     "unrefused_accuracy",
-    *("held", "undefined", "private_choice", "free_choice", "by_trials", "defaults", "worst"),
+    *("held", "exact", "undefined", "private_choice", "free_choice", "by_trials", "defaults", "worst"),
     "fnr",
     "fpr",
 )

@@ -20,7 +20,7 @@ import measured
 import torch
 
 from fairpate.config import RayConfig
-from fairpate.config_reader import determining_values, flat_values
+from fairpate.config_reader import determining_values, flattened
 from fairpate.data import load_data
 from fairpate.fairness import rates
 from fairpate.run.compare import run_cell, train_and_vote, votes_name
@@ -107,7 +107,7 @@ def cell_names(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def _without_seeds(cell: Cell) -> dict[str, Any]:
-    return {name: value for name, value in flat_values(determining_values(cell.config)).items() if name not in _SEEDS}
+    return {name: value for name, value in flattened(determining_values(cell.config)).items() if name not in _SEEDS}
 
 
 def _words(said: dict[str, Any]) -> str:

@@ -119,25 +119,29 @@ def communities(seeds: int) -> None:
     plain = [
         measure(said_labels(base, dataset.test.x), dataset.test) for base, dataset in zip(bases, datasets, strict=True)
     ]
-    keep("plain", plain, COLUMNS)
+    keep("communities/plain", plain, COLUMNS)
     for constraint, epsilon, gap in itertools.product(CONSTRAINTS, EPSILONS, GAPS):
         settings: dict[str, Any] = {"constraint": constraint, "max_gap": gap}
         said = f"{constraint}/epsilon={epsilon:g},gap={gap:g}"
         rows = [postprocessed(bases[seed], datasets[seed], epsilon, settings, seed) for seed in range(seeds)]
-        keep(f"postprocessing/{said}", rows, (*COLUMNS, "slack", "error_bound", "odds_bound"))
+        keep(f"communities/postprocessing/{said}", rows, (*COLUMNS, "slack", "error_bound", "odds_bound"))
         for name, form in ORACLES.items():
             if constraint == "equalized_odds" or name != "as_in_paper":
                 learnt = [learned(datasets[seed], epsilon, seed, settings | form) for seed in range(seeds)]
                 bounds = ("nu", "nu_before", "error_bound", "odds_bound") if name == "by_group" else ()
-                keep(f"oracle_{name}/{said}", learnt, (*COLUMNS, "epsilon", *bounds))
+                keep(f"communities/oracle_{name}/{said}", learnt, (*COLUMNS, "epsilon", *bounds))
 
 
-def keep(name: str, rows: Sequence[Sequence[float]], columns: Sequence[str]) -> None:
-    """Print one cell, and keep it with every seed; what the numbers guarantee stands beside them."""
-    print(f"{name}: {over_seeds(rows)}", flush=True)
-    guarantee = {"unit": "sensitive attribute", "relation": "replace one", "delta": DELTA}
-    lists = {column: list(values) for column, values in zip(columns, zip(*rows, strict=True), strict=True)}
-    cells = measured.read("posthoc") | {f"communities/{name}": {"seeds": list(range(len(rows)))} | guarantee | lists}
+def keep(name: str, rows: Sequence[Sequence[float] | None], columns: Sequence[str], *, delta: float = DELTA) -> None:
+    """Print one cell, and keep it with the seeds that were not refused; what numbers guarantee stands beside them."""
+    known = {seed: row for seed, row in enumerate(rows) if row is not None}
+    if not known:
+        print(f"{name}: refused for every seed", flush=True)
+        return
+    print(f"{name}: {over_seeds(list(known.values()))}", flush=True)
+    guarantee = {"unit": "sensitive attribute", "relation": "replace one", "delta": delta}
+    lists = {column: list(values) for column, values in zip(columns, zip(*known.values(), strict=True), strict=True)}
+    cells = measured.read("posthoc") | {name: {"seeds": list(known)} | guarantee | lists}
     measured.write("posthoc", command=COMMAND, cells=cells)
 
 
@@ -353,34 +357,30 @@ def response(seeds: int) -> None:
     """Both forms at epsilon 1, beside the learner on true groups and without a constraint."""
     config = RandomisedResponseConfig(num_rounds=25, learning_rate=1.0, max_gap=0.02)
     contenders: dict[str, tuple[RandomisedResponseConfig, float]] = {
-        "no constraint": (config.model_copy(update={"num_rounds": 1, "max_gap": 1.0}), math.inf),
-        "true groups": (config, math.inf),
-        "one step, bound corrected": (config, 1.0),
-        "one step, bound as asked": (config.model_copy(update={"corrects_bound": False}), 1.0),
-        "two steps": (config.model_copy(update={"form": "two_step"}), 1.0),
+        "no_constraint": (config.model_copy(update={"num_rounds": 1, "max_gap": 1.0}), math.inf),
+        "true_groups": (config, math.inf),
+        "one_step": (config, 1.0),
+        "one_step_as_asked": (config.model_copy(update={"corrects_bound": False}), 1.0),
+        "two_steps": (config.model_copy(update={"form": "two_step"}), 1.0),
     }
     for name in ("bank", "compas"):
-        print(f"\n| {name}, epsilon 1, gap 0.02 | error | violation of equalized odds | of false positives |")
-        print("|-|-|-|-|")
         datasets = [load_data(DataConfig(name=name, seed=seed)) for seed in range(seeds)]
         for label, (settings, epsilon) in contenders.items():
             rows = [responded(dataset, settings, epsilon, seed) for seed, dataset in enumerate(datasets)]
-            found = [row for row in rows if row is not None]
-            refused = f" (refused for {seeds - len(found)} of {seeds} seeds)" if len(found) < seeds else ""
-            print(f"| {label}{refused} | {over_seeds(found) if found else '- | - | -'} |", flush=True)
+            keep(f"{name}/response/{label}", rows, COLUMNS, delta=0.0)
 
 
 def responded(
     dataset: Dataset, config: RandomisedResponseConfig, epsilon: float, seed: int
-) -> tuple[float, float, float] | None:
-    """Error and violations; None where the second step recovers too little of a group."""
+) -> tuple[float, float, float, int] | None:
+    """What :func:`measure` finds; None where the second step recovers too little of a group."""
     try:
         trained = respond(dataset, config, epsilon, seed)
     except ValueError as error:
         if "min_share" in str(error):
             return None
         raise
-    return measure(mixed(trained, dataset.test), dataset.test)[:3]
+    return measure(mixed(trained, dataset.test), dataset.test)
 
 
 def respond(dataset: Dataset, config: RandomisedResponseConfig, epsilon: float, seed: int) -> Any:
@@ -398,11 +398,11 @@ def bound(seeds: int) -> None:
     columns = (*COLUMNS, "epsilon")
     for epsilon, dual_bound in itertools.product((10.0, math.inf), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)):
         rows = [learned(datasets[seed], epsilon, seed, form | {"dual_bound": dual_bound}) for seed in range(seeds)]
-        keep(f"oracle_once/epsilon={epsilon:g},bound={dual_bound:g}", rows, columns)
+        keep(f"communities/oracle_once/epsilon={epsilon:g},bound={dual_bound:g}", rows, columns)
     copies = [replace(each, private=each.private.take(list(range(len(each.private))) * 10)) for each in datasets]
     for epsilon in EPSILONS[:-1]:
         rows = [learned(copies[seed], epsilon / 10, seed, form) for seed in range(seeds)]
-        keep(f"oracle_once/copies=10,epsilon={epsilon / 10:g}", rows, columns)
+        keep(f"communities/oracle_once/copies=10,epsilon={epsilon / 10:g}", rows, columns)
 
 
 def separation(_: int) -> None:

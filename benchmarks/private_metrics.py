@@ -317,7 +317,7 @@ def tuning(seed: int, epsilon: float) -> dict[str, float]:
 
 
 def keep(cells: dict[str, dict[str, Any]]) -> None:
-    """Print cells and keep them at once, beside what the file has by now: another process may be measuring too."""
+    """Print cells and add them to the file at once, as it is by now: another process may be measuring too."""
     for name, cell in cells.items():
         print(name, cell, flush=True)
     measured.write("private_metrics", command=COMMAND, cells=measured.read("private_metrics") | cells)

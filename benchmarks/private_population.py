@@ -27,7 +27,7 @@ from fairpate.methods.base import configured
 from fairpate.report.metrics import GAPS
 from fairpate.report.records import PrivatePopulation
 from fairpate.run.context import read_json
-from fairpate.run.learn import read_student
+from fairpate.run.folder import read_student
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import Student

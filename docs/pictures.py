@@ -18,11 +18,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
+from fairpate.pages import least_wrong, most_detected
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve, least_noise
 from fairpate.privacy.gnmax import gnmax_rdp, gnmax_rdp_data_independent, log_q
 from fairpate.privacy.mechanism_events import PredictionTables, VoteSums
 from fairpate.types import GateRule
-from fairpate.words import least_wrong, most_detected
 from teachers.ensemble import assign_teachers, shard_key
 
 FOLDER = Path(__file__).parent / "img"

@@ -349,16 +349,6 @@ class BackboneConfig(Section):
 class ModelConfig(NetworkConfig, BackboneConfig):
     """An architecture and what it starts from: all that building a model needs."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_this_version(cls, values: Any) -> Any:
-        # Cards of models that earlier versions published name the width of a cnn apart, and have fields that are fixed.
-        if not isinstance(values, dict) or "width" not in values:
-            return values
-        fixed = (("dropout", 0), ("norm", None), ("norm", "frozen_batch"))
-        named = {name: value for name, value in values.items() if name != "width" and (name, value) not in fixed}
-        return named | ({"hidden": [values["width"]]} if values.get("name") == "cnn" else {})
-
     @model_validator(mode="after")
     def _has_weights_that_fit(self) -> Self:
         if self.weights is not None and self.name not in BACKBONES:
@@ -438,11 +428,6 @@ class RayConfig(Section):
         description="CPUs that one actor reserves, and its threads; those of this process where it is its own pool.",
     )
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly fractional, that one actor reserves.")
-    read_shards: bool = Field(
-        False,
-        description="Workers read their shards from the data set's files, which every node must have, instead of "
-        "receiving them from this process.",
-    )
     wait_for_nodes_s: NotNegative = Field(
         0.0, description="Seconds to wait for a first node that an autoscaler adds; 0: none will be added."
     )
@@ -567,10 +552,6 @@ def fair_rule(said: Any) -> FairRule:
         ) from None
 
 
-def _rule_text(said: Any) -> str:
-    return str(fair_rule(said))
-
-
 class EvaluationConfig(Section):
     """The metrics of test records: how they are published, and which are left out."""
 
@@ -591,7 +572,7 @@ class EvaluationConfig(Section):
         description="Fewest test records of a group, or of a group and class, that a public number may rest on; no "
         "total shows a smaller cell. Persons count where the data set names them; 1 shows all.",
     )
-    fair_at: Annotated[str, BeforeValidator(_rule_text)] = Field(
+    fair_at: Annotated[str, BeforeValidator(lambda said: str(fair_rule(said)))] = Field(
         str(FairRule()),
         description="What you call fair, in report, card and verdict: the largest demographic-parity gap, such as 0.1; "
         "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
@@ -676,7 +657,7 @@ class GateConfig(Section):
 
     @model_validator(mode="after")
     def _is_a_rule(self) -> Self:
-        assert self.rule  # which checks its numbers
+        GateRule(**dict(self))  # which checks its numbers
         return self
 
     @property

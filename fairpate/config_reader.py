@@ -21,7 +21,6 @@ import yaml
 from pydantic import ValidationError
 
 from fairpate.config import ConfigError, DataConfig, EvaluationConfig, Section, nearest
-from fairpate.words import exact_text
 
 _KINDS = {
     "int": "a whole number",
@@ -48,6 +47,12 @@ _FORMS = {
     "^[0-9a-f]{64}$": "a sha256 of 64 digits 0 to 9 and a to f",
     r"^(pixels|oriented_gradients|[\w.]+:[\w.]+)$": "'pixels', 'oriented_gradients' or module:function",
 }
+
+
+def exact_text(value: float) -> str:
+    """Return a number in as few digits as are exact: what is typed in a command must mean the same again."""
+    short = f"{value:g}"
+    return short if float(short) == value else str(value)
 
 
 def expected(fault: Mapping[str, Any]) -> str:
@@ -111,6 +116,7 @@ _FIXED: dict[str, Any] = {
     "raco_dp.max_multiplier": None,
     "raco_dp.max_total_multiplier": None,
     "ray.max_restarts": 3,
+    "ray.read_shards": False,
     "ray.torch_threads": 1,
     "aggregator.admission.uncertain_first": False,
     **{f"{section}.gate.cold_start": "group" for section in ("aggregator", *_TAUGHT)},
@@ -288,7 +294,7 @@ def _load_yaml(text: str, *, as_text: bool = False) -> Any:
 
 
 # A run reads its configuration several times, and YAML takes a hundred times as long to read as its values to copy.
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _parsed(text: str, as_text: bool) -> Any:
     return yaml.load(text, Loader=_TextLoader if as_text else _Loader)  # noqa: S506 - safe loaders
 
@@ -365,14 +371,12 @@ def config_digest(config: Configuration) -> str:
     return values_digest(determining_values(config))
 
 
-def determining_values(config: Configuration) -> dict[str, Any]:
-    """Return the plain values that determine what ``config`` computes, without paths and without unread settings."""
-    return determining(config.model_dump(mode="json"), config)
+def determining_values(config: Configuration, values: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the plain values that determine what ``config`` computes, without paths and without unread settings.
 
-
-def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]:
-    """Return ``values`` without the settings that do not affect what ``config`` computes."""
-    kept = _without(values, (*_PLACES, *config.unread))
+    ``values`` None are those of ``config``.
+    """
+    kept = _without(config.model_dump(mode="json") if values is None else values, (*_PLACES, *config.unread))
     # Left out at their defaults, so that runs from before they could be set keep their digests.
     if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
         del kept["evaluation"]
@@ -418,11 +422,6 @@ def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
         for name, value in values.items()
         for path, leaf in flattened(value, f"{prefix}.{name}" if prefix else name).items()
     }
-
-
-def flat_values(values: Any) -> dict[str, Any]:
-    """Return the leaves without empty sections, which earlier versions may not have written."""
-    return {path: leaf for path, leaf in flattened(values).items() if leaf != {}}
 
 
 Settings = Mapping[str, Any]

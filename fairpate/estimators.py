@@ -79,9 +79,8 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.choice import MAY_FAIL, TrialsError, group_weights, plan_trials, require_planned, score_of, unheard
 from fairpate.run.context import RunDirectory, write_json
-from fairpate.run.folder import create_run_directory
-from fairpate.run.learn import Assessment, assess, record_data
-from fairpate.run.private_metrics import WEIGHT, require_kept_names
+from fairpate.run.folder import create_run_directory, record_data
+from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kept_names
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.release_log import Odometer, ReleaseLog, spent
 from fairpate.run.run import announce_spending, question_above, statement_of, train_model

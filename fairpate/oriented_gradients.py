@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fairpate.later import functional, torch
+from fairpate.types import functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

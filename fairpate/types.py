@@ -2,7 +2,7 @@
 
 Records carry results and parameters, never behaviour. The meaning, unit and range of a value are stated here once, and
 every package may import this module. Long loops report their progress here (:func:`tell`), and a command that listens
-shows it.
+shows it. Libraries that take a second to import are imported when they are first used (:class:`Later`).
 
 Shapes: Q queries, C classes, G groups.
 """
@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from importlib import import_module
 from pathlib import PurePath
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -94,8 +95,8 @@ RECORDS_ALONE = "Each record is protected by itself: what several records of one
 
 IN_PARALLEL = (
     "ε covers the metrics too: they are estimated from one noisy table of test records, which nothing else read. A "
-    "keyed hash of names divides training and test records, so that a record that is added or removed moves no other, "
-    "and the larger cost of the two holds for both."
+    "keyed hash of names divides records into parts, so that a record that is added or removed moves no other, and the "
+    "largest cost of a part holds for all."
 )
 """Remark of a statement that covers metrics of test records."""
 
@@ -518,3 +519,38 @@ def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[Non
     finally:
         _listener.reset(token)
         _announcer.reset(announcing)
+
+
+class Later:
+    """A library that takes a second to import, imported when something of it is first used.
+
+    ``from fairpate.types import torch`` instead of ``import torch`` keeps commands that train nothing quick. A base
+    class or a decorator is needed while its module is imported, and has to come from the library itself. No attribute
+    is kept, so that a test may replace one in the library.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without it, unpickling looks for __setstate__ before `_library` is set, and __getattr__ calls itself forever.
+        return Later, (self._library,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._library), name)
+
+
+if TYPE_CHECKING:
+    import pyarrow.dataset
+    import safetensors.torch
+    import sklearn as sklearn
+    import torch as torch
+    from torch.nn import functional as functional
+
+    arrow_dataset, safetensors_torch = pyarrow.dataset, safetensors.torch
+else:
+    arrow_dataset = Later("pyarrow.dataset")
+    functional = Later("torch.nn.functional")
+    safetensors_torch = Later("safetensors.torch")
+    sklearn = Later("sklearn")
+    torch = Later("torch")

@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.http_server import Body, FaultError, RequestRate, Tokens, largest_body_bytes, new_app
-from fairpate.later import torch
-from fairpate.types import GateRule
+from fairpate.types import GateRule, torch
 from student.card import read_card
 from student.student import load_student
 

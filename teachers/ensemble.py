@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -241,8 +241,6 @@ class Block:
 
 
 ArrayShard = tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]
-Given = list[ArrayShard] | list[IntArray]
-"""The records of each teacher of a block, or their rows in the data that a worker reads itself."""
 
 
 def blocks_in(
@@ -271,7 +269,7 @@ def computed(
     shared: Any,
     blocks: tuple[Block, ...],
     storage: Storage | None,
-    given: Callable[[tuple[int, ...]], Given],
+    given: Callable[[tuple[int, ...]], list[ArrayShard]],
     workers: BlockPool,
     on_progress: Progress | None,
 ) -> Iterator[tuple[Block, Any]]:
@@ -447,7 +445,6 @@ class _Lessons:
     spec: TeacherSpec
     engine: Engine
     storage: Storage | None
-    read: Callable[[], Split] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,13 +466,11 @@ def train_ensemble(
     augment: AugmentConfig = UNCHANGED,
     pool: BlockPool | None = None,
     on_progress: Progress | None = None,
-    read: Callable[[], Split] | None = None,
 ) -> Ensemble:
     """Shard ``private`` by a keyed hash, and train the teachers that ``checkpoint_dir`` does not hold yet.
 
     ``pool`` None trains in this process. ``on_progress(teachers_done, num_teachers)`` counts restored ones too.
-    ``read`` loads ``private`` on any node: workers then read their shards, and no shard is sent to them.
-    ValueError for labels outside ``range(num_classes)``; PoolError where a worker reads other records.
+    ValueError for labels outside ``range(num_classes)``.
     """
     y = private.y
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
@@ -499,9 +494,7 @@ def train_ensemble(
         chosen = (torch.from_numpy(rows[teacher]) for teacher in teachers)
         return [Shard(x=private.x[row], y=private.y[row]) for row in chosen]
 
-    def given(teachers: tuple[int, ...]) -> Given:
-        if read is not None:
-            return [rows[teacher] for teacher in teachers]
+    def given(teachers: tuple[int, ...]) -> list[ArrayShard]:
         return [(shard.x.numpy(), shard.y.numpy()) for shard in shards(teachers)]
 
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
@@ -511,7 +504,7 @@ def train_ensemble(
         size,
         lambda teachers: block_name(shards(teachers), spec, teachers, engine),
     )
-    lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
+    lessons = _Lessons(spec=spec, engine=engine, storage=storage)
     num_diverged = 0
     for block, (weights, diverged) in computed(_train_block, lessons, blocks, storage, given, workers, on_progress):
         # None: the worker itself has stored them.
@@ -566,24 +559,13 @@ def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[In
     return trim_shards(rows, private.record_id, max_size, shard_key(seed))
 
 
-def _train_block(lessons: _Lessons, item: tuple[Block, Given], device: str) -> tuple[ArrayWeights | None, int]:
+def _train_block(
+    lessons: _Lessons, item: tuple[Block, list[ArrayShard]], device: str
+) -> tuple[ArrayWeights | None, int]:
     """Return the weights, or None where this worker has stored them, and the number of teachers that diverged."""
     block, given = item
-    if lessons.read is None:
-        # Copied, because arrays from Ray's store are read-only.
-        shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
-    else:
-        private, rows = lessons.read(), cast("list[IntArray]", given)
-        others = PoolError(
-            "ray.read_shards: a worker reads other private records than the run does; give every node the same files, "
-            "or set it to false."
-        )
-        if any(int(row.max(initial=-1)) >= len(private) for row in rows):
-            raise others
-        shards = [Shard(x=private.x[row], y=private.y[row]) for row in map(torch.tensor, rows)]
-        # The name is a hash of the records: other records must not be stored under it.
-        if block_name(shards, lessons.spec, block.teacher_indices, lessons.engine) != block.content:
-            raise others
+    # Copied, because arrays from Ray's store are read-only.
+    shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
     diverged: list[int] = []
     trained = train_teachers(
         shards,

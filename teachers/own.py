@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,15 +36,13 @@ from threadpoolctl import threadpool_limits
 from fairpate import __version__
 from fairpate.config import ShardsConfig, is_own_file
 from fairpate.files import Storage
-from fairpate.later import torch
 from fairpate.nn.models import scale_bytes, seeded_torch
-from fairpate.types import UserError
+from fairpate.types import UserError, torch
 from teachers.ensemble import (
     ArrayShard,
     ArrayWeights,
     Block,
     BlockPool,
-    Given,
     Progress,
     VoteArray,
     blocks_in,
@@ -211,13 +209,12 @@ def ask_own_teachers(
     )
 
 
-def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[ArrayWeights, str | None]:
+def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) -> tuple[ArrayWeights, str | None]:
     """Return the votes of a block, and the error of the first teacher that failed."""
     block, given = item
-    shards = cast("list[ArrayShard]", list(given))  # whole shards, never row numbers
     predictions: list[npt.NDArray[np.int16]] = []
     failures: list[str | None] = []
-    for teacher, (x, y) in zip(block.teacher_indices, shards, strict=True):
+    for teacher, (x, y) in zip(block.teacher_indices, given, strict=True):
         with _own_randomness(seed_of_training(lesson.seed, teacher)) as seed:
             model = made(lesson.factory, seed)
             failure: str | None = None if len(y) else "no record in the shard"

@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.config import RayConfig
-from fairpate.later import torch
+from fairpate.types import torch
 from teachers.ensemble import (
     ArrayWeights,
     BlockFunction,

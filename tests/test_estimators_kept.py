@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from two_groups import two_groups
@@ -147,6 +145,9 @@ class TestACard:
 
 
 def test_a_plot_holds_accuracy_by_group_the_common_label_and_the_cost(voted: FairClassifier) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     mpl.use("Agg")
     drawn = voted.plot(TEST_X, TEST_Y, sensitive_features=TEST_Z, ax=Figure().subplots())
     right = voted.predict(TEST_X) == TEST_Y

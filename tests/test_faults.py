@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from fairpate.config_reader import expected
+from fairpate.config_reader import exact_text, expected
 from fairpate.data.dataset import SourceFile
 from fairpate.data.declaration import Declaration
 from fairpate.data.pictures import PicturesConfig
 from fairpate.methods.own_votes import VotesConfig
-from fairpate.words import exact_text
 
 
 class Settings(BaseModel):

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from fairpate.fairness.rates import NOTIONS
+from fairpate.pages import glossary, markdown, term_by_key, term_of
 from fairpate.types import UNITS
-from fairpate.words import glossary, markdown, term_by_key, term_of
 
 TERMS = [term for chapter in glossary().values() for term in chapter]
 
 
 def test_the_page_is_that_of_the_file() -> None:
     page = Path(__file__).parents[1] / "docs" / "glossary.md"
-    assert page.read_text(encoding="utf-8") == markdown(), "python -m fairpate.words > docs/glossary.md"
+    assert page.read_text(encoding="utf-8") == markdown(), "python -m fairpate.pages > docs/glossary.md"
 
 
 def test_no_word_is_explained_twice() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fairpate.config import DataConfig
 from fairpate.data import load_data
-from fairpate.methods.label_queries import public_records
+from fairpate.methods.pate import public_records
 from fairpate.types import FloatArray, LabelledSet
 
 

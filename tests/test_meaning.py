@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from fairpate.words import least_wrong, meaning, most_often_right, strength
+from fairpate.pages import least_wrong, meaning, most_often_right, strength
 
 EPSILONS = (0.0, 0.1, 1.0, 2.5, 5.0, 12.0)
 DELTAS = (0.0, 1e-5, 0.05, 0.3)

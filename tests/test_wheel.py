@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -75,6 +76,7 @@ def demonstrated(installed, tmp_path_factory):
 # Commands one after another in one process, which imports torch once.
 IN_TURN = """
 import sys
+import time
 from fairpate.cli import main
 
 for command in sys.argv[1:]:
@@ -167,8 +169,10 @@ def test_what_the_readme_shows_works_from_the_wheel(installed, demonstrated, tmp
         ("python", "compared/compare_families.py"),
         ("python", "hospitals/three_hospitals.py", "--out", "three"),  # site key, plan, serve and join
     ):
+        began_s = time.monotonic()
         done = installed(*words, cwd=tmp_path)
         assert done.returncode == 0, (words, done.stderr)
+    assert time.monotonic() - began_s < 300, "docs/sites.md: three hospitals in five minutes"
     together, alone = re.findall(r"([\d.]+)% at", done.stdout)
     assert "at epsilon 0.100" in done.stdout
     # Alone it is less in nearly all draws of the noise, and no test should depend on a draw.

@@ -77,9 +77,9 @@ from fairpate.http_server import (
     json_response,
     largest_body_bytes,
 )
+from fairpate.pages import delta_text, meaning
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import GateRule, strict, worded
-from fairpate.words import delta_text, meaning
 
 # As many as the batcher asks together: a full request is one group.
 MAX_QUERIES_PER_REQUEST = 1024

@@ -38,10 +38,9 @@ from aggregator.service.writer import Books, Readiness, Verification, Writer
 from aggregator.session import PublicPool
 from fairpate import __version__
 from fairpate.http_server import Body, FaultError
-from fairpate.pages import render
+from fairpate.pages import cost_words, dearest, render, shares_of_worst, votes_matter
 from fairpate.privacy import accountant
 from fairpate.types import strict
-from fairpate.words import cost_words, dearest, shares_of_worst, votes_matter
 
 # Points of the history, and the time between two at first; it doubles whenever they are thinned out.
 _MOST_POINTS = 512

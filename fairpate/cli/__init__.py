@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
 
-import typer
-
-from fairpate import __version__
 from fairpate.cli import runs, services
-from fairpate.cli.base import Commands, exit_with_code
+from fairpate.cli.base import Commands, exit_with_code, options
 
 _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and verify", "Serve and keep accounts"
 
@@ -22,21 +19,7 @@ app = Commands(
 )
 
 
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
-        typer.echo(f"fairpate {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Options in front of a command."""
-
-
+app.callback(invoke_without_command=True)(options)
 app.command(rich_help_panel=_BEGIN)(runs.demo)
 app.command(cls=runs.RunCommand, rich_help_panel=_BEGIN)(runs.run)
 app.command(rich_help_panel=_BEGIN)(services.new)
@@ -59,8 +42,4 @@ app.command(rich_help_panel=_OPERATE)(services.serve)
 app.command(cls=services.QueryCommand, rich_help_panel=_OPERATE)(services.query)
 app.add_typer(services.tokens_app, name="tokens", rich_help_panel=_OPERATE)
 app.add_typer(services.ledger_app, name="ledger", rich_help_panel=_OPERATE)
-
-
-def main() -> None:
-    """Run the command line. A user's mistake ends in one message and exit code 1 or 2, a signal in 128 + its number."""
-    exit_with_code(app)
+main = partial(exit_with_code, app)

@@ -32,7 +32,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
-from fairpate import terminal
+from fairpate import __version__, terminal
 from fairpate.config import ConfigError, DataConfig, nearest
 from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
 from fairpate.types import UsageError, UserError
@@ -186,10 +186,11 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
     return command
 
 
-def _asks_for(*options: str) -> bool:
-    """Return whether the command line has one of ``options``, also where it cannot be parsed."""
-    words = sys.argv[1:]
-    return not {*options}.isdisjoint(words[: words.index("--")] if "--" in words else words)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Options in front of a command."""
+    if version:
+        typer.echo(f"fairpate {__version__}")
+        raise typer.Exit
 
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141  # 128 + SIGINT and SIGPIPE, as shells report them
@@ -201,13 +202,19 @@ _REMEDIES = {
 
 
 def exit_with_code(app: typer.Typer) -> None:
-    """Run the command that was given; exit with its code if that is not 0."""
-    code = 0
+    """Run the command that was given; exit with its code if that is not 0.
+
+    A user's mistake ends in one message and exit code 1 or 2, a signal in 128 + its number.
+    """
+    code, words = 0, sys.argv[1:]
+    # Of a line that cannot be parsed too; behind `--` no word is an option.
+    asked = {*words[: words.index("--")]} if "--" in words else {*words}
     # Also around the parser, whose errors are for the program too.
-    with terminal.speaking(to_program=_asks_for("--json")):
+    with terminal.speaking(to_program="--json" in asked):
         with terminal.ended_by_signals() as ending:
             try:
-                code = _exit_code(app)
+                # Click prints its help itself: for a program it is caught and becomes a fact.
+                code = _exit_code(app, is_help="--json" in asked and not asked.isdisjoint(("-h", "--help")))
             except BaseException:
                 # After a signal any error is a consequence of it.
                 if ending.number is None:
@@ -218,9 +225,7 @@ def exit_with_code(app: typer.Typer) -> None:
         sys.exit(code)
 
 
-def _exit_code(app: typer.Typer) -> int:
-    # Click prints its help itself: for a program it is caught and becomes a fact.
-    is_help = terminal.is_for_program() and _asks_for("-h", "--help")
+def _exit_code(app: typer.Typer, *, is_help: bool) -> int:
     try:
         with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
             code: int = app(prog_name="fairpate", standalone_mode=False) or 0

@@ -97,8 +97,19 @@ def run(
     if config is not None and {"files", "label"} <= read_yaml(config).keys():
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
-    given |= {"aggregator.keep": None if keep is None else _share_of(keep), "evaluation.fair_at": fair_at}
-    given |= {"out": out, "data.data_dir": data_dir, "backbone.weights": weights}
+    share = None
+    if keep is not None:
+        try:
+            share = float(keep.removesuffix("%").strip()) / (100 if keep.endswith("%") else 1)
+        except ValueError:
+            raise UsageError(f"--keep: expected a share such as 30% or 0.3, got {keep!r}.") from None
+    given |= {
+        "aggregator.keep": share,
+        "evaluation.fair_at": fair_at,
+        "out": out,
+        "data.data_dir": data_dir,
+        "backbone.weights": weights,
+    }
     options: list[Override] = [*(overrides or []), *base.as_overrides(given)]
     # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:
@@ -114,21 +125,12 @@ def run(
     return outcome(run_method(found, Reporter(asks=not yes), release_of=release_of, with_graph=True))
 
 
-def _share_of(text: str) -> float:
-    """Return the share that ``text`` says, such as 30% or 0.3."""
-    try:
-        return float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise UsageError(f"--keep: expected a share such as 30% or 0.3, got {text!r}.") from None
-
-
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
     """Print what a run of ``config`` would spend; with ``overrides``, also what other voters would do under them."""
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
-    from fairpate.run.folder import check_run_directory, own_folder
-    from fairpate.run.learn import load_for
+    from fairpate.run.folder import check_run_directory, load_for, own_folder
     from fairpate.run.run import check_data
 
     config.require_trainable()
@@ -157,107 +159,24 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
     )
 
 
-# One declaration, which both modes of `compare` share.
-Sweep = Annotated[Path | None, typer.Argument(metavar="CONFIG")]
-SweepFolder = Annotated[Path | None, base.Sets("out")]
-
-
-def _sweep_file(config: Path | None, example: str | None) -> Path:
-    """Return the file of the sweep that the user named in one of two ways."""
-    if (config is None) == (example is None):
-        got = "neither" if config is None else "both"
-        raise UsageError(f"CONFIG: expected a file, or --example quick, got {got}.")
-    if example is None:
-        assert config is not None
-        return config
-    (file, *_) = base.example_files(example)
-    if file.suffix != ".yaml":
-        raise UsageError(
-            f"--example: {example} is not a comparison; copy it with `fairpate new NAME --example {example}`."
-        )
-    return file
-
-
-def _compare(
-    config: Sweep = None,
-    example: str | None = None,
-    fair_at: base.FairAt = None,
-    overrides: base.Overrides = None,
-    out: SweepFolder = None,
-    data_dir: base.DataDir = None,
-    yes: base.Yes = False,
-) -> Output:
-    from fairpate.run.compare import compare_methods, comparison_outcome
-    from fairpate.run.sweep import load_sweep
-
-    config = _sweep_file(config, example)
-    asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
-    sweep = load_sweep(config, [*(overrides or []), *asked])
-    # Now rather than after hours of training.
-    check_output_folder(out or sweep.out or Path("runs"), "--out")
-    reporter = Reporter(asks=not yes)
-    comparison = compare_methods(
-        sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem, reporter=reporter
-    )
-    return comparison_outcome(comparison)
-
-
 _MM_PER_INCH = 25.4
 
 
-def _compare_and_draw(
-    config: Sweep = None,
+def compare(
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG")] = None,
     example: str | None = None,
     figures: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
     formats: Annotated[list[str] | None, typer.Option("--format")] = None,
     columns: int | None = None,
     width_mm: float | None = None,
-    font_size: float = 8.0,
+    font_size: float | None = None,
     notion: str | None = None,
     fair_at: base.FairAt = None,
     overrides: base.Overrides = None,
-    out: SweepFolder = None,
+    out: Annotated[Path | None, base.Sets("out")] = None,
     data_dir: base.DataDir = None,
     yes: base.Yes = False,
 ) -> Output:
-    from fairpate.fairness.rates import DEFAULT, notion_named
-    from fairpate.report.figures import FigureStyle
-    from fairpate.run.compare import write_figures
-
-    assert figures is not None
-    given, config = config, _sweep_file(config, example)
-    if columns is not None and width_mm is not None:
-        raise UsageError("--columns and --width-mm: expected one, got both; leave one out.")
-    if not config.exists():
-        raise ConfigError(f"{config}: not found; give a YAML file, a results.parquet or the folder of a comparison.")
-    check_output_folder(figures, "--figures")
-    # Before the comparison, which may take hours: a wrong style or notion is refused now.
-    with base.checked_arguments():
-        style = FigureStyle(
-            columns=1 if columns is None else columns,
-            font_size=font_size,
-            width_in=None if width_mm is None else width_mm / _MM_PER_INCH,
-            formats=tuple(formats or ["pdf"]),
-        )
-        chosen = None if notion is None else notion_named(notion)
-    # Finished results are drawn, and nothing runs.
-    if config.is_dir() or config.suffix == ".parquet":
-        unread = {"--fair-at": fair_at, "--set": overrides, "--out": out, "--data-dir": data_dir, "--yes": yes}
-        for option in (option for option, value in unread.items() if value):
-            raise UsageError(f"{option}: not read where finished results are drawn and nothing runs; leave it out.")
-        files = write_figures(config, style=style, notion=chosen or DEFAULT, out=figures)
-        return Output(facts={"figures": files}, words="\n".join(map(str, files)))
-    compared = _compare(given, example, fair_at, overrides, out, data_dir, yes)
-    if compared.code:  # some cells failed: figures would miss them
-        return compared
-    results = compared.facts["files"]["results"]
-    files = write_figures(results, style=style, notion=chosen or compared.facts["notion"], out=figures)
-    words = Group(compared.words, Text("\n".join(map(str, files))))  # type: ignore[arg-type]
-    return replace(compared, facts={**compared.facts, "figures": files}, words=words)
-
-
-compare = base.in_modes(
-    "compare",
     """Run methods over data sets, seeds and grids, and draw their privacy, fairness and accuracy on one frontier.
 
     Only cells without a result run, so the same command resumes a comparison.
@@ -271,12 +190,62 @@ compare = base.in_modes(
         formats: pdf (default), svg or png; repeat it for several.
         columns: Width of a figure in columns of the journal: 1 (default) or 2.
         width_mm: Width in mm, instead of 85 or 178 mm.
-        font_size: Size of all text in a figure, in points.
+        font_size: Size of all text in a figure, in points (default: 8).
         notion: Notion of fairness that figures show; default: that of the comparison.
-    """,
-    base.Mode(function=_compare),
-    base.Mode(function=_compare_and_draw, option="figures"),
-)
+    """
+    from fairpate.fairness.rates import DEFAULT, notion_named
+    from fairpate.report.figures import FigureStyle
+    from fairpate.run.compare import compare_methods, comparison_outcome, write_figures
+    from fairpate.run.sweep import load_sweep
+
+    of_figures: dict[str, Any] = {"--format": formats, "--columns": columns, "--width-mm": width_mm}
+    of_figures |= {"--font-size": font_size, "--notion": notion}
+    for option in (option for option, value in of_figures.items() if figures is None and value is not None):
+        raise UsageError(f"{option}: read only together with --figures; add that, or leave {option} out.")
+    if (config is None) == (example is None):
+        raise UsageError(f"CONFIG: expected a file, or --example quick, got {'neither' if config is None else 'both'}.")
+    file = config or base.example_files(str(example))[0]
+    if config is None and file.suffix != ".yaml":
+        raise UsageError(
+            f"--example: {example} is not a comparison; copy it with `fairpate new NAME --example {example}`."
+        )
+    if figures is not None:
+        if columns is not None and width_mm is not None:
+            raise UsageError("--columns and --width-mm: expected one, got both; leave one out.")
+        if not file.exists():
+            raise ConfigError(f"{file}: not found; give a YAML file, a results.parquet or the folder of a comparison.")
+        check_output_folder(figures, "--figures")
+        # Before the comparison, which may take hours: a wrong style or notion is refused now.
+        with base.checked_arguments():
+            style = FigureStyle(
+                columns=1 if columns is None else columns,
+                font_size=8.0 if font_size is None else font_size,
+                width_in=None if width_mm is None else width_mm / _MM_PER_INCH,
+                formats=tuple(formats or ["pdf"]),
+            )
+            chosen = None if notion is None else notion_named(notion)
+        # Finished results are drawn, and nothing runs.
+        if file.is_dir() or file.suffix == ".parquet":
+            unread = {"--fair-at": fair_at, "--set": overrides, "--out": out, "--data-dir": data_dir, "--yes": yes}
+            for option in (option for option, value in unread.items() if value):
+                raise UsageError(f"{option}: not read where finished results are drawn and nothing runs; leave it out.")
+            files = write_figures(file, style=style, notion=chosen or DEFAULT, out=figures)
+            return Output(facts={"figures": files}, words="\n".join(map(str, files)))
+    asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
+    sweep = load_sweep(file, [*(overrides or []), *asked])
+    # Now rather than after hours of training.
+    check_output_folder(out or sweep.out or Path("runs"), "--out")
+    compared = comparison_outcome(
+        compare_methods(
+            sweep, out=out, data_dir=data_dir, folder=file.parent, title=file.stem, reporter=Reporter(asks=not yes)
+        )
+    )
+    if figures is None or compared.code:  # where some cells failed, figures would miss them
+        return compared
+    results = compared.facts["files"]["results"]
+    files = write_figures(results, style=style, notion=chosen or compared.facts["notion"], out=figures)
+    words = Group(compared.words, Text("\n".join(map(str, files))))  # type: ignore[arg-type]
+    return replace(compared, facts={**compared.facts, "figures": files}, words=words)
 
 
 def select(

@@ -23,9 +23,9 @@ from typer.core import TyperCommand
 from fairpate.cli import base
 from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output_file, check_output_folder, write_atomically
+from fairpate.pages import delta_text
 from fairpate.terminal import Output, Reporter, facts, is_for_program, say, waiting
 from fairpate.types import READING_TELLS, UNITS, UsageError, strict
-from fairpate.words import delta_text
 
 data_app = base.Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
 

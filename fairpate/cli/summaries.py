@@ -15,7 +15,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from string import Template
@@ -134,45 +134,11 @@ def as_yaml(value: Any) -> str:
 
 def outcome(run: RunDirectory) -> Output:
     """Return the published numbers of a finished run, in words and as its files hold them."""
-    record = read_json(run.record)
-    facts = {name: record[name] for name in ("method", "data", "seed")} | {
-        "run": run.root,
-        "statement": read_json(run.statement),
-        "metrics": read_json(run.metrics),
-        "training_labels": read_card(run.student).num_training_labels,
-        "files": _files(run),
-    }
-    return Output(facts=facts, words=summarise(run))
-
-
-def summarise(run: RunDirectory) -> Group:
-    """Return the published numbers of a finished run, and where its files are."""
     from fairpate.run.publication import read_claims
 
-    record, statement = read_json(run.record), read_statement(run)
+    record, statement, trained = read_json(run.record), read_statement(run), read_card(run.student).num_training_labels
     queries = statement.queries
-    rows = [
-        ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
-        *read_claims(run, for_operator=True).rows,
-    ]
-    if queries is not None:
-        trained = read_card(run.student).num_training_labels
-        rows.append(("labels released", f"{queries.answered} of {queries.submitted} queries"))
-        # The ledger may have released more labels since.
-        if trained not in (None, queries.answered):
-            rows.append(("student trained on", f"{trained} of these labels, those of the run's own queries"))
-    # The numbers of statement and metrics are above; without queries the operator's page has little to add.
-    unnamed = {"statement", "metrics", *(["operator_only"] if queries is None else [])}
-    places = ((name.replace("_", " "), str(path)) for name, path in _files(run).items() if name not in unnamed)
-    rows += places
-    if statement.epsilon is not None and statement.noise == OS_ENTROPY:  # another run adds to no sum
-        own = f"ε = {epsilon_text(statement.epsilon)} of each {statement.unit}"
-        rows.append(("spent", f"{own}; so far {spent(record['data'], Odometer(), delta=statement.delta)}"))
-    return Group(Text(), facts(rows))
-
-
-def _files(run: RunDirectory) -> dict[str, Path]:
-    files = {
+    places = {
         "model": run.student,
         "without_this_package": run.graph,
         "record": run.record,
@@ -181,7 +147,30 @@ def _files(run: RunDirectory) -> dict[str, Path]:
         "report": run.public_report,
         "operator_only": run.private_report,
     }
-    return {name: path for name, path in files.items() if path.exists()}
+    files = {name: path for name, path in places.items() if path.exists()}
+    rows = [
+        ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
+        *read_claims(run, for_operator=True).rows,
+    ]
+    if queries is not None:
+        rows.append(("labels released", f"{queries.answered} of {queries.submitted} queries"))
+        # The ledger may have released more labels since.
+        if trained not in (None, queries.answered):
+            rows.append(("student trained on", f"{trained} of these labels, those of the run's own queries"))
+    # The numbers of statement and metrics are above; without queries the operator's page has little to add.
+    unnamed = {"statement", "metrics", *(["operator_only"] if queries is None else [])}
+    rows += [(name.replace("_", " "), str(path)) for name, path in files.items() if name not in unnamed]
+    if statement.epsilon is not None and statement.noise == OS_ENTROPY:  # another run adds to no sum
+        own = f"ε = {epsilon_text(statement.epsilon)} of each {statement.unit}"
+        rows.append(("spent", f"{own}; so far {spent(record['data'], Odometer(), delta=statement.delta)}"))
+    found = {name: record[name] for name in ("method", "data", "seed")} | {
+        "run": run.root,
+        "statement": read_json(run.statement),
+        "metrics": read_json(run.metrics),
+        "training_labels": trained,
+        "files": files,
+    }
+    return Output(facts=found, words=Group(Text(), facts(rows)))
 
 
 def check_table(check: Check, declaration: str, questions: int) -> Group:
@@ -299,83 +288,55 @@ _SIDE, _SPOT = 16, 5
 _EXAMPLE_WIDTH = 32
 
 
-def _visits(generator: np.random.Generator, sizes: Sequence[int]) -> Files:
-    """Visits to a hospital: older patients with longer and earlier stays come back more often, and women a little."""
-    count = sum(sizes)
+def _example_records(kind: Kind) -> Files:
+    """Return a CSV file for each part, whose last column is the label, and the pictures or vectors of its records."""
+    # A fixed seed: every project gets the same records, which are about no real person.
+    generator, sizes = np.random.default_rng(_SEED), _SIZES[kind]
+    count, starts = sum(sizes), np.cumsum(sizes)[:-1]
     is_woman_N = generator.random(count) < 0.5
-    age_N = np.clip(generator.normal(62, 15, count), 18, 100).round().astype(int)
-    days_N = np.minimum(generator.poisson(6, count), 30)
-    earlier_N = np.minimum(generator.poisson(1.2, count), 10)
-    ward_N = generator.integers(len(_WARDS), size=count)
-    score_N = 0.09 * (age_N - 62) + 0.35 * (days_N - 6) + 0.9 * (earlier_N - 1.2) + 0.3 * is_woman_N
-    back_N = generator.logistic(size=count) < 1.5 * score_N
-    rows = [
-        (f"v{n:05d}", _sex(is_woman_N[n]), age_N[n], days_N[n], earlier_N[n], _WARDS[ward_N[n]], _yes(back_N[n]))
-        for n in range(count)
-    ]
-    return _tables(("visit", "sex", "age", "days", "earlier_visits", "ward", "readmitted"), rows, sizes)
-
-
-def _scans(generator: np.random.Generator, sizes: Sequence[int]) -> Files:
-    """Grey pictures, some with a bright spot; more often those of men, which are a little brighter as a whole."""
-    count = sum(sizes)
-    is_woman_N = generator.random(count) < 0.5
-    has_spot_N = generator.random(count) < np.where(is_woman_N, 0.45, 0.55)
-    pixels_NHW = generator.normal(90, 20, (count, _SIDE, _SIDE)) + np.where(is_woman_N, 0, 8)[:, None, None]
-    corners_N2 = generator.integers(3, 7, size=(count, 2))
-    files, rows = {}, []
-    for n in range(count):
-        if has_spot_N[n]:
-            top, left = corners_N2[n]
-            pixels_NHW[n, top : top + _SPOT, left : left + _SPOT] += 70
-        path, content = f"pictures/scan{n:04d}.png", io.BytesIO()
-        Image.fromarray(np.clip(pixels_NHW[n], 0, 255).astype(np.uint8)).save(content, "PNG")
-        files[path] = content.getvalue()
-        rows.append((path, _sex(is_woman_N[n]), _yes(has_spot_N[n])))
-    return files | _tables(("path", "sex", "spot"), rows, sizes)
-
-
-def _notes(generator: np.random.Generator, sizes: Sequence[int]) -> Files:
-    """Vectors as a language model makes them of letters; some directions show what is urgent, and one the sex."""
-    count = sum(sizes)
-    is_woman_N = generator.random(count) < 0.5
-    vectors_NF = generator.normal(size=(count, _EXAMPLE_WIDTH))
-    vectors_NF[:, 0] += np.where(is_woman_N, 0.6, -0.6)
-    score_N = vectors_NF[:, :4].sum(axis=1) + generator.logistic(scale=0.4, size=count)
-    rows = [(f"n{n:05d}", _sex(is_woman_N[n]), _yes(score_N[n] > 0)) for n in range(count)]
-    files = _tables(("note", "sex", "urgent"), rows, sizes)
-    for part, array in zip(_PARTS, np.split(vectors_NF.astype(np.float32), np.cumsum(sizes)[:-1]), strict=True):
-        content = io.BytesIO()
-        np.save(content, array)
-        files[f"example_{part}.npy"] = content.getvalue()
-    return files
-
-
-_MAKERS: Mapping[Kind, Callable[[np.random.Generator, Sequence[int]], Files]] = {
-    "table": _visits,
-    "images": _scans,
-    "embeddings": _notes,
-}
-
-
-def _tables(header: Sequence[str], rows: Iterable[Sequence[object]], sizes: Sequence[int]) -> Files:
-    """Return a CSV file for each part; the last column is the label, which public records lack."""
-    found, left = {}, iter(rows)
-    for part, size in zip(_PARTS, sizes, strict=True):
-        text, width = io.StringIO(), len(header) - (part == "public")
+    sex_N, files = np.where(is_woman_N, "F", "M"), Files()
+    columns: dict[str, Any]
+    if kind == "table":
+        # Older patients with longer and earlier stays come back more often, and women a little.
+        age_N = np.clip(generator.normal(62, 15, count), 18, 100).round().astype(int)
+        days_N = np.minimum(generator.poisson(6, count), 30)
+        earlier_N = np.minimum(generator.poisson(1.2, count), 10)
+        ward_N = np.array(_WARDS)[generator.integers(len(_WARDS), size=count)]
+        score_N = 0.09 * (age_N - 62) + 0.35 * (days_N - 6) + 0.9 * (earlier_N - 1.2) + 0.3 * is_woman_N
+        columns = {"visit": [f"v{n:05d}" for n in range(count)], "sex": sex_N, "age": age_N, "days": days_N}
+        columns |= {"earlier_visits": earlier_N, "ward": ward_N}
+        label, is_so_N = "readmitted", generator.logistic(size=count) < 1.5 * score_N
+    elif kind == "images":
+        # Grey pictures, some with a bright spot; more often those of men, which are a little brighter as a whole.
+        label, is_so_N = "spot", generator.random(count) < np.where(is_woman_N, 0.45, 0.55)
+        pixels_NHW = generator.normal(90, 20, (count, _SIDE, _SIDE)) + np.where(is_woman_N, 0, 8)[:, None, None]
+        for pixels_HW, (top, left), has_spot in zip(
+            pixels_NHW, generator.integers(3, 7, size=(count, 2)), is_so_N, strict=True
+        ):
+            pixels_HW[top : top + _SPOT, left : left + _SPOT] += 70 * has_spot
+            content = io.BytesIO()
+            Image.fromarray(np.clip(pixels_HW, 0, 255).astype(np.uint8)).save(content, "PNG")
+            files[f"pictures/scan{len(files):04d}.png"] = content.getvalue()
+        columns = {"path": list(files), "sex": sex_N}
+    else:
+        # Vectors as a language model makes them of letters; some directions show what is urgent, and one the sex.
+        vectors_NF = generator.normal(size=(count, _EXAMPLE_WIDTH))
+        vectors_NF[:, 0] += np.where(is_woman_N, 0.6, -0.6)
+        label, is_so_N = "urgent", vectors_NF[:, :4].sum(axis=1) + generator.logistic(scale=0.4, size=count) > 0
+        columns = {"note": [f"n{n:05d}" for n in range(count)], "sex": sex_N}
+        for part, array in zip(_PARTS, np.split(vectors_NF.astype(np.float32), starts), strict=True):
+            content = io.BytesIO()
+            np.save(content, array)
+            files[f"example_{part}.npy"] = content.getvalue()
+    columns[label] = np.where(is_so_N, "yes", "no")
+    for part, rows in zip(_PARTS, np.split(np.arange(count), starts), strict=True):
+        # Public records lack the label.
+        kept, text = list(columns)[: -1 if part == "public" else None], io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(header[:width])
-        writer.writerows([next(left)[:width] for _ in range(size)])
-        found[f"example_{part}.csv"] = text.getvalue().encode()
-    return found
-
-
-def _sex(is_woman: bool) -> str:
-    return "F" if is_woman else "M"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+        writer.writerow(kept)
+        writer.writerows([columns[name][row] for name in kept] for row in rows)
+        files[f"example_{part}.csv"] = text.getvalue().encode()
+    return files
 
 
 _TEMPLATES = Path(__file__).with_name("project")
@@ -426,8 +387,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
         target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words).encode()
         for source, target in _FILES.items()
     }
-    # A fixed seed: every project gets the same records, which are about no real person.
-    contents |= {".gitignore": b"runs/\n"} | _MAKERS[kind](np.random.default_rng(_SEED), _SIZES[kind])
+    contents |= {".gitignore": b"runs/\n"} | _example_records(kind)
     return name, write_folder(folder, contents)
 
 

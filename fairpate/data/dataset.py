@@ -36,13 +36,12 @@ from pydantic import Field, field_validator
 from fairpate.config import Section, nearest
 from fairpate.data.large_arrays import Gathered, Names, Pixels, as_names, run_of
 from fairpate.data.tables import FeatureCode, short_for
-from fairpate.later import torch
-from fairpate.types import DataError, DataSettingsError, IntArray, Unit
+from fairpate.types import DataError, DataSettingsError, IntArray, Unit, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fairpate.config import DataConfig, HashedSplit
+    from fairpate.config import HashedSplit
     from fairpate.data.embedding import Embedding
 
 SPLIT_NAMES = ("private", "public", "validation", "test")
@@ -155,8 +154,7 @@ class Dataset(Described):
     The labels of the public split are never read by a private method; they are kept for evaluation. ``embedding``: the
     one that made the features, if any; ``before_embedding``: a few public records as they were before it, and the names
     of their features. ``feature_codes``: how a declared table's features (before an embedding) are computed from its
-    columns. ``records_alone``: the source names persons, but each record is protected by itself. ``source``: the
-    configuration that loads the same data set on any machine with its files; None where it came from Python. ``parts``
+    columns. ``records_alone``: the source names persons, but each record is protected by itself. ``parts``
     identifies the rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one
     split alone; empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name,
     and so its split. ``shared_unit``: the protected unit where private records are at several sites, of which this one
@@ -174,7 +172,6 @@ class Dataset(Described):
     before_embedding: BeforeEmbedding | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
     records_alone: bool = False
-    source: DataConfig | None = None
     parts: str = ""
     keeps_names: bool = False
     shared_unit: Unit | None = None

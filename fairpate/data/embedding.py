@@ -34,9 +34,18 @@ from fairpate.config import EMBEDDED_NORM, PLACE, REMEDY, ConfigError, Embedding
 from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
 from fairpate.data.tables import even_records
 from fairpate.files import write_atomically
-from fairpate.later import functional, safetensors_torch, sklearn, torch
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
-from fairpate.types import DataError, DataSettingsError, IntArray, UserError, in_blocks
+from fairpate.types import (
+    DataError,
+    DataSettingsError,
+    IntArray,
+    UserError,
+    functional,
+    in_blocks,
+    safetensors_torch,
+    sklearn,
+    torch,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -380,8 +389,7 @@ def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
     names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
     # A copy: a view of a few records would keep all of the pool in memory.
     before = BeforeEmbedding(examples=completed_pool(dataset)[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
-    kept: dict[str, Any] = {"embedding": embedding, "before_embedding": before, "source": None}
-    return replace(dataset, kind="tabular", feature_names=names, **kept, **splits)
+    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, before_embedding=before, **splits)
 
 
 def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thresholds_K: Tensor) -> Tensor:

@@ -27,8 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fairpate.files import CACHE_VARIABLE, cache_dir, write_atomically
-from fairpate.later import torch
-from fairpate.types import UserError
+from fairpate.types import UserError, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

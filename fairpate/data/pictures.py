@@ -56,8 +56,7 @@ from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import TableFaults, codes, column_of, read_table, require_columns
 from fairpate.files import cache_dir
-from fairpate.later import torch
-from fairpate.types import DataError, DataSettingsError
+from fairpate.types import DataError, DataSettingsError, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -78,11 +78,10 @@ from fairpate.data.tables import (
     text_of,
     with_decimal_points,
 )
-from fairpate.later import torch
-from fairpate.types import Advance, DataError, DataSettingsError, Unit, tell
+from fairpate.types import Advance, DataError, DataSettingsError, Unit, tell, torch
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
-_MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
+MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
 """Embedded tables: their records are made in memory instead of read from the declared file."""
 
 
@@ -104,9 +103,9 @@ class Registry(Mapping[str, DatasetEntry]):
         entry = entry_of(read_declaration(path))
         if entry.name != name:
             raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
-        if name not in _MADE:
+        if name not in MADE:
             return entry
-        make = _MADE[name]
+        make = MADE[name]
         return replace(entry, files=(), load=lambda request: entry.load(replace(request, tables={"records": make()})))
 
     def __getitem__(self, name: str) -> DatasetEntry:
@@ -394,8 +393,7 @@ def load_data(
     """
     if isinstance(source, DataConfig):
         entry = entry_for(source)
-        # Workers can load it again by this; tables in memory have no source.
-        return replace(dataset_of(entry.load(request_of(source, entry)), source, entry), source=source)
+        return dataset_of(entry.load(request_of(source, entry)), source, entry)
     parts: dict[Part, Any] = dict(zip(PARTS, (records, private, public, validation, test), strict=True))
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
     if not isinstance(source, (Mapping, str, Path)):

@@ -43,8 +43,7 @@ from pyarrow import csv as arrow_csv
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fairpate.config import LARGEST, Count, Fraction, Section, nearest
-from fairpate.later import arrow_dataset, torch
-from fairpate.types import DataError, IntArray, tell
+from fairpate.types import DataError, IntArray, arrow_dataset, tell, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

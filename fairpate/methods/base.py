@@ -33,6 +33,7 @@ Shapes: N private records, M public ones, G groups, C classes.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +59,6 @@ from fairpate.config import (
     EvaluationConfig,
     FitConfig,
     LearningConfig,
-    LoopConfig,
     ModelConfig,
     NetworkConfig,
     Noise,
@@ -89,15 +89,14 @@ from fairpate.config_reader import (
     unread_because_of,
 )
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
-from fairpate.later import torch
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.run.context import RunDirectory, RunFolderError
-from fairpate.run.release_log import Released, ReleaseLog, pool_digest, read_release, require_same_settings
+from fairpate.run.release_log import Released, ReleaseLog, read_release, require_same_settings
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, QueryOutcomes, Relation, Unit
+from fairpate.types import IntArray, QueryOutcomes, Relation, Unit, torch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -381,8 +380,9 @@ class Training:
         """
         if self.log is None:
             return draw()
-        # A stored release of other public records is refused, not taken for this one.
-        pool = pool_digest(self.dataset.public.record_id)
+        # A stored release of other public records is refused, not taken for this one: released arrays have a row for
+        # each of them, in their order.
+        pool = hashlib.sha256(json.dumps(list(self.dataset.public.record_id)).encode()).hexdigest()
         return self.log.step(draw, settings=settings, pool=pool, noise=noise, name=name)
 
     def generator(self, stream: Stream) -> torch.Generator:
@@ -481,22 +481,19 @@ class Method(Section):
         start = dict(self.backbone) if network.name in BACKBONES else {}
         return ModelConfig(**dict(network), **start)
 
-    def fit_of(self, loop: LoopConfig, *, label_smoothing: float = 0.0) -> FitConfig:
-        """The loop of teachers or of a student with what all training has in common."""
-        return FitConfig(**dict(loop), **dict(self.training), label_smoothing=label_smoothing)
-
     @property
     def student_training(self) -> StudentTraining:
         """The student's section, with its initial weights and its optimiser."""
         student = self.student
         learning = {name: getattr(student, name) for name in LearningConfig.model_fields}
-        fit = self.fit_of(student.fit, label_smoothing=student.label_smoothing)
+        fit = FitConfig(**dict(student.fit), **dict(self.training), label_smoothing=student.label_smoothing)
         return StudentTraining(model=self.started(student.model), fit=fit, **learning)
 
     def teachers_training(self, teachers: TeachersConfig) -> TeachersTraining:
         """The section of the teachers, with their initial weights and their optimiser."""
         shards = {name: getattr(teachers, name) for name in ShardsConfig.model_fields}
-        return TeachersTraining(model=self.started(teachers.model), fit=self.fit_of(teachers.fit), **shards)
+        fit = FitConfig(**dict(teachers.fit), **dict(self.training))
+        return TeachersTraining(model=self.started(teachers.model), fit=fit, **shards)
 
     @property
     def reads_public_groups(self) -> bool:
@@ -581,10 +578,6 @@ class Method(Section):
         """
         return None
 
-    def own_dataset(self) -> Dataset | None:
-        """The data set that comes with the configuration itself; None: the one that ``data`` names."""
-        return None
-
     def train(self, training: Training) -> Trained:
         """The model, and all events that touched private records.
 
@@ -619,10 +612,12 @@ class Method(Section):
         """Raise ConfigError for what :meth:`check` refuses, and for an attribute among features that count as
         public."""
         self.check()
+        if not self.protects_attribute_only:
+            return
         declared = None if self.data.declaration is None else entry_for(self.data)
         # To such a method features are public: one that shows the attribute would publish it before any noise.
         option = option_showing_attribute(self.data.name, self.data.options, declared)
-        if option is not None and self.protects_attribute_only:
+        if option is not None:
             raise ConfigError(
                 f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "
                 "public, but with true they show it; set it to false, or choose a method that protects whole records."
@@ -816,13 +811,21 @@ def configured(
         # A file may come from anybody; an option was typed by its user.
         if method is None and "method" not in said:
             require_trusted(values.get("method"), Path(source))
-    name = _name(values, said, method)
+    if method is not None and said.get("method", method) != method:
+        raise ConfigError(f"method: {method} is asked for, and --set says {said['method']}; leave one of them out.")
+    named = (method, said.get("method"), values.get("method"), DEFAULT)
+    name = next(name for name in named if name is not None)
+    if not isinstance(name, str):
+        raise ConfigError(f"method: expected a name, got {name!r}.")
     schema = find_method(name)
     faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
     fields = [each.partition("=")[0] if isinstance(each, str) else each[0] for each in overrides]
     faults += _unread_faults(schema, said, fields, method=name)
+    full = merge(schema().model_dump(), values)
+    for override in overrides:
+        apply_override(full, override)
     try:
-        config = parse_config(merged(values, overrides, method=name) | {"method": name}, schema)
+        config = parse_config(read_of(schema, full) | {"method": name}, schema)
     except ConfigError as error:
         # Each fault once, although both checks may find it.
         raise ConfigError("\n".join(dict.fromkeys([*faults, str(error)]))) from error
@@ -852,7 +855,7 @@ def configured_exactly(values: Values, *, method: str) -> Method:
     faults = _unread_faults(schema, values, method=method)
     if faults:
         raise ConfigError("\n".join(faults))
-    return parse_config(merge(start_of(schema), values) | {"method": method}, schema)
+    return parse_config(merge(schema().model_dump(), values) | {"method": method}, schema)
 
 
 def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = (), *, method: str) -> list[str]:
@@ -866,37 +869,11 @@ def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = 
     return faults
 
 
-def merged(values: Values, overrides: Sequence[Override], *, method: str | None) -> Values:
-    """The values that the method reads: its defaults, a file's ``values``, and ``overrides`` on top; nothing is
-    checked."""
-    schema = find_method(_name(values, _said(overrides), method))
-    full = merge(start_of(schema), values)
-    for override in overrides:
-        apply_override(full, override)
-    return read_of(schema, full)
-
-
 def _said(overrides: Sequence[Override]) -> Values:
     said: Values = {}
     for override in overrides:
         apply_override(said, override)
     return said
-
-
-def _name(values: Values, said: Values, method: str | None) -> str:
-    """The name of the method: as the caller, an option or the file gives it, or the default."""
-    if method is not None and said.get("method", method) != method:
-        raise ConfigError(f"method: {method} is asked for, and --set says {said['method']}; leave one of them out.")
-    named = (method, said.get("method"), values.get("method"), DEFAULT)
-    name = next(name for name in named if name is not None)
-    if not isinstance(name, str):
-        raise ConfigError(f"method: expected a name, got {name!r}.")
-    return name
-
-
-def start_of(schema: type[Method]) -> Values:
-    """The defaults of a method as plain values."""
-    return schema().model_dump()
 
 
 def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
@@ -949,7 +926,7 @@ def refused(path: Names, value: Any) -> list[str]:
         if last not in fields:
             continue
         try:
-            parse_config(merge(start_of(other), value), other)
+            parse_config(merge(other().model_dump(), value), other)
         except ConfigError as error:
             found = str(error).splitlines()
             depth = max(fault.partition(":")[0].count(".") for fault in found)
@@ -1047,10 +1024,10 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
 
 def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -> Values:
     """Settings of ``method`` that suit ``data``; None: of :data:`FITTED`."""
-    name = FITTED if method is None else method
+    name, entry = FITTED if method is None else method, entry_for(data)
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
-    needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry_for(data).rows is not None
-    count = count_protected(data) if needed else _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
+    needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry.rows is not None
+    count = entry.count_protected(data.options, data.unit) if needed else _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
     return fitted_to(name, count=count, num_public=pool_size(data), num_sites=num_sites)
 
 
@@ -1099,16 +1076,8 @@ def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> 
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
         # Every number of a record gets the same noise, and few records stand out against it in few numbers only.
-        values["data"] = {"embedding": {"num_components": _num_components(count * num_sites)}}
+        wanted = max(_FEWEST_COMPONENTS, count * num_sites // _RECORDS_PER_COMPONENT)
+        values["data"] = {"embedding": {"num_components": min(wanted, _MOST_COMPONENTS)}}
     # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
     return read_of(type(method), merge(values, own_values))
-
-
-def _num_components(count: int) -> int:
-    return min(max(_FEWEST_COMPONENTS, count // _RECORDS_PER_COMPONENT), _MOST_COMPONENTS)
-
-
-def count_protected(data: DataConfig) -> int:
-    """The publisher's count of what is protected: of rows, or of persons if these are protected and counted."""
-    return entry_for(data).count_protected(data.options, data.unit)

@@ -70,12 +70,12 @@ from pydantic import Field
 from scipy.linalg import cho_factor, cho_solve
 
 from fairpate.config import Count, NetworkConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
-from fairpate.later import sklearn
 from fairpate.methods.base import AttributeMethod, Trained, Training
 from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_shares
 from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, choose_cheap, release_epsilon_for
+from fairpate.types import sklearn
 
 Rule = TypeVar("Rule")
 RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float64)

@@ -50,7 +50,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive, PrivacyTarget, RecordTerms, Section
-from fairpate.later import torch
 from fairpate.methods.base import (
     NO_NOISE,
     PrivateMethod,
@@ -63,7 +62,7 @@ from fairpate.methods.base import (
     noise_within,
 )
 from fairpate.privacy.accountant import Event, PoissonGaussians
-from fairpate.types import Relation, Unit
+from fairpate.types import Relation, Unit, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

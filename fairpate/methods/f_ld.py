@@ -78,7 +78,6 @@ from fairpate.config import (
     StudentConfig,
 )
 from fairpate.data import Dataset
-from fairpate.later import functional, torch
 from fairpate.methods.base import (
     NO_NOISE,
     AttributeMethod,
@@ -93,6 +92,7 @@ from fairpate.methods.parity import UNKNOWN, DualAscent, FloatArray, MeanParity,
 from fairpate.privacy.accountant import Event, PoissonGaussians, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
+from fairpate.types import functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

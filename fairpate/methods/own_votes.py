@@ -38,13 +38,11 @@ from fairpate.config import ConfigError, Count, GateConfig, GatedAggregatorConfi
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.data.tables import number_in, text_of
-from fairpate.later import torch
 from fairpate.methods.base import Training
-from fairpate.methods.label_queries import Labels, StandingVoters
-from fairpate.methods.pate import NO_GATE, GnmaxMethod
+from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels, StandingVoters
 from fairpate.pages import counted
 from fairpate.run.context import RunDirectory
-from fairpate.types import IntArray, MechanismParameters, Unit, UserError, VoteBatch
+from fairpate.types import IntArray, MechanismParameters, Unit, UserError, VoteBatch, torch
 
 # 128 bits: two ids of one file share a digest with negligible probability.
 _DIGEST_BYTES = 16
@@ -344,13 +342,6 @@ class OwnVotes(GnmaxMethod):
         # A standard deviation of 1 vote is the default, which gives hardly any privacy.
         if self.target.epsilon is None and self.aggregator.mechanism == _NO_CHECK:
             raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
-
-    def own_dataset(self) -> Dataset | None:
-        """The public records of the file. ConfigError without features, because no student could learn."""
-        self.check()
-        if not self.votes.features:
-            raise ConfigError("votes.features: none, so no student can learn; `fairpate aggregate` releases labels.")
-        return read_votes_file(self.votes).dataset
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError also for a data set with records other than those of the file."""

@@ -37,8 +37,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fairpate.config import CountOrZero, Fraction, Section
-from fairpate.later import torch
-from fairpate.types import IntArray
+from fairpate.types import IntArray, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

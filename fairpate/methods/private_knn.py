@@ -42,19 +42,18 @@ from aggregator.session import Ballot, Question, VotesUnavailableError
 from fairpate.config import BudgetConfig, ConfigError, Count, EmbeddingConfig, GatedQueriesConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
-from fairpate.later import sklearn
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training, stream_seed
-from fairpate.methods.label_queries import (
+from fairpate.methods.pate import (
     Labels,
     ReleasePlan,
     StandingVoters,
+    VotingMethod,
     digest_of_records,
     passing,
 )
-from fairpate.methods.pate import VotingMethod
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
-from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet
+from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, sklearn
 from teachers.ensemble import PoolError, shard_key
 from teachers.neighbours import LARGEST_COORDINATE, MOST_COORDINATES, Coordinates, Sampler, blocks_of
 from teachers.ray_pool import LocalNeighbourhood, Neighbourhood, RayNeighbourhood, start_ray
@@ -239,7 +238,8 @@ class PrivateKnn(VotingMethod):
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError also for noise so small that a loss distribution would be too long to compose."""
         super().check_data(dataset)
-        event = self.plan(dataset).worst_case(self.num_fitting(dataset))
+        plan = self.plan(dataset)
+        event = plan.worst_case(plan.count_fitting())
         # By the Renyi curve, which is quick at any noise: the loss distribution would fill memory before it could
         # refuse.
         price = accountant.epsilon([event], target_delta=self.target.delta).epsilon
@@ -304,7 +304,7 @@ class PrivateKnn(VotingMethod):
         if settings.budget is not None:
             return plan
         # Composed loss distributions are no filter: they price a number of queries that is fixed before the first.
-        return replace(plan, budget=BudgetConfig(max_queries=self.planned_queries(dataset)))
+        return replace(plan, budget=BudgetConfig(max_queries=self.planned_queries(plan.queries)))
 
     @property
     def leaves_room(self) -> bool:

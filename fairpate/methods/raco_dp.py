@@ -65,7 +65,6 @@ from pydantic import Field, field_serializer
 
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.fairness.rates import FloatArray, IndexArray, divide
-from fairpate.later import functional, torch
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
@@ -73,6 +72,7 @@ from fairpate.methods.parity import DualAscent
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event, epsilon_of_curve
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
+from fairpate.types import functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

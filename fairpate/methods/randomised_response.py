@@ -35,7 +35,6 @@ from torch import Tensor, nn
 
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
-from fairpate.later import sklearn
 from fairpate.methods.base import AttributeMethod, Stream, Trained, Training
 from fairpate.methods.dp_oracle_learner import GameRules, fit_mixture
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
@@ -45,6 +44,7 @@ from fairpate.nn.fit import linear_rules, said_labels
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.accountant import spent
 from fairpate.privacy.laplace import PureReleases, keep_probability, randomise_response
+from fairpate.types import sklearn
 
 
 class RandomisedResponseConfig(ParityConfig):

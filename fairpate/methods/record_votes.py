@@ -77,7 +77,6 @@ from fairpate.fairness.private_population import (
     estimated_population,
     thinned,
 )
-from fairpate.later import sklearn
 from fairpate.methods.base import (
     STDDEVS_PER_CELL,
     ExpectedVotes,
@@ -89,7 +88,7 @@ from fairpate.methods.base import (
     noise_within,
     stream_seed,
 )
-from fairpate.methods.label_queries import fit_student, passing
+from fairpate.methods.pate import fit_student, passing
 from fairpate.nn.fit import public_penalty
 from fairpate.nn.models import build_architecture
 from fairpate.privacy.accountant import Event
@@ -97,7 +96,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
 from fairpate.run.release_log import Released
-from fairpate.types import IntArray, LabelledSet, Unit
+from fairpate.types import IntArray, LabelledSet, Unit, sklearn
 from student.student import Student
 
 FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]

@@ -188,12 +188,8 @@ Left = Callable[[Whole, IntArray], Whole]
 _Part = tuple[Whole, IntArray, IntArray | None]
 
 
-def indicators(num_classes: int) -> Left:
+def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
     """One at a record's label and zero elsewhere: the sums by class."""
-    return partial(_indicators, num_classes)
-
-
-def _indicators(num_classes: int, phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - of labels alone
     found_NC: IntArray = (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
     return found_NC
 
@@ -423,7 +419,7 @@ class ResidualVotes(RulesOfRecords):
             # Before the first draw, at the cost of both curvatures: which of them follows, released sums decide.
             planned = settings.events(noise, settings.curvature or "private")
             training.reserve([of_unit(event, dataset.unit) for event in planned], source.label)
-            sums_CW = noisy_sum(indicators(dataset.num_classes), sums, "sums")
+            sums_CW = noisy_sum(partial(indicators, num_classes=dataset.num_classes), sums, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
             num_records = max(float(sums_CW[:, 0].sum()) / ONE_RECORD, 1.0)
             # From the noisy number of records and public facts alone: the choice is post-processing.
@@ -579,7 +575,7 @@ class AdaSsp(RulesOfRecords):
         with training.reporter.stage("votes"), open_pool(self.ray) as pool:
             ballot = WeightedBallot.of(dataset, self.ada_ssp.embedding)
             records = RecordSums.of(ballot, dataset.private, pool)
-            exact_CW = records.total(indicators(dataset.num_classes), norm=UNITS)
+            exact_CW = records.total(partial(indicators, num_classes=dataset.num_classes), norm=UNITS)
             exact_WW = records.total(votes_themselves, norm=UNITS**2)
             released = tuple(of_unit(event, dataset.unit) for event in events)
             training.reserve(released, source.label)

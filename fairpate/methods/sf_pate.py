@@ -19,6 +19,7 @@ Shapes: N records, C classes.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -32,13 +33,13 @@ from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import as_names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
 from fairpate.methods.f_ld import FairLoopConfig, FldConfig, parity_of, train_f_ld
-from fairpate.methods.label_queries import Labels, digest_of_records
 from fairpate.methods.parity import UNKNOWN
-from fairpate.methods.pate import PateFamily
+from fairpate.methods.pate import Labels, PateFamily, digest_of_records
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
+from fairpate.terminal import Reporter
 from fairpate.types import IntArray, LabelledSet, VoteBatch
-from teachers.ensemble import assign_teachers, count_votes, shard_key, shard_rows
+from teachers.ensemble import BlockPool, assign_teachers, count_votes, shard_key, shard_rows
 
 
 class SfPateConfig(Section):
@@ -97,14 +98,16 @@ class SfPate(PateFamily):
         """The data set as teachers see it: SF_S asks about private records."""
         return attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset
 
-    def ask(self, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
+    def collect_votes(
+        self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
+    ) -> VoteBatch:
         """The votes of all teachers. In SF_T each teacher is trained by F-LD, one after another."""
         if self.sf_pate.variant == "sf_s":
-            return super().ask(dataset, queries, training)
+            return super().collect_votes(dataset, queries, folder, reporter, pool)
         private, count = dataset.private, self.teachers.num_teachers
         rows_T = shard_rows(assign_teachers(private.unit_id, count, shard_key(self.seed)), count)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
-        with training.reporter.stage("teachers") as advance:
+        with reporter.stage("teachers") as advance:
             for teacher, rows in enumerate(rows_T):
                 said = self._fair_vote(private.take(torch.from_numpy(rows)), queries, dataset, teacher=teacher)
                 votes_QC += count_votes(said.to(torch.int16).numpy()[None], dataset.num_classes)
@@ -183,7 +186,7 @@ def attribute_questions(dataset: Dataset) -> Dataset:
     )
     labels = dataset.group_names
     questions = split.take(torch.from_numpy(np.unique(first_alike(private))))
-    return replace(dataset, private=split, public=questions, label_names=labels, group_names=("everyone",), source=None)
+    return replace(dataset, private=split, public=questions, label_names=labels, group_names=("everyone",))
 
 
 def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:

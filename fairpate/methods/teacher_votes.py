@@ -30,8 +30,7 @@ from aggregator.mechanism import label_chances
 from fairpate.config import Count, QueriesConfig, RayConfig, TeachersConfig
 from fairpate.data import Dataset, Split
 from fairpate.methods.base import ExpectedVotes, Trained, Training
-from fairpate.methods.label_queries import choose_queries, shard_reader
-from fairpate.methods.pate import check_teachers
+from fairpate.methods.pate import check_teachers, choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
 from fairpate.privacy.mechanism_events import VoteSums
 from fairpate.run.release_log import Released
@@ -112,7 +111,6 @@ class TeacherVotes(VotesOfRecords):
                         augment=self.augment,
                         pool=pool,
                         on_progress=advance,
-                        read=shard_reader(dataset, self.ray),
                     )
                 with reporter.stage("votes") as advance:
                     votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from fairpate.config_reader import is_read, shared_settings
 from fairpate.fairness.rates import DEFAULT, NOTIONS
-from fairpate.pages import decimal, epsilon_text, percent
+from fairpate.pages import decimal, delta_text, epsilon_text, most_often_right, percent, strength
 from fairpate.report.frontier import (
     OBJECTIVES,
     Objective,
@@ -51,7 +51,6 @@ from fairpate.report.frontier import (
 )
 from fairpate.report.records import STRENGTHS, upper
 from fairpate.types import NotionName, strict
-from fairpate.words import delta_text, most_often_right, strength
 
 COLOURS = ("#2b4eff", "#b3181c", "#f28e2b", "#4fa37c", "#7b1fa2", "#b99ae0", "#18212b")
 """On light ground: pages by day, and paper."""

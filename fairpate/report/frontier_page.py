@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fairpate.fairness.rates import DEFAULT, NOTIONS
-from fairpate.pages import count, counted, decimal, epsilon_text, percent, render
+from fairpate.pages import count, counted, decimal, epsilon_text, percent, render, strength
 from fairpate.report import figures
 from fairpate.report.frontier import (
     FAILED,
@@ -55,7 +55,6 @@ from fairpate.report.frontier import (
 )
 from fairpate.report.records import fair_words, listed
 from fairpate.types import FairRule, MetricsKind, NotionName
-from fairpate.words import strength
 
 _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4

@@ -3,7 +3,7 @@
 A :class:`RunStatement` joins the privacy guarantee of a run with the evaluation on test records. Report, card,
 operator's page, terminal and notebook are views of its sentences, figures and rows: a verdict is decided here alone.
 
-A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.words`). A model is called fair
+A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.pages`). A model is called fair
 where the whole interval of a gap lies at or below the limit that the user set (``evaluation.fair_at``; a
 demographic-parity gap of .1 unless set), which is printed with the gap. A model that refuses more than it answers, or
 was measured on too few records of a group, is called perhaps fair at best: if none of n records shows an event, its
@@ -24,7 +24,18 @@ import numpy as np
 
 from fairpate.fairness import rates
 from fairpate.fairness.private_population import Population, PopulationEstimate, estimated_gap, estimated_rates
-from fairpate.pages import count, counted, decimal, epsilon_text, interval, percent
+from fairpate.pages import (
+    count,
+    counted,
+    decimal,
+    delta_text,
+    epsilon_text,
+    interval,
+    meaning,
+    most_often_right,
+    percent,
+    strength,
+)
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
 from fairpate.types import (
     FOUR_FIFTHS,
@@ -38,7 +49,6 @@ from fairpate.types import (
     restored,
     strict,
 )
-from fairpate.words import delta_text, meaning, most_often_right, strength
 
 Fairness = Literal["fair", "fair among some", "perhaps fair", "not fair", "unknown", "degenerate"]
 Mood = Literal["good", "doubtful", "bad", "none"]
@@ -96,6 +106,7 @@ class Guarantee:
     noise: str
     tuning_accounted: bool
     events: Sequence[str]
+    parts: Sequence[str] = ()
     not_protected: str | None = None
     remarks: Sequence[str] = ()
     tells_size: bool = False
@@ -118,6 +129,7 @@ class Guarantee:
             **{name: getattr(statement, name) for name in same},
             epsilon=math.inf if statement.epsilon is None else statement.epsilon,
             events=touched,
+            parts=tuple(statement.part_events),
             # The rate at which neighbours are sampled is configured; it does not depend on the number of records.
             tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
             earlier_releases=statement.earlier_releases or 0,
@@ -342,7 +354,7 @@ class MeasuredClaims:
             if measured.num_answered
             else "Refuses all",
             mood="none" if measured.num_answered else "bad",
-            details=(f"Of {counted(measured.num_records, measured.noun)}.",),
+            details=(f"Of {_number(measured, measured.num_records)}.",),
         )
         return self._fairness_figure, self._accuracy_figure, coverage
 
@@ -410,7 +422,7 @@ class MeasuredClaims:
             word=upper(self.accuracy_words),
             mood="bad" if worthless else "none",
             details=(
-                f"On {counted(measured.num_answered, f'answered {measured.noun}')}.",
+                f"On {_number(measured, measured.num_answered, 'answered ')}.",
                 *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
                 f"{upper(majority_words(measured))}.",
                 *(f"The model {words}." for words in measured.underserved),
@@ -430,7 +442,7 @@ class MeasuredClaims:
             return [("accuracy", f"unknown: {measured.why_unknown}")]
         gap = measured.measured(rates.DEFAULT)
         missing, hidden = listed(measured.not_measured), small_cell_words(measured)
-        rows = [("accuracy", f"{percent(measured.accuracy)} of {counted(measured.num_answered, measured.noun)}")]
+        rows = [("accuracy", f"{percent(measured.accuracy)} of {_number(measured, measured.num_answered)}")]
         if measured.majority_class is not None:
             rows.append(("to compare", majority_words(measured)))
         rows += [("warning", f"the model {words}") for words in (*measured.degenerate, *measured.underserved)]
@@ -530,6 +542,11 @@ def fair_words(rule: FairRule) -> str:
     measure = rates.NOTIONS[rule.notion].measure
     named = ", the four-fifths rule" if rule == FOUR_FIFTHS else ""
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
+
+
+def _number(measured: Evaluation, number: int, which: str = "") -> str:
+    """A number of test records or persons in words; with private metrics it is an estimate."""
+    return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.noun)}"
 
 
 def listed(names: Sequence[str]) -> str:

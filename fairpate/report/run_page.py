@@ -30,7 +30,20 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from fairpate.fairness.rates import NOTIONS, FloatArray
-from fairpate.pages import count, counted, epsilon_text, made_words, percent, render, scale_end
+from fairpate.pages import (
+    cost_words,
+    count,
+    counted,
+    dearest,
+    delta_text,
+    epsilon_text,
+    made_words,
+    percent,
+    render,
+    scale_end,
+    shares_of_worst,
+    votes_matter,
+)
 from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
 from fairpate.report.figures import SHAPES, chart_config
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
@@ -44,12 +57,12 @@ from fairpate.report.records import (
     Rows,
     RunStatement,
     interval_words,
+    listed,
     majority_words,
     small_cell_words,
     upper,
 )
 from fairpate.types import STOPPED_BY_VOTES, TELLS_SIZE, GateRule, restored
-from fairpate.words import cost_words, dearest, delta_text, shares_of_worst, votes_matter
 
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
 _CHART_CONFIG = {
@@ -588,7 +601,8 @@ class Card:
     @property
     def protected_records(self) -> str:
         """The private records that the guarantee is for."""
-        return f"private training {'and test ' if self.evaluation.metrics == 'private' else ''}records"
+        parts = [part for part in ("validation", "test") if part in self.privacy.parts]
+        return f"private {listed(['training', *parts])} records"
 
     @property
     def limits(self) -> list[str]:

@@ -38,12 +38,12 @@ from torch import Tensor
 from aggregator.session import mechanism_within
 from fairpate.config import EMBEDDED_NORM, EmbeddingConfig, RayConfig
 from fairpate.config_reader import values_digest
-from fairpate.data import Dataset
+from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding, placed
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
-from fairpate.methods.base import Method, PrivateMethod, Trained, Training, count_protected, price
+from fairpate.methods.base import Method, PrivateMethod, Trained, Training, price
 from fairpate.methods.dp_postprocessing import Postprocessing, released_counts
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.pate import GnmaxMethod
@@ -65,9 +65,17 @@ from fairpate.privacy.mechanism_events import (
 )
 from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, audit_page
 from fairpate.run.bundle import alike
-from fairpate.run.context import RunDirectory, read_statement, read_votes, write_json, write_text
-from fairpate.run.folder import finished_run
-from fairpate.run.learn import DataRecord, load_for, require_data, require_data_by_name
+from fairpate.run.context import (
+    DataRecord,
+    RunDirectory,
+    read_statement,
+    read_votes,
+    require_data,
+    require_data_by_name,
+    write_json,
+    write_text,
+)
+from fairpate.run.folder import finished_run, load_for
 from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import initial_model
@@ -403,7 +411,7 @@ def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = 
 def _declared_size(config: Method) -> int:
     """The publisher's number of records or persons, or a thousand where none is declared."""
     try:
-        return count_protected(config.data)
+        return entry_for(config.data).count_protected(config.data.options, config.data.unit)
     except UserError:  # records that came from Python, or a declaration that is gone
         return _RECORDS_UNKNOWN
 
@@ -521,7 +529,7 @@ def _sums_and_gains(
         records = RecordSums.of(ballot, canaries.private, BlockPool())
         exact_WW = records.total(votes_themselves, norm=UNITS**2)
         return [
-            (arrays["sums_CW"], records.total(indicators(canaries.num_classes), norm=UNITS), sums),
+            (arrays["sums_CW"], records.total(partial(indicators, num_classes=canaries.num_classes), norm=UNITS), sums),
             (np.triu(arrays["moments_WW"], 1), np.triu(exact_WW, 1), moments / math.sqrt(2)),
             (arrays["moments_WW"].diagonal()[None], exact_WW.diagonal()[None], moments),
         ]

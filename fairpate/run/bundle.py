@@ -41,10 +41,10 @@ from typing import Any, Literal, get_args
 import jinja2
 import yaml
 
-from fairpate.config_reader import values_digest
+from fairpate.config_reader import read_yaml, values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import PathIn, check_output_file, write_atomically
-from fairpate.pages import decimal, epsilon_text, percent
+from fairpate.pages import decimal, delta_text, epsilon_text, least_wrong, most_detected, percent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
@@ -65,7 +65,6 @@ from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, Relation, UsageError, UserError, stepwise, strict, tell
-from fairpate.words import delta_text, least_wrong, most_detected
 from student.card import read_card
 
 FORMAT = "fairpate.bundle/1"
@@ -639,7 +638,7 @@ def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
 
 def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
     """The lines of a form, filled in with ``values``, the contents of files by name."""
-    forms = yaml.safe_load(Path(__file__).with_name("dossier.yaml").read_text(encoding="utf-8"))
+    forms = read_yaml(Path(__file__).with_name("dossier.yaml"))
     lines = []
     for each in forms[form]:
         fields = tuple(each.get("from", ()))

@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fairpate.config import ConfigError
-from fairpate.config_reader import flat_values, values_digest
+from fairpate.config_reader import values_digest
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
 from fairpate.files import PathIn, private_folder, write_atomically
@@ -170,7 +170,7 @@ def _candidates(
         raise ConfigError(f"methods: expected two settings or more of methods {words}, got {got}.")
     first = found[0]
     for config in found[1:]:
-        if changes := changed_fields(flat_values(of_all(first)), flat_values(of_all(config))):
+        if changes := changed_fields(of_all(first), of_all(config)):
             raise ConfigError(f"{'; '.join(changes.values())}: {why}.")
     if first.data.split is None or not first.data.split.validation_share:
         raise ConfigError(
@@ -394,7 +394,7 @@ def select_by_trials(
         state_file = folder.workplace / "state.json"
         if run.student.exists():
             kept, origin = read_release(run.choice)
-            if changed_fields(flat_values(origin.settings), flat_values(settings)):
+            if changed_fields(origin.settings, settings):
                 raise RunFolderError(
                     f"{run.root}: holds a choice under other settings; give another folder with --out."
                 )
@@ -425,7 +425,7 @@ def select_by_trials(
             begun = {"settings": settings, "drawn": drawn, "environment": environment()}
             write_json(state_file, begun, private=True)
         state = read_json(state_file)
-        changes = changed_fields(flat_values(state["settings"]), flat_values(settings))
+        changes = changed_fields(state["settings"], settings)
         if changes:
             raise RunFolderError(
                 f"{out}: trials were charged under other settings ({'; '.join(changes.values())}); set them back, or "

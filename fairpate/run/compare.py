@@ -37,11 +37,9 @@ from fairpate.config_reader import determining_values, values_digest
 from fairpate.data import Dataset, load_data, load_once
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
-from fairpate.later import torch
 from fairpate.methods.base import Method, ReleasingMethod
-from fairpate.methods.label_queries import choose_queries
-from fairpate.methods.pate import PateFamily
-from fairpate.pages import counted, decimal, epsilon_text, in_two_lines, interval, percent
+from fairpate.methods.pate import PateFamily, choose_queries
+from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
@@ -56,8 +54,8 @@ from fairpate.run.context import (
     write_text,
     write_votes,
 )
-from fairpate.run.folder import create_run_directory, finished_run
-from fairpate.run.learn import Assessment, assess, load_for, read_student
+from fairpate.run.folder import create_run_directory, finished_run, load_for, read_student
+from fairpate.run.private_metrics import Assessment, assess
 from fairpate.run.publication import comparison_html, read_claims, write_reports
 from fairpate.run.release_log import (
     LimitReachedError,
@@ -81,8 +79,7 @@ from fairpate.run.sweep import (
     sole_driver,
 )
 from fairpate.terminal import Output, Reporter, facts, say, waiting
-from fairpate.types import FairRule, GateRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
-from fairpate.words import delta_text
+from fairpate.types import FairRule, GateRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored, torch
 from student.student import Student, save_student
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
@@ -259,7 +256,7 @@ def votes_name(cell: Cell) -> str | None:
     # A method that asks in a way of its own, or other queries, has votes of its own.
     if not isinstance(config, PateFamily):
         return None
-    if (type(config).ask, type(config).queried) != (PateFamily.ask, PateFamily.queried):
+    if (type(config).collect_votes, type(config).queried) != (PateFamily.collect_votes, PateFamily.queried):
         return None
     values = determining_values(config)
     # Cells that differ only in mechanism, gate, budget or student share votes, so none of these is here.

@@ -3,6 +3,10 @@
 ``public/`` holds released labels or arrays, the student, the statement, metrics and the report; ``private/`` (mode
 0700) holds teachers, votes and the ledger. Every file is written to a temporary name and renamed, so a file that exists
 is complete, and an interrupted stage is done again. Nothing here needs a method.
+
+A configuration names a data set; a data set that was given from Python has no name that could be looked up. So the run
+records the facts of the data set that it read in ``data.json``, next to the configuration. All that describes the run
+or reads its data set again uses this record.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fairpate.config_reader import flattened
 from fairpate.files import PathIn, write_atomically
-from fairpate.types import IntArray, LabelledSet, PrivacyStatement, UsageError, UserError, VoteBatch
+from fairpate.types import IntArray, LabelledSet, PrivacyStatement, Unit, UsageError, UserError, VoteBatch, restored
+from student.card import StudentCard
 
 LOCK = ".lock"  # the first file that a run makes in its folder
 _ENSEMBLE = b"ensemble"
@@ -183,11 +189,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that differ, in order, each as ``name: before -> now``; a missing field is shown as None."""
-    names = sorted(before.keys() | now.keys())
-    return {
-        name: f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)
-    }
+    """The fields that differ, dotted and in order, each as ``name: before -> now``; a missing one is shown as None."""
+    # Earlier versions may not have written empty sections.
+    old, new = ({path: leaf for path, leaf in flattened(values).items() if leaf != {}} for values in (before, now))
+    names = sorted(old.keys() | new.keys())
+    return {name: f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)}
 
 
 def read_statement(run: RunDirectory) -> PrivacyStatement:
@@ -197,6 +203,68 @@ def read_statement(run: RunDirectory) -> PrivacyStatement:
         return PrivacyStatement.from_json(values)
     except (TypeError, KeyError) as error:
         raise RunDirectoryError(f"{run.statement}: damaged ({error}); restore it from a copy.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord:
+    """The public facts of a data set: its name, kind, names of labels and groups, and the shape of one record.
+
+    ``given_from_python``: the caller handed the records in, and no name leads to them. ``unit``: what is protected as a
+    whole.
+    """
+
+    name: str
+    kind: str
+    record_shape: tuple[int, ...]
+    label_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    sensitive_attribute: str
+    given_from_python: bool
+    unit: Unit
+
+
+def recorded_data(run: RunDirectory) -> DataRecord | None:
+    """The recorded facts of the run's data set; None if there are none. RunDirectoryError if damaged."""
+    if not run.data.is_file():
+        return None
+    try:
+        return restored(DataRecord, read_json(run.data))
+    except TypeError as error:
+        raise RunDirectoryError(f"{run.data}: damaged ({error}); restore it from a copy.") from error
+
+
+def require_data(run: RunDirectory) -> DataRecord:
+    """The result of :func:`recorded_data`. RunDirectoryError if nothing is recorded."""
+    record = recorded_data(run)
+    if record is None:
+        raise RunDirectoryError(
+            f"{run.data}: missing, so it is not known what this run was trained on; give the command of the run again, "
+            "which records it and trains nothing anew."
+        )
+    return record
+
+
+def require_data_by_name(run: RunDirectory) -> None:
+    """Raise RunDirectoryError if the run was trained on records that cannot be loaded by name."""
+    record = recorded_data(run)
+    if record is not None and record.given_from_python:
+        raise RunDirectoryError(
+            f"{run.root}: was trained on {record.name!r}, a data set that was given from Python; it cannot be loaded "
+            "by its name, so continue this run from Python."
+        )
+
+
+def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
+    """Raise RunDirectoryError if the run's student was trained on other data than ``record`` describes."""
+    words = ("label_names", "group_names", "sensitive_attribute")
+    differing = [name for name in words if getattr(record, name) != getattr(student, name)]
+    if record.record_shape != student.input_shape:
+        differing.append("record_shape")
+    if differing:
+        raise RunDirectoryError(
+            f"{run.student}: was not trained on {record.name}, it differs in {', '.join(differing)}; restore the "
+            "folder, or start a new one."
+        )
 
 
 def write_votes(batch: VoteBatch, path: Path) -> None:

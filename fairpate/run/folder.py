@@ -1,4 +1,4 @@
-"""The folder of a run: made for a configuration, or found again with the configuration that it holds.
+"""The folder of a run: made for a configuration, or found again with the configuration and the data set that it holds.
 
 The configuration is written first: by it, a folder that a crash left is known as the folder of this run. A folder that
 holds a run of another configuration is refused, with the fields that differ.
@@ -6,28 +6,42 @@ holds a run of another configuration is refused, with the fields that differ.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import re
+import secrets
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from fairpate import __version__
-from fairpate.config import ConfigError
-from fairpate.config_reader import config_digest, determining, determining_values, flat_values, read_yaml
+from fairpate.config import ConfigError, DataConfig
+from fairpate.config_reader import config_digest, determining_values, read_yaml
+from fairpate.data import Dataset, load_data
+from fairpate.data.dataset import without_order
+from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
+from fairpate.data.registry import load_at_site
 from fairpate.files import PathIn, check_output_folder, private_folder
-from fairpate.methods.base import Method, configured
+from fairpate.methods.base import Method, Stream, configured, stream_seed
 from fairpate.methods.pate import PateFamily
-from fairpate.run.context import LOCK, RunDirectory, RunFolderError, changed_fields, run_at, write_json, write_text
+from fairpate.run import context
+from fairpate.run.context import DataRecord, RunDirectory, RunDirectoryError, RunFolderError
+from student.card import StudentFileError, read_card
+
+if TYPE_CHECKING:
+    from student.student import Student
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
@@ -85,10 +99,9 @@ def check_run_directory(config: Method) -> RunDirectory:
             stored = open_run_directory(run.root)[1].model_dump(mode="json")
         except ConfigError:  # another version's, whose fields are compared as they are written
             stored = read_yaml(run.config)
-        before, now = flat_values(determining(stored, config)), flat_values(determining_values(config))
-        changed = changed_fields(before, now)
+        changed = context.changed_fields(determining_values(config, stored), determining_values(config))
         # The sections of another method differ as well.
-        names = ["method"] if before.get("method", now["method"]) != now["method"] else changed
+        names = ["method"] if "method" in changed and stored.get("method") else changed
         changes = [changed[name] for name in names if name not in _TESTED_BY]
         if changes:
             raise RunFolderError(
@@ -97,7 +110,7 @@ def check_run_directory(config: Method) -> RunDirectory:
             )
         return run
     # A run that was killed before it had written its configuration leaves these.
-    begun = (LOCK, ".config.yaml.*.tmp")
+    begun = (context.LOCK, ".config.yaml.*.tmp")
     if run.root.exists() and not all(any(fnmatch(each.name, name) for name in begun) for each in run.root.iterdir()):
         raise RunFolderError(f"{run.root}: not empty and no run; give another folder with --out.")
     return run
@@ -112,16 +125,15 @@ def create_run_directory(config: Method) -> RunDirectory:
     # Looked at again: another run may have begun here since the caller looked.
     run = check_run_directory(config)
     values = config.model_dump(mode="json")
-    before, now = (flat_values(read_yaml(run.config)) if run.config.exists() else None), flat_values(values)
-    if before is None or any(before.get(name) != now.get(name) for name in _TESTED_BY if name in now):
+    if not run.config.exists() or context.changed_fields(read_yaml(run.config), values).keys() & {*_TESTED_BY}:
         # The configuration comes first: by it a folder that a crash left is known as this run's.
         run.root.mkdir(parents=True, exist_ok=True)
-        write_text(run.config, yaml.safe_dump(values, sort_keys=False))
+        context.write_text(run.config, yaml.safe_dump(values, sort_keys=False))
     if config.is_private:  # without privacy there is nothing to publish
         run.public.mkdir(exist_ok=True)
     private_folder(run.private)
     if not run.environment.exists():
-        write_json(run.environment, environment())
+        context.write_json(run.environment, environment())
     return run
 
 
@@ -130,7 +142,7 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
 
     RunFolderError if ``root`` holds no run, ConfigError if its configuration cannot be read.
     """
-    return ShownRun(root=root), configured(run_at(root).config)
+    return ShownRun(root=root), configured(context.run_at(root).config)
 
 
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:
@@ -139,6 +151,135 @@ def finished_run(root: Path) -> tuple[RunDirectory, Method]:
     run = own_folder(run, config)
     run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
     return run, config
+
+
+def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool) -> None:
+    """Record the data set that ``run`` is trained on. If the folder has a record already, require that it is the same.
+
+    The records of a data set that was given are recognised by a digest, which is private. RunDirectoryError for others.
+    """
+    found = context.recorded_data(run)
+    now = DataRecord(
+        name=dataset.name,
+        kind=dataset.kind,
+        record_shape=tuple(dataset.private.x.shape[1:]),
+        label_names=dataset.label_names,
+        group_names=dataset.group_names,
+        sensitive_attribute=dataset.sensitive_attribute,
+        given_from_python=given_from_python,
+        unit=dataset.unit,
+    )
+    if found is not None:
+        if not given_from_python:
+            context.require_data_by_name(run)
+        if changes := context.changed_fields(asdict(found), asdict(now)):
+            raise RunDirectoryError(
+                f"{run.root}: was trained on another data set ({'; '.join(changes.values())}); restore the data set, "
+                "or give another folder with --out."
+            )
+    if given_from_python:
+        digest, path = _digest(dataset), run.private / "data.sha256"
+        if not path.exists():
+            context.write_text(path, digest + "\n", private=True)
+        elif path.read_text(encoding="utf-8").strip() != digest:
+            raise RunDirectoryError(
+                f"{run.root}: was trained on other records than those given now; give those, or another folder (out)."
+            )
+    if found is None:
+        if run.student.exists():  # the record was lost, and the student may be of other data
+            context.require_student_of(run, now, read_card(run.student))
+        context.write_json(run.data, asdict(now))
+
+
+def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_data) -> Dataset:
+    """The data set that ``data`` names, embedded if ``run`` stores an embedding.
+
+    RunDirectoryError if the embedding is damaged, or missing although the student reads its coordinates.
+    """
+    if load is load_data and run.journal.exists() and run.student.exists():
+        # Of a model that was learned from several sites' sum: no private record is here, and none is needed any more.
+        load = partial(load_at_site, has_private=False)
+    if data.embedding is not None and run.embedding.exists():
+        try:
+            # Placed by the embedding that is kept: one that is fitted again may have other axes.
+            return placed(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
+        except EmbeddingFileError as error:
+            raise RunDirectoryError(str(error)) from error
+    # Fitted again it may have other axes, and the student's weights belong to the old ones.
+    if data.embedding is not None and run.student.exists():
+        raise RunDirectoryError(
+            f"{run.embedding}: gone, although {run.student} reads its coordinates; restore it from a copy, or start a "
+            "new run folder with --out."
+        )
+    return load(data)
+
+
+def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
+    """``dataset`` as the method reads it. If the attribute alone is protected, records get an order and names that do
+    not reveal it.
+
+    The order's key is drawn once per run and stored in ``private/``. With seeded noise it is derived from the seed.
+    """
+    if not (config.protects_attribute_only and config.is_private):
+        return dataset
+    path = run.private / "order.key"
+    if config.is_seeded:
+        # A seeded run is not private anyway, and can be repeated on any machine.
+        secret = stream_seed(config.seed, Stream.ORDER_OF_RECORDS).to_bytes(8, "little")
+    else:
+        if not path.exists():
+            if run.receipt.exists():
+                raise RunDirectoryError(
+                    f"{path}: is gone, although a release of this run read the records in its order; restore it from a "
+                    "copy, or start a new run folder with --out."
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            context.write_text(path, secrets.token_hex(32) + "\n", private=True)
+        secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())
+    private = without_order(dataset.private, seed=config.seed, secret=secret)
+    return replace(dataset, private=private)
+
+
+def _digest(dataset: Dataset) -> str:
+    """A digest of all records in order. It is private, because it would confirm a guess about the records."""
+    # Test records given with votes made elsewhere, where no record is private, may be named later.
+    if not len(dataset.private):
+        dataset = replace(dataset, test=dataset.private)
+    digest = hashlib.sha256()
+    for split in dataset.splits.values():
+        # JSON of names and shape, name by name: where records do not fit into memory, a list of names may not.
+        digest.update(b"[[")
+        for row, name in enumerate(split.record_id):
+            digest.update(f"{', ' if row else ''}{json.dumps(name)}".encode())
+        digest.update(f"], {json.dumps(list(split.x.shape))}]".encode())
+        for values in (split.x, split.y, split.z):
+            digest.update(np.ascontiguousarray(values.numpy()).data)
+        # Only where they say more than the names of records.
+        together = {"unit_id": split.unit_id, "person_id": split.person_id}
+        if others := {name: list(ids) for name, ids in together.items() if len(ids) and ids != split.record_id}:
+            digest.update(json.dumps(others).encode())
+    return digest.hexdigest()
+
+
+def read_student(run: RunDirectory, *, is_free: bool) -> Student:
+    """The published student, with the embedding that it reads, if any.
+
+    RunDirectoryError for a damaged file; ``is_free``: training it again costs no privacy.
+    """
+    from student.student import load_student  # with torch, which most readers of a run do not need
+
+    try:
+        # Records are placed when they are loaded (:func:`load_for`): the model gets coordinates.
+        return replace(load_student(run.student), embedding=None)
+    except StudentFileError as error:
+        remedy = (
+            "Or delete it and give the same command again: it is then trained again from the released labels, at no "
+            "privacy cost."
+            if is_free
+            else "It cannot be trained again: another training would be a second release of the same records. Without "
+            "a copy, start a new run folder with --out and count both epsilons."
+        )
+        raise RunDirectoryError(f"{error} {remedy}") from error
 
 
 def environment() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Metrics of private test records: one noisy table of predictions, and all that is estimated from it.
+"""Metrics of test records: exact ones, or one noisy table of predictions, and all that is estimated from it.
 
 The table counts test records by group z, true label y and predicted label k, and for calibration by declared bins of
 the model's score, with exact discrete Gaussian noise on every cell, empty ones too
@@ -35,7 +35,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, EvaluationConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
@@ -64,14 +64,16 @@ from fairpate.report.metrics import (
     Evaluation,
     GapResult,
     GroupResult,
+    RejectOptionSpread,
     describe_cell,
+    evaluate,
     reject_option_spread,
+    shown_records,
     with_words,
 )
 from fairpate.run.context import RunDirectory
-from fairpate.run.learn import Assessment
 from fairpate.run.release_log import MetricsFolder, Released, ReleaseLog, read_receipt, read_release
-from fairpate.types import FairRule, IntArray, PrivacyStatement
+from fairpate.types import FairRule, GateRule, IntArray, PrivacyStatement
 
 if TYPE_CHECKING:
     from student.card import StudentCard
@@ -115,6 +117,100 @@ def require_kept_names(config: Method, dataset: Dataset) -> None:
             f"target.relation: a record that is replaced must stay in its split, and {dataset.name} names records by "
             "their content; declare a key (identity: {key: ...}), or leave it out."
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """Metrics of the student by name, the headline first. With IDP3 they include the spread over orders of the test
+    records.
+
+    ``measured_N`` marks the test records that the headline's accuracy is over.
+    """
+
+    evaluations: dict[str, Evaluation]
+    measured_N: npt.NDArray[np.bool_]
+    reject_option: RejectOptionSpread | None = None
+
+    @property
+    def headline(self) -> Evaluation:
+        """The evaluation of the student as it predicts."""
+        return next(iter(self.evaluations.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The headline's metrics, and with IDP3 also those without refusals."""
+        values = self.headline.to_json()
+        if self.reject_option is not None:
+            unrefused = self.evaluations["student without refusals"]
+            values |= {"without_refusals": unrefused.to_json(), "orders": self.reject_option.to_json()}
+        return values
+
+
+def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, seed: int) -> Assessment:
+    """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders.
+
+    What rests on fewer than ``settings.least_cell`` test records of a group, or of a group and class, is left out. A
+    randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
+    """
+    test, rule, least_cell = dataset.test, student.card.idp3, settings.least_cell
+    groups, persons = test.z.numpy(), test.person_N
+    prediction = student.predict(test.x, groups, generator=_generator(seed, Stream.PREDICTION))
+    expected = prediction.probabilities_NC if student.card.is_randomised else prediction.labels
+
+    def measure(
+        predictions: npt.NDArray[Any],
+        answered_N: npt.NDArray[np.bool_],
+        rule: GateRule | None = None,
+        apart_N: npt.NDArray[np.bool_] | None = None,
+    ) -> Evaluation:
+        measured = evaluate(
+            predictions,
+            labels_N=test.y.numpy(),
+            groups_N=groups,
+            answered_N=answered_N,
+            class_names=dataset.label_names,
+            group_names=dataset.group_names,
+            # A fresh one for each measurement: an interval does not depend on what else was measured before.
+            generator=_generator(seed, Stream.BOOTSTRAP),
+            rule=rule,
+            persons_N=persons,
+            least_cell=least_cell,
+            apart_N=apart_N,
+        )
+        return replace(measured, metrics=settings.metrics, fair_at=settings.rule)
+
+    kept = shown_records(
+        groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
+    ).kept_N
+    # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.
+    headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
+    measured = prediction.answered & kept
+    if rule is None:
+        return Assessment(evaluations={"student": headline}, measured_N=measured)
+    # Both evaluations are published, so their difference may show no small cell either.
+    unrefused = measure(expected, np.ones(len(test), dtype=np.bool_), apart_N=~prediction.answered)
+    spread = reject_option_spread(
+        prediction.labels,
+        groups,
+        true_labels_N=test.y.numpy(),
+        rule=rule,
+        num_groups=dataset.num_groups,
+        num_classes=dataset.num_classes,
+        generator=_generator(seed, Stream.ORDERS),
+        kept_N=kept,
+        least_cell=least_cell,
+    )
+    # The accuracy in other orders would reveal the one that is not shown.
+    if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
+        spread = spread.without_accuracy()
+    return Assessment(
+        evaluations={"student with IDP3": headline, "student without refusals": unrefused},
+        measured_N=measured,
+        reject_option=spread,
+    )
+
+
+def _generator(seed: int, stream: Stream) -> np.random.Generator:
+    return np.random.default_rng(stream_seed(seed, stream))
 
 
 def table_event(cost: Price) -> PredictionTables:
@@ -398,7 +494,8 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
 
     def least(ratios_EGG: FloatArray) -> FloatArray:
         # The ratio of a group to itself is 1, without any error.
-        return np.where(is_known_G, np.fmin(np.fmin.reduce(ratios_EGG[event], axis=1), 1.0), np.nan)[None]
+        ratios_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), 1.0, ratios_EGG[event])
+        return np.where(is_known_G, np.fmin.reduce(ratios_GG, axis=1), np.nan)[None]
 
     value_EGG, low_EGG, _ = _ratios(shares)
     return _Shares(least(value_EGG), least(low_EGG), least(_ratios(wider).high_EG))

@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from fairpate import __version__
 from fairpate.config import PLACE, ConfigError, DataConfig
-from fairpate.config_reader import parse_config
+from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import sha256_of
 from fairpate.data.embedding import completed_pool, feature_names
 from fairpate.files import write_atomically
 from fairpate.methods.base import method_title
-from fairpate.methods.label_queries import Spending
+from fairpate.methods.pate import Spending
 from fairpate.pages import counted, epsilon_text, made_words, render
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
@@ -60,11 +59,13 @@ from fairpate.run.context import (
     RunDirectoryError,
     read_json,
     read_statement,
+    require_data,
+    require_student_of,
     run_at,
     write_json,
     write_text,
 )
-from fairpate.run.learn import Assessment, require_data, require_student_of
+from fairpate.run.private_metrics import Assessment
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, stepwise, strict, tell
 from student.card import read_card as read_student_card
@@ -232,7 +233,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             "command, which measures the same model again and charges nothing."
         )
     # Read as plain values: a card needs the method's name, not the package that defines it.
-    config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    config = read_yaml(run.config)
     trained_on = require_data(run)
     # The file may have been replaced by the model of another run.
     require_student_of(run, trained_on, read_student_card(run.student))
@@ -343,7 +344,7 @@ def _answered_queries(spending: Spending, statement: PrivacyStatement, num_publi
         # Composing is slow, and the course bends most at its start.
         ends = np.unique(np.ceil(submitted * np.linspace(0, 1, _MAX_COMPOSED_POINTS + 1)[1:] ** 2).astype(int)).tolist()
         epsilons = [
-            accountant.least_epsilon([spending.submitted(0, end)], target_delta=spending.target_delta)
+            accountant.least_epsilon([spending.submitted(0, end)], target_delta=spending.terms.budget.delta)
             for end in stepwise(ends)
         ]
         course = [(0.0, 0.0), *zip(ends, epsilons, strict=True)] if submitted else []
@@ -378,7 +379,7 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
     """The operator's report: the data-dependent cost of each query, when it was charged, and to whom."""
     submitted = range(len(spending.charges_Q))
     drawn = spending.drawn(0, len(submitted))
-    best = accountant.epsilon_data_dependent([drawn], target_delta=spending.target_delta)
+    best = accountant.epsilon_data_dependent([drawn], target_delta=spending.terms.budget.delta)
     # At the one order that is best for the total: costs of single queries at orders of their own would not add up.
     worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
     assert public.voting is not None
@@ -420,7 +421,7 @@ def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list
     for end in stepwise(ends.tolist()):
         # Curves add up, so that each query is priced once, not again for every point after it.
         curve_A = curve_A + price(start, end)
-        course.append((end, epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0]))
+        course.append((end, epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.terms.budget.delta)[0]))
         start = end
     return course
 

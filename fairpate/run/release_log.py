@@ -46,9 +46,9 @@ from safetensors.numpy import save
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
-from fairpate.config_reader import as_now, flat_values
+from fairpate.config_reader import as_now
 from fairpate.files import PathIn, write_atomically
-from fairpate.pages import counted, epsilon_text
+from fairpate.pages import counted, delta_text, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import (
     DEFAULT_ORDERS,
@@ -73,7 +73,6 @@ from fairpate.privacy.mechanism_events import (
 )
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields, write_json
 from fairpate.types import Relation, Unit, UserError
-from fairpate.words import delta_text
 
 FloatArray = npt.NDArray[np.float64]
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -144,7 +143,7 @@ class Release:
 def _curve_of(events: Sequence[Event]) -> FloatArray:
     try:
         return accountant.rdp(events)
-    except ValueError:
+    except ValueError:  # an event has none
         return np.full(len(DEFAULT_ORDERS), math.inf)
 
 
@@ -166,41 +165,31 @@ def read_receipt(run: RunDirectory) -> Release | None:
         raise OdometerError(f"{run.receipt}: damaged ({error}); restore it from a copy.") from error
 
 
-def composed_epsilon(releases: Sequence[Release], *, delta: float) -> float:
+def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: bool = False) -> float:
     """The epsilon of releases of one unit and relation together: the accountant's least bound, ``inf`` without one.
 
-    It holds for releases that were fixed before the first of them. Each bound holds for any data, so that taking the
-    least reveals nothing.
+    It holds for releases that were fixed before the first of them. With ``is_adaptive`` it is the least limit that
+    would have admitted them, in any order: charged as limits charge them, each may have been chosen in view of the
+    others, and a single release was fixed beforehand.
     """
-    return max(_composed_epsilon(part, delta=delta) for part in _by_part(releases))
-
-
-def _composed_epsilon(releases: Sequence[Release], *, delta: float) -> float:
-    events = merged([event for release in releases for event in release.events])
-    curve_A = _summed_curve(releases)
-    bounds = [pure_epsilon(events)]
-    if np.isfinite(curve_A).any():
-        bounds.append(epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=delta)[0])
-    # One release alone is priced as its statement prices it, so that a limit admits a run planned at it.
-    is_quick = len(releases) == 1 or len(events) <= _MOST_DISTRIBUTIONS
-    # Below the least delta of loss distributions only curves decide, and they may not be known.
-    if events and is_quick and delta >= LEAST_DELTA and accountant.has_loss_distributions(events):
-        bounds.append(accountant.epsilon_pld(events, target_delta=delta))
-    return min(bounds)
-
-
-def adaptive_epsilon(releases: Sequence[Release], *, delta: float) -> float:
-    """The least limit that would have admitted these releases of one unit and relation, in any order.
-
-    Each may have been chosen in view of the others; a single release was fixed beforehand. They are charged as limits
-    charge them.
-    """
-    return max(
-        _composed_epsilon(each, delta=delta)
-        if len(each) == 1
-        else least_adaptive_limit(_summed_curve(each), delta=delta)
-        for each in _by_part([release.charged for release in releases])
-    )
+    of_parts = []
+    for part in _by_part([release.charged for release in releases] if is_adaptive else releases):
+        curve_A = _summed_curve(part)
+        if is_adaptive and len(part) != 1:
+            of_parts.append(least_adaptive_limit(curve_A, delta=delta))
+            continue
+        events = merged([event for release in part for event in release.events])
+        bounds = [pure_epsilon(events)]
+        if np.isfinite(curve_A).any():
+            bounds.append(epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=delta)[0])
+        # One release alone is priced as its statement prices it, so that a limit admits a run planned at it.
+        is_quick = len(part) == 1 or len(events) <= _MOST_DISTRIBUTIONS
+        # Below the least delta of loss distributions only curves decide, and they may not be known.
+        if events and is_quick and delta >= LEAST_DELTA and accountant.has_loss_distributions(events):
+            bounds.append(accountant.epsilon_pld(events, target_delta=delta))
+        # Each bound holds for any data, so that taking the least reveals nothing.
+        of_parts.append(min(bounds))
+    return max(of_parts)
 
 
 def _by_part(releases: Sequence[Release]) -> list[Sequence[Release]]:
@@ -217,10 +206,6 @@ def _by_part(releases: Sequence[Release]) -> list[Sequence[Release]]:
             for part in parts
         ]
     return choices
-
-
-def _are_disjoint(one: str, other: str) -> bool:
-    return bool(one and other) and one != other and one.partition("/")[0] == other.partition("/")[0]
 
 
 def _summed_curve(releases: Sequence[Release]) -> FloatArray:
@@ -368,7 +353,13 @@ class Odometer:
                 # A plan is fixed by the first call: a later one, which has seen releases, cannot exchange it.
                 release = replace(release, plan=before.plan)
             # The same events once more, as of a repeated command, or those of a reserved draw, were admitted already.
-            is_settled = before is not None and _costs_no_more(release, before)
+            is_settled = before is not None and release.events == before.events
+            kind = (release.unit, release.relation, release.noise)
+            if before is not None and not is_settled and kind == (before.unit, before.relation, before.noise):
+                # At no greater cost at any order, but for the rounding of one noise that is calibrated for both.
+                known_A = np.isfinite(before.rdp_A)
+                no_more_A = release.rdp_A[known_A] <= before.rdp_A[known_A] * (1 + _SAME_COST)
+                is_settled = bool(known_A.any() and no_more_A.all())
             if enforce and is_settled and release.plan and covering(release.plan, release.events) != release.plan:
                 # Earlier values of the same release chose events at the cost that was reserved: they are the plan now.
                 release, rows = replace(release, plan=()), [row for row in rows if row.run != release.run]
@@ -420,7 +411,7 @@ class Odometer:
         return Standing(
             earlier=earlier,
             epsilon=composed_epsilon(same, delta=delta),
-            epsilon_adaptive=adaptive_epsilon(same, delta=delta),
+            epsilon_adaptive=composed_epsilon(same, delta=delta, is_adaptive=True),
         )
 
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
@@ -454,7 +445,7 @@ class Odometer:
                     releases=len(private),
                     not_private=len(same) - len(private),
                     epsilon=composed_epsilon(private, delta=delta),
-                    epsilon_adaptive=adaptive_epsilon(private, delta=delta),
+                    epsilon_adaptive=composed_epsilon(private, delta=delta, is_adaptive=True),
                     delta=delta,
                     epsilon_limit=limits.get((name, unit)),
                 )
@@ -542,16 +533,6 @@ _SAME_COST = 1e-9
 """Relative difference of two Renyi curves that only comes from rounding where one noise is calibrated for both."""
 
 
-def _costs_no_more(release: Release, before: Release) -> bool:
-    """True if ``release`` replaces ``before``, a row of the same run, at no greater cost at any order."""
-    if release.events == before.events:
-        return True
-    if (release.unit, release.relation, release.noise) != (before.unit, before.relation, before.noise):
-        return False
-    known_A = np.isfinite(before.rdp_A)
-    return bool(known_A.any() and np.all(release.rdp_A[known_A] <= before.rdp_A[known_A] * (1 + _SAME_COST)))
-
-
 def _least_limit(releases: Sequence[Release], *, delta: float) -> float:
     return max(least_adaptive_limit(_summed_curve(part), delta=delta) for part in _by_part(releases))
 
@@ -594,7 +575,13 @@ def _fits(
     # Every limit is asked: one without room refuses, also after another had room.
     asked = [(unit, limit, delta, each) for unit, limit, delta in limits for each in _counted_by(unit, [release])]
     for unit, limit, delta, each in asked:
-        same = [row for row in _counted_by(unit, others) if not _are_disjoint(row.part, each.part)]
+        rule = each.part.partition("/")[0]
+        # Another part of the same rule has other units.
+        same = [
+            row
+            for row in _counted_by(unit, others)
+            if not rule or row.part in ("", each.part) or row.part.partition("/")[0] != rule
+        ]
         place = f"{each.data}, unit {each.unit}"
         if any(row.relation != each.relation for row in same):
             raise LimitReachedError(
@@ -653,11 +640,6 @@ class Origin:
     after: tuple[str, ...] = ()
 
 
-def pool_digest(record_ids: Sequence[str]) -> str:
-    """A digest of the public records in order, because released arrays have a row for each."""
-    return hashlib.sha256(json.dumps(list(record_ids)).encode()).hexdigest()
-
-
 def save_release(path: Path, released: Released, origin: Origin) -> None:
     """Write the file that :func:`read_release` reads. Its reader needs no private record to learn from it."""
     arrays = {name: np.ascontiguousarray(array) for name, array in released.arrays.items()}
@@ -709,7 +691,7 @@ def arrays_digest(arrays: Arrays) -> str:
 def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Path) -> None:
     """Raise RunFolderError if the release in ``path`` was made under settings other than ``settings``."""
     # Of an earlier version, the release lists fields that are fixed today.
-    changes = changed_fields(flat_values(as_now(origin.settings)), flat_values(as_now(settings)))
+    changes = changed_fields(as_now(origin.settings), as_now(settings))
     if changes:
         raise RunFolderError(
             f"{path}: was released under other settings ({'; '.join(changes.values())}); set them back, or let the run "

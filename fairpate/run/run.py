@@ -50,14 +50,14 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
+from fairpate import types
 from fairpate.config import ConfigError, DataConfig, ModelConfig
-from fairpate.config_reader import Override, determining_values, flat_values, read_yaml, values_digest
+from fairpate.config_reader import Override, determining_values, read_yaml, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.data.registry import compared_on
 from fairpate.files import write_atomically
-from fairpate.later import functional, sklearn
 from fairpate.methods.base import (
     ExpectedVotes,
     Method,
@@ -70,19 +70,17 @@ from fairpate.methods.base import (
     Training,
     check_release_of,
     configured,
-    count_protected,
     price,
     resolved,
     stream_seed,
     torch_generator,
 )
-from fairpate.methods.label_queries import Labels
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.own_votes import resolved as resolved_votes
-from fairpate.methods.pate import VotingMethod
+from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
-from fairpate.pages import counted, epsilon_text, percent
+from fairpate.pages import counted, delta_text, epsilon_text, percent
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.laplace import PureReleases
@@ -97,16 +95,15 @@ from fairpate.run.context import (
     sole_worker,
     write_json,
 )
-from fairpate.run.folder import check_run_directory, create_run_directory
-from fairpate.run.learn import (
+from fairpate.run.folder import (
     as_trained,
-    assess,
+    check_run_directory,
+    create_run_directory,
     load_for,
     read_student,
     record_data,
-    with_given_data,
 )
-from fairpate.run.private_metrics import assess_privately, check_metrics, stated_tables, table_event
+from fairpate.run.private_metrics import assess, assess_privately, check_metrics, stated_tables, table_event
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import (
     Odometer,
@@ -125,26 +122,17 @@ from fairpate.run.release_log import (
 )
 from fairpate.terminal import Reporter, listing
 from fairpate.types import (
-    CHOSEN,
-    IN_PARALLEL,
-    KEEPS_KEY,
-    PUBLIC_DEFAULTS,
-    READING_TELLS,
-    RECORDS_ALONE,
-    TABLES_LOST,
-    TELLS_SIZE,
-    TESTED_DEFAULTS,
-    TRIED,
     DataSettingsError,
     IntArray,
     PrivacyStatement,
     Relation,
     RunRecord,
     Unit,
+    functional,
+    sklearn,
     stepwise,
     strict,
 )
-from fairpate.words import delta_text
 from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
@@ -214,7 +202,7 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
         return None
     usual = resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
     # A split by another seed is one more of those that the runs were spread over.
-    if {*changed_fields(*map(flat_values, map(determining_values, (config, usual))))} - {"seed", "noise", "data.seed"}:
+    if {*changed_fields(determining_values(config), determining_values(usual))} - {"seed", "noise", "data.seed"}:
         return None
     near = [ranges[max(e for e in ranges if e <= epsilon)], ranges[min(e for e in ranges if e >= epsilon)]]
     return min(low for low, _ in near), max(high for _, high in near)
@@ -230,7 +218,8 @@ def _voting(config: Method, dataset: Dataset) -> ExpectedVotes | None:
     by_person = dataset.unit == "person" and entry.persons is not None
     apart = sum(split.num_protected if by_person else len(split) for split in others)
     # At least one: a publisher's count may be below the records of the other splits.
-    return config.voting(dataset, max(1, count_protected(config.data) - apart))
+    private = entry.count_protected(config.data.options, config.data.unit) - apart
+    return config.voting(dataset, max(1, private))
 
 
 def planned_cost(config: Method, dataset: Dataset) -> Price | None:
@@ -241,8 +230,8 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     """
     if isinstance(config, VotingMethod):
         # Every query that fits is charged in full, with any outcome.
-        asked = config.queried(dataset)
-        event = config.plan(asked).worst_case(config.num_fitting(dataset))
+        plan = config.plan(dataset)
+        event = plan.worst_case(plan.count_fitting())
         return price([event], delta=config.target.delta, relation=event.relation)
     if not (isinstance(config, PrivateMethod) and config.is_private):
         return None
@@ -509,30 +498,11 @@ Sums = Callable[[RunDirectory, ReleaseLog], NoisySum]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenRun:
-    """A run in whose folder no other process works: what each of its stages reads.
-
-    ``noisy_sum`` draws the sums of a release over several sites; None: all private records are here.
-    """
+class OpenRun(Training):
+    """A run in whose folder no other process works: what each of its stages reads. A release needs no ``model``."""
 
     config: Method
-    dataset: Dataset
-    run: RunDirectory
     log: ReleaseLog
-    reporter: Reporter
-    noisy_sum: NoisySum | None = None
-
-    def training(self, model: nn.Module | None = None) -> Training:
-        """The context of a release, which needs no ``model``, or of a training that starts from it."""
-        return Training(
-            dataset=self.dataset,
-            model=nn.Identity() if model is None else model,
-            run=self.run,
-            reporter=self.reporter,
-            seed=self.config.seed,
-            log=self.log,
-            noisy_sum=self.noisy_sum,
-        )
 
 
 def with_pinned_weights(config: AnyMethod) -> AnyMethod:
@@ -578,35 +548,6 @@ def check_data(config: Method, dataset: Dataset) -> None:
     config.check_data(dataset)
     if config.evaluation.metrics != "outside":
         check_metrics(config, dataset)
-
-
-def check_queries(opened: OpenRun, config: VotingMethod) -> None:
-    """Raise LimitReachedError if the odometer's limit has no room for the planned queries, before any teacher is
-    trained.
-
-    Reports a note if the ledger's budget has room for fewer queries than planned.
-    """
-    plan, num_fitting = config.plan(config.queried(opened.dataset)), config.num_fitting(opened.dataset)
-    planned = config.aggregator.num_queries
-    # A stored release was admitted already; the ledger's meter checks what is charged beyond it.
-    if opened.log.stored() is None:
-        opened.log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
-    if planned is not None and num_fitting < planned:
-        opened.reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
-
-
-def check_table(opened: OpenRun) -> None:
-    """Raise LimitReachedError if the odometer's limit has no room for the table of private metrics, before anything is
-    trained."""
-    config = opened.config
-    if config.evaluation.metrics != "private" or config.is_seeded or opened.run.student.exists():
-        return
-    table = opened.log.of_part("test")
-    if table.stored() is not None:
-        return
-    cost = planned_cost(config, opened.dataset)
-    assert cost is not None  # `check_metrics` refuses a method without a guarantee
-    table.check([table_event(cost)], noise=OS_ENTROPY)
 
 
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
@@ -800,7 +741,7 @@ def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacySt
         part_events={**statement.part_events, "test": tuple(map(event_json, tables))},
         epsilon_with_earlier=max(standing.epsilon, cost) if is_named and standing else None,
         epsilon_adaptive_with_earlier=max(standing.epsilon_adaptive, cost) if is_named and standing else None,
-        remarks=(*(remark for remark in statement.remarks if remark != TABLES_LOST), TABLES_LOST),
+        remarks=(*(remark for remark in statement.remarks if remark != types.TABLES_LOST), types.TABLES_LOST),
     )
     write_json(opened.run.statement, strict(found.to_json()))
     return found
@@ -838,6 +779,12 @@ def statement_of(
     if not config.names_earlier:
         standing = None
     known = compared_on(config.data) if "validation" in parts else {}
+    # Of a choice of settings, with the data sets on which the defaults were compared.
+    choice = parts.get("validation", ())
+    how = types.TRIED if any(isinstance(event, SecretTrials) for event in choice) else types.CHOSEN
+    defaults = [types.TESTED_DEFAULTS if protected else types.PUBLIC_DEFAULTS for protected in known.values()]
+    chosen = (how, *(words.format(name) for words, name in zip(defaults, known, strict=True)))
+    keeps_key = bool(parts) and cost.relation == "replace one" and cost.unit != "sensitive attribute"
     return PrivacyStatement(
         method=config.method,
         unit=cost.unit,
@@ -859,34 +806,24 @@ def statement_of(
         remarks=(
             *trained.remarks,
             *shared,
-            *((IN_PARALLEL,) if "test" in parts else ()),
-            *chosen_remarks(parts.get("validation", ()), known),
-            *((TABLES_LOST,) if len(parts.get("test", ())) > 1 else ()),
-            *((KEEPS_KEY,) if parts and cost.relation == "replace one" and cost.unit != "sensitive attribute" else ()),
+            *((types.IN_PARALLEL,) if "test" in parts else ()),
+            *(chosen if choice else ()),
+            *((types.TABLES_LOST,) if len(parts.get("test", ())) > 1 else ()),
+            *((types.KEEPS_KEY,) if keeps_key else ()),
             *size_remarks(config, flat(trained.events), cost.unit),
-            *((RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
-            *((READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
+            *((types.RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
+            *((types.READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
             *standing_remarks(standing, delta=cost.delta),
             *remarks,
         ),
     )
 
 
-def chosen_remarks(events: Sequence[Event], known: Mapping[str, bool]) -> tuple[str, ...]:
-    """The remarks on the choice of settings among ``events``, which name the data sets that are ``known``
-    (:func:`fairpate.data.registry.compared_on`); empty without a choice."""
-    if not events:
-        return ()
-    how = TRIED if any(isinstance(event, SecretTrials) for event in events) else CHOSEN
-    named = ((TESTED_DEFAULTS if protected else PUBLIC_DEFAULTS).format(name) for name, protected in known.items())
-    return (how, *named)
-
-
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
     """The remark that a sampling rate reveals the private number of records or persons that it was computed from."""
     # Events without sampling, and those that read every record, reveal no rate.
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
-    return (TELLS_SIZE[unit],) if samples and unit in TELLS_SIZE and config.rate_tells_size else ()
+    return (types.TELLS_SIZE[unit],) if samples and unit in types.TELLS_SIZE and config.rate_tells_size else ()
 
 
 def run_method(
@@ -917,13 +854,21 @@ def run_method(
         UserError, ValueError: Names the field or file, the value and the remedy. What was finished stays, and nothing
             is charged twice.
     """
-    # Votes that were made elsewhere bring their public records along.
-    given = config.own_dataset() if dataset is None else dataset
-    with _opened(config, reporter, given, load=load, release_of=release_of) as opened:
-        if isinstance(opened.config, VotingMethod):
-            check_queries(opened, opened.config)
-        check_table(opened)
-        if not opened.run.student.exists() and not reporter.console.quiet:
+    if dataset is None and isinstance(config, OwnVotes):
+        # Votes that were made elsewhere bring their public records along.
+        config.check()
+        if not config.votes.features:
+            raise ConfigError("votes.features: none, so no student can learn; `fairpate aggregate` releases labels.")
+        dataset = read_votes_file(config.votes).dataset
+    with _opened(config, reporter, dataset, load=load, release_of=release_of) as opened:
+        is_trained = opened.run.student.exists()
+        if opened.config.evaluation.metrics == "private" and not opened.config.is_seeded and not is_trained:
+            # Where a limit has no room for the table of private metrics, nothing is trained.
+            table, cost = opened.log.of_part("test"), planned_cost(opened.config, opened.dataset)
+            assert cost is not None  # `check_metrics` refuses a method without a guarantee
+            if table.stored() is None:
+                table.check([table_event(cost)], noise=OS_ENTROPY)
+        if not is_trained and not reporter.console.quiet:
             for words in cautions(opened.config, opened.dataset, opened.run):
                 reporter.note("caution", words)
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
@@ -950,10 +895,8 @@ def make_release(
     with _opened(config, reporter, dataset, load=load, command=command) as opened:
         checked = opened.config
         assert isinstance(checked, ReleasingMethod | VotingMethod)
-        if isinstance(checked, VotingMethod):
-            check_queries(opened, checked)
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
-        then(opened, checked.release(opened.training()))
+        then(opened, checked.release(opened))
     return opened.run
 
 
@@ -971,11 +914,11 @@ def one_release(
         students, quiet = [], Reporter(quiet=True)
         for each in configs:
             check_model_files(each, opened.dataset, quiet)
-        released = opened.config.release(opened.training())
+        released = opened.config.release(opened)
         with reporter.stage("candidates") as advance:
             for number, each in enumerate(configs, start=1):
                 model = initial_model(each, opened.dataset)
-                training = replace(opened.training(model), reporter=quiet, seed=each.seed)
+                training = replace(opened, model=model, reporter=quiet, seed=each.seed)
                 trained = post_process(each.learn(training, released), each, training)
                 students.append(Student(card=student_card(each, opened.dataset, trained), network=trained.model))
                 advance(number, len(configs))
@@ -1017,7 +960,8 @@ def _opened(
         config.require_trainable()
     else:  # `check_data` looks at its features, below
         config.check()
-        config = with_given_data(config, dataset)
+        # Without the data options, which were not read.
+        config = config.model_copy(update={"data": DataConfig(name=dataset.name)})
     config = with_pinned_weights(config)
     # Before data are read: a folder that this run cannot use should cost no time.
     embedded = found = check_run_directory(config)
@@ -1050,7 +994,18 @@ def _opened(
             is_own = config.data.declaration is not None
             announce_spending(planned_cost(config, dataset), dataset.name, reporter, is_own=is_own)
         dataset = as_trained(run, config, dataset)
-        yield OpenRun(config=config, dataset=dataset, run=run, log=log, reporter=reporter)
+        if isinstance(config, VotingMethod):
+            plan, planned = config.plan(dataset), config.aggregator.num_queries
+            # Where a limit has no room for the planned queries, no teacher is trained. A stored release was admitted
+            # already; the ledger's meter checks what is charged beyond it.
+            fitting = plan.count_fitting()
+            if log.stored() is None:
+                log.check([plan.worst_case(fitting)], noise=plan.source.label)
+            if planned is not None and fitting < planned:
+                reporter.note("budget", f"has room for {fitting} of {planned} queries; the others will not be asked")
+        yield OpenRun(
+            config=config, dataset=dataset, model=nn.Identity(), run=run, log=log, reporter=reporter, seed=config.seed
+        )
 
 
 def train_model(
@@ -1063,7 +1018,7 @@ def train_model(
     LimitReachedError where that name's limit has no room.
     """
     config.check()
-    config = with_pinned_weights(with_given_data(config, dataset).model_copy(update={"out": folder}))
+    config = with_pinned_weights(config.model_copy(update={"data": DataConfig(name=dataset.name), "out": folder}))
     check_data(config, dataset)
     run = RunDirectory(root=folder)
     if config.asks_teachers or odometer is not None:
@@ -1135,7 +1090,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
         check_model_files(config, dataset, opened.reporter)
     if isinstance(config, VotingMethod):
         # A service may have asked since, so what was released is stated again.
-        labels = config.release(opened.training())
+        labels = config.release(opened)
         state_release(opened, labels)
     if is_trained:
         # Learned from a ledger or from kept releases, or without privacy, it can be learned again at no cost.
@@ -1156,7 +1111,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
         return read_student(run, is_free=is_free), labels
 
     def train() -> Trained:
-        training = opened.training(initial_model(config, dataset))
+        training = replace(opened, model=initial_model(config, dataset))
         trained = config.train(training) if labels is None else config.learn(training, labels)  # type: ignore[attr-defined]
         return post_process(trained, config, training)
 

@@ -80,26 +80,31 @@ from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import CODEBOOKS
 from fairpate.data.tables import RecordForm, feature_codes, form_of
 from fairpate.http_server import HttpServer, Role, ServiceError
-from fairpate.methods.label_queries import (
+from fairpate.methods.own_votes import OwnVotes, read_votes_file
+from fairpate.methods.pate import (
     LedgerPlace,
+    VotingMethod,
     choose_queries,
-    ledger_terms,
     missing_labels,
     open_ledger,
     parsed,
     place_of,
     state_for_service,
 )
-from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.pate import VotingMethod
-from fairpate.pages import epsilon_text
-from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_json, run_at, write_json
-from fairpate.run.folder import finished_run, open_run_directory
-from fairpate.run.learn import as_trained, load_for, record_data, require_data_by_name
+from fairpate.pages import delta_text, epsilon_text
+from fairpate.run.context import (
+    RunDirectory,
+    RunDirectoryError,
+    RunFolderError,
+    read_json,
+    require_data_by_name,
+    run_at,
+    write_json,
+)
+from fairpate.run.folder import as_trained, finished_run, load_for, open_run_directory, record_data
 from fairpate.run.release_log import LedgerMeter, Odometer, OdometerError, ReleaseLog, state_folder
 from fairpate.terminal import Output, listing, require_extra, say, show
 from fairpate.types import UsageError, UserError
-from fairpate.words import delta_text
 
 T = TypeVar("T")
 _KEY_SHOWN = 12  # of 64 digits; `--json` and an export have all
@@ -178,9 +183,10 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     else:
         named = load_for(run, config.data)
         record_data(run, named, given_from_python=False)
-        dataset = config.queried(as_trained(run, config, named))
-    voters, plan = config.standing_voters(dataset, run), config.plan(dataset)
-    terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, config.queries)
+        dataset = as_trained(run, config, named)
+    plan = config.plan(dataset)
+    dataset, voters = plan.dataset, config.standing_voters(plan.dataset, run)
+    terms = plan.terms(voters.ensemble)
 
     def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
         log = ReleaseLog(run, Odometer(state), data=dataset.name, method=config.method, part=dataset.part)
@@ -188,7 +194,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         if take_over:
             audit.note_action(run.actions, "take over")
         # Never made here: a run whose ledger is gone must not begin to count from zero.
-        ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter, take_over=take_over)
+        ledger = open_ledger(run, terms, plan.queries, create=False, meter=ledger_meter, take_over=take_over)
         return ledger, AggregatorSession(ledger, source=plan.source)
 
     try:
@@ -625,13 +631,12 @@ def verified_facts(path: Path) -> dict[str, Any]:
             if isinstance(config, OwnVotes):
                 dataset = read_votes_file(config.votes).dataset
             else:
-                dataset = config.queried(as_trained(run, config, load_for(run, config.data)))
+                dataset = as_trained(run, config, load_for(run, config.data))
         except UserError as error:
             # The chain holds: a data set that cannot be read is reported, and is no fault of the ledger.
             held = f"not compared, because the data set cannot be read ({error})"
         else:
-            queries = choose_queries(dataset, config.queries)
-            total, lost = missing_labels(run, queries, outcome)
+            total, lost = missing_labels(run, config.plan(dataset).queries, outcome)
             if lost:
                 raise RunDirectoryError(
                     f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore it."

@@ -47,7 +47,6 @@ from fairpate.config import (
 from fairpate.config_reader import (
     apply_override,
     config_digest,
-    determining,
     determining_values,
     flattened,
     merge,
@@ -68,7 +67,6 @@ from fairpate.methods.base import (
     read_of,
     refused,
     require_trusted,
-    start_of,
     unread_by,
     why_unread,
 )
@@ -244,7 +242,7 @@ class Cell:
         """
         data = self.config.data
         # Without the settings that this cell leaves unread: the start may read them, and the command need not set them.
-        start = flattened(determining(_start(self.method, data.model_dump_json()).model_dump(), self.config))
+        start = flattened(determining_values(self.config, _start(self.method, data.model_dump_json()).model_dump()))
         # A default that is derived from other fields is not the same as that value when set.
         dumped = flattened(self.config.model_dump())
         now = flattened(determining_values(self.config))
@@ -411,7 +409,7 @@ def _config(
     except (ConfigError, DataError) as error:
         found.append(error)
         begun = {"data": {"name": data}}
-    values = merge(start_of(schema), read_of(schema, begun))
+    values = merge(schema().model_dump(), read_of(schema, begun))
     try:
         for layer in layers:
             if not isinstance(values["data"], dict):

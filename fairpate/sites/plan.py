@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import flat_values, read_yaml
+from fairpate.config_reader import flattened, read_yaml
 from fairpate.sites.secure_sum import ENDED, Draw, PublicKeys, SiteKey, SumError
 from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 
@@ -93,7 +93,7 @@ class SitePlan:
         if not all(_NAME.fullmatch(name) for name in self.sites):
             raise PlanError("sites: expected names of at most 64 letters, digits, spaces, dots, dashes or underscores.")
         # What an author's file says of folders, packages or machines would be done here, unseen.
-        said = [field for field, value in flat_values(self.settings).items() if value is not None]
+        said = [field for field, value in flattened(self.settings).items() if value not in (None, {})]
         if refused := list(filter(_OF_A_MACHINE.fullmatch, said)):
             raise PlanError(f"settings.{min(refused)}: a plan says nothing of folders, files or machines; take it out.")
         try:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ import yaml
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data.dataset import Dataset
 from fairpate.data.declaration import read_declaration, rows_of
-from fairpate.data.registry import CODEBOOKS, entry_for, load_data, request_of
+from fairpate.data.registry import CODEBOOKS, MADE, entry_for, load_data, request_of
 from fairpate.data.tables import text_of
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
@@ -103,7 +103,10 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
     found: dict[str, list[pa.Table]] = {}
     # Read all columns: records may be dealt by one that is not a feature.
     whole = table.model_copy(update={"identity": table.identity.model_copy(update={"by_text": True})})
-    for part, _, rows in rows_of(whole, request_of(data, entry), table.files.parts):
+    request = request_of(data, entry)
+    if data.declaration is None and data.name in MADE:
+        request = replace(request, tables={"records": MADE[data.name]()})
+    for part, _, rows in rows_of(whole, request, table.files.parts):
         for rule in table.keep:
             rows = rows.filter(pc.invert(pc.is_in(text_of(rows[rule.column]), pa.array(rule.other_than, pa.string()))))
         found.setdefault(part, []).append(rows)

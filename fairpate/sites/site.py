@@ -337,7 +337,7 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the other process ends this one
     other = parent_process()
     assert other is not None
-    # If that was killed, nobody needs this table, and the folder must be free for its next start.
+    # If that was killed, this table is not needed, and the folder must be free for its next start.
     threading.Thread(target=_end_after, args=(other,), daemon=True).start()
     if turn := os.environ.get(TURN):
         fcntl.flock(os.open(turn, os.O_RDWR), fcntl.LOCK_EX)  # until this process ends
@@ -349,7 +349,7 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
 
 
 def in_processes(part: Part, messenger: Messenger) -> Path | None:
-    """:func:`take_part` in one process after the other, none of which is there while ``messenger`` waits for others."""
+    """Run :func:`take_part` in one process after the other; while ``messenger`` waits for others, there is none."""
     # Spawned, not forked: a copy of this process would hold its connections and its journal.
     context = get_context("spawn")
     while True:
@@ -409,7 +409,7 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a site computes its tables from: the plan, the site's place in it, and where its own files are."""
+    """The plan, a site's place in it, and its own files and settings: all that its tables are computed from."""
 
     plan: SitePlan
     place: int

@@ -17,8 +17,8 @@ from aggregator.service.server import ServiceSettings
 from aggregator.session import PublicPool
 from fairpate.data.tables import Feature, feature_codes, form_of
 from fairpate.http_server import HttpServer
+from fairpate.pages import delta_text
 from fairpate.types import Budget
-from fairpate.words import delta_text
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 FORM = form_of(

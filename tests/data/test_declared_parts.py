@@ -35,9 +35,12 @@ def clinic(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(folder: Path, *, seed: int = 0, **options: object) -> Dataset:
-    declared = {"name": "clinic", "declaration": {"path": folder / "clinic.yaml"}, "seed": seed} | options
-    return load_data(DataConfig.model_validate(declared))
+def configured(folder: Path, **options: object) -> DataConfig:
+    return DataConfig.model_validate({"name": "clinic", "declaration": {"path": folder / "clinic.yaml"}} | options)
+
+
+def load(folder: Path, **options: object) -> Dataset:
+    return load_data(configured(folder, **options))
 
 
 def change(folder: Path, old: str, new: str, file: str = "clinic.yaml") -> None:
@@ -60,8 +63,7 @@ def test_each_record_goes_to_the_part_of_its_file(seed: int, clinic: Path) -> No
 
 
 def test_records_are_kept_until_a_file_changes(clinic: Path) -> None:
-    config = load(clinic).source
-    assert config is not None
+    config = configured(clinic)
     first = load_once(config)
     assert load_once(config) is first
     change(clinic, "4,M,no\n", "4,M,no\n60,M,no\n", file="private-2.csv")

@@ -14,7 +14,6 @@ from command_lines import check
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
-import figures  # noqa: E402
 import marks  # noqa: E402
 import measured  # noqa: E402
 import papers  # noqa: E402
@@ -42,6 +41,8 @@ def commands() -> list[str]:
 
 
 def test_pictures_are_drawn_from_the_results_that_are_here() -> None:
+    import figures  # with matplotlib, which no other test here needs
+
     for name in figures.PICTURES:
         found = re.search(r"<dc:source>(.*?)</dc:source>", (figures.FOLDER / f"{name}.svg").read_text(encoding="utf-8"))
         assert found, name

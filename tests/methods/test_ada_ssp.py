@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def exact(records: tuple, persons: tuple[int, ...] | None = None) -> list[np.nda
     person = None if persons is None else np.array(persons, dtype=np.int64)
     sums = RecordSums(phi_NW=phi, labels_N=labels, person_N=person, pool=BlockPool())
     moments = sums.total(votes_themselves, norm=UNITS**2)
-    return [sums.total(indicators(2), norm=UNITS), moments, least_eigenvalue(moments)]
+    return [sums.total(partial(indicators, num_classes=2), norm=UNITS), moments, least_eigenvalue(moments)]
 
 
 def squared_moves(one: list[np.ndarray], other: list[np.ndarray]) -> list[int]:

@@ -118,7 +118,7 @@ def records_of(count: int, num_persons: int | None, pool: BlockPool) -> tuple[Re
 
 
 LEFT = {
-    "indicators": indicators(3),
+    "indicators": partial(indicators, num_classes=3),
     "votes": votes_themselves,
     "residuals": partial(residuals, rule_CW=whole_rule(np.arange(24.0).reshape(3, 8) / 5), bound=BOUND),
 }

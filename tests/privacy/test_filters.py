@@ -220,14 +220,13 @@ def test_an_adaptive_limit_converts_to_its_epsilon(target: float, delta: float) 
 
 
 @given(weights=st.lists(st.floats(1e-3, 10), min_size=1, max_size=3), pure=st.floats(0.01, 5))
-@settings(deadline=None, max_examples=40)
 def test_the_least_adaptive_limit_admits_and_no_smaller_one_does(weights: list[float], pure: float) -> None:
     curve_A = np.minimum(sum(weights) * np.array(DEFAULT_ORDERS), pure + weights[0])
     least = least_adaptive_limit(curve_A, delta=1e-5)
     assert AdaptiveLimit(epsilon=least, delta=1e-5).admits(curve_A)
     best = epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=1e-5)[0]
     assert least >= best
-    for smaller in (0.3 * best, 0.9 * best, *np.linspace(0.5, 0.998, 50) * least):
+    for smaller in (0.3 * best, 0.9 * best, *np.linspace(0.5, 0.998, 20) * least):
         assert not AdaptiveLimit(epsilon=smaller, delta=1e-5).admits(curve_A)
     assert least_adaptive_limit(np.full(len(DEFAULT_ORDERS), math.inf), delta=1e-5) == math.inf
     assert least_adaptive_limit(0 * curve_A, delta=1e-5) == 0

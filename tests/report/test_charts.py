@@ -8,9 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from fairpate.pages import epsilon_text, number, percent, place, scale_end
+from fairpate.pages import delta_text, epsilon_text, number, percent, place, scale_end
 from fairpate.report import run_page
-from fairpate.words import delta_text
 
 pytestmark = pytest.mark.usefixtures("with_drawings")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairpate.words import cost_words, shares_of_worst, votes_matter
+from fairpate.pages import cost_words, shares_of_worst, votes_matter
 
 
 @pytest.mark.parametrize(

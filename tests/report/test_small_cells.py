@@ -22,7 +22,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from fairpate.config import EvaluationConfig
 from fairpate.report.metrics import Evaluation, evaluate, shown_records
 from fairpate.report.records import RunStatement
-from fairpate.run.learn import assess
+from fairpate.run.private_metrics import assess
 from fairpate.types import GateRule
 
 LEAST = 10

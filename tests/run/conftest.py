@@ -1,5 +1,4 @@
 import fcntl
-import hashlib
 import os
 import shutil
 import sys
@@ -12,7 +11,6 @@ from each_method import train
 
 from fairpate import cli
 from fairpate.config_reader import apply_override
-from fairpate.data.embedding import Embedding
 from fairpate.methods.base import configured
 from fairpate.run.folder import ShownRun, finished_run
 from fairpate.run.run import run_method
@@ -39,32 +37,6 @@ def _commands_are_built_once():
     """Typer builds all commands anew for each that is given, which a process does once."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(typer.main, "get_command", cache(typer.main.get_command))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _pictures_are_embedded_once():
-    """Most runs here read the same digits, and a third of their time went into the embedding of them."""
-    of, call, known = Embedding.of, Embedding.__call__, {}
-
-    def remembered(compute, given, x, *settings):
-        place = (*settings, tuple(x.shape), hashlib.blake2b(x.contiguous().numpy()).digest())
-        if place not in known:
-            if len(known) == 64:
-                known.clear()
-            # What was given stays, so that no other object gets its address.
-            known[place] = given, compute()
-        return known[place][1]
-
-    def embedding_of(pool, config):
-        return remembered(lambda: of(pool, config), config, pool, config.model_dump_json())
-
-    def coordinates(embedding, x):
-        return remembered(lambda: call(embedding, x), embedding, x, id(embedding)).clone()
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Embedding, "of", embedding_of)
-        patched.setattr(Embedding, "__call__", coordinates)
         yield
 
 

@@ -21,7 +21,7 @@ from fairpate.data.dataset import Split
 from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.base import configured
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels
-from fairpate.run.learn import as_trained
+from fairpate.run.folder import as_trained
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter

@@ -10,7 +10,7 @@ import pytest
 
 from fairpate.config import ConfigError, SweepConfig
 from fairpate.config_reader import config_digest, parse_config
-from fairpate.methods.base import Method, method_names, resolved, start_of
+from fairpate.methods.base import Method, method_names, resolved
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -143,7 +143,7 @@ def test_a_cell_starts_where_the_run_command_starts(tmp_path: Path) -> None:
     (tmp_path / "start.yaml").write_text("data: {name: color_digits}\ndp_sgd: {epochs: 3}\n")
     from_file = cells(tmp_path, data_sets={"mine": {"file": "start.yaml"}})[0]
     assert from_file.config.dp_sgd.epochs == 3
-    assert from_file.config.dp_sgd.batch_size == start_of(type(from_file.config))["dp_sgd"]["batch_size"]
+    assert from_file.config.dp_sgd.batch_size == type(from_file.config)().dp_sgd.batch_size
     assert (from_file.data, from_file.config.data.name) == ("mine", "color_digits")
 
 

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from small_runs import copied, read_json
 
+from fairpate.pages import least_wrong, most_detected
 from fairpate.run.bundle import FORMS, DossierError, dossier_lines, dossier_values, make_dossier, verify_dossier
 from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.sites.plan import key_text, new_key
-from fairpate.words import least_wrong, most_detected
 
 ENUMERATED = ("deployment.basic.data_product_type", "deployment.dp_variant.variant_name")
 OTHER = {
@@ -44,7 +44,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FAIRPATE_STATE", str(tmp_path_factory.mktemp("state")))
         out = tmp_path_factory.mktemp("dossier") / "run"
-        settings = ["data.name=loans", "target.epsilon=1", "student.model.name=logistic", f"out={out}"]
+        few = ("student.model.name=logistic", "student.fit.epochs=3")
+        settings = ["data.name=loans", "target.epsilon=1", *few, f"out={out}"]
         run = run_method(configured({}, settings, method="weighted_votes"), QUIET)
         write_card(run.root, intended_use="Loans | of a test")
     return run

@@ -13,7 +13,7 @@ from aggregator import audit
 from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
 from aggregator.store import LedgerError, head_path, ledger_files
-from fairpate.methods.label_queries import place_of
+from fairpate.methods.pate import place_of
 from fairpate.run import serve
 from fairpate.run.context import RunDirectory, read_labels
 from fairpate.run.serve import back_up_run, last_backup_s, restore

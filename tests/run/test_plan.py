@@ -16,7 +16,6 @@ from aggregator.session import queries_that_fit
 from fairpate.config import SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.methods.base import Method, price
-from fairpate.methods.label_queries import ledger_terms
 from fairpate.run.compare import planned_spending
 from fairpate.run.context import read_statement
 from fairpate.run.release_log import Odometer
@@ -282,9 +281,9 @@ def test_a_share_that_is_kept_leaves_room_for_later_queries_within_the_target(tm
     room, noise = [], []
     for config in (alone, kept):
         plan = config.plan(dataset)
-        terms = ledger_terms(plan, dataset, ensemble="0" * 16)
+        terms = plan.terms("0" * 16)
         # The run itself asks its own 70; what is left is for a service.
-        assert config.num_fitting(dataset) == 70
+        assert plan.count_fitting() == 70
         room.append(queries_that_fit(terms, 10**6))
         noise.append(float(plan.mechanism.parameters["noise_stddev_votes"]))
         assert price([plan.worst_case(room[-1])], delta=1e-4).epsilon <= 2 * (1 + 1e-3)

@@ -24,7 +24,7 @@ from aggregator.store import ledger_files
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.methods.base import configured
-from fairpate.methods.label_queries import choose_queries, ledger_terms
+from fairpate.methods.pate import choose_queries
 from fairpate.methods.private_knn import Clusters, Places, PrivateKnn
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import NeighbourVotes
@@ -236,7 +236,7 @@ def test_a_query_that_a_crash_left_open_is_charged_and_sampled_again(finished: R
     queries = choose_queries(dataset, settings.queries)
     rows = audit.rows(finished.ledger)
     digest = settings._digest(dataset.private)
-    with Ledger(copy.ledger, ledger_terms(plan, dataset, ensemble=digest)) as ledger:
+    with Ledger(copy.ledger, plan.terms(digest)) as ledger:
         key = query_key(queries.x[0].numpy(), int(queries.z[0]))
         assert key == rows[0].key
         ledger.reserve([key], [int(queries.z[0])], np.array([rows[0].votes]))

@@ -330,8 +330,9 @@ def test_what_has_no_part_of_its_own_is_refused(clinic: Dataset, tmp_path: Path)
     assert rows_of_odometer() == []
 
 
-def test_one_that_keeps_its_name_is_priced_as_replaced(clinic: Dataset, tmp_path: Path) -> None:
+def test_one_that_keeps_its_name_is_priced_as_replaced(tmp_path: Path) -> None:
     """A record that is replaced leaves one cell for another, the root of 2 apart."""
+    clinic = loaded(split={"test_share": 0.05})  # a mixture of linear rules predicts them one by one
     small = ("dp_sgd.epochs=1", "dp_sgd.num_records=1200", "dp_sgd.batch_size=1200")
     done = run(tmp_path / "run", clinic, "target.relation=replace one", *small, method="dp_sgd")
     assert KEEPS_KEY in read_statement(done).remarks
@@ -519,7 +520,7 @@ def replicated(name: str, size: int, noise: float, count: int) -> list[Evaluatio
     [
         pytest.param("two", 3000, 3.73, 150, id="two groups, 1"),
         pytest.param("two", 3000, 11.24, 400, id="two groups, .3", marks=pytest.mark.slow),
-        pytest.param("equal", 800, 3.73, 150, id="no gap, 1"),
+        pytest.param("equal", 800, 3.73, 100, id="no gap, 1"),
         pytest.param("equal", 800, 3.73, 400, id="no gap, 1, often", marks=pytest.mark.slow),
         pytest.param("four", 1600, 3.73, 400, id="four groups, 1", marks=pytest.mark.slow),
     ],
@@ -527,7 +528,10 @@ def replicated(name: str, size: int, noise: float, count: int) -> list[Evaluatio
 def test_intervals_hold_the_population_that_test_records_were_drawn_from(
     name: str, size: int, noise: float, count: int
 ) -> None:
-    """Each interval holds 95 % of replications within chance; those of largest differences may hold 97 %."""
+    """Each interval holds 95 % of replications within chance; those of largest differences may hold 97 %.
+
+    Of 150 replications even all may be chance: whether intervals are too wide, 400 tell, and the next test.
+    """
     expected = truths(POPULATIONS[name])
     held: dict[str, list[bool]] = {metric: [] for metric in expected}
     for found in replicated(name, size, noise, count):
@@ -571,6 +575,13 @@ def test_an_impact_ratio_is_held_however_many_groups_have_the_largest_rate(
     assert 0.93 - chance <= held <= 0.97 + chance
     if truth < 1:  # else estimates are cut off at 1, and vary less
         assert np.median(high_R - low_R) <= 1.25 * 2 * 1.96 * np.std(value_R)
+
+
+def test_the_ratio_of_a_group_to_itself_has_no_error() -> None:
+    table_GYC = np.array([[[90.0, 10.0], [0.0, 0.0]], [[50.0, 50.0], [0.0, 0.0]]])
+    ratios = impact_ratios(table_GYC, 1e-9, 1)
+    assert [float(each[0, 1]) for each in ratios] == [1, 1, 1]
+    assert float(ratios.value_EG[0, 0]) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ CARD = {
     *("model.method_title", "model.made_on"),
     *("model.sha256", "model.made_by", "model.num_training_labels", *(f"model.reject_option.{name}" for name in RULE)),
     *(f"privacy.{name}" for name in CLAIM | {"epsilon", "accounting", "events", "not_protected"}),
+    "privacy.parts",  # which records are protected: validation and test records by releases of their own
     "privacy.tells_size",
     *(f"data.{name}" for name in ("name", "task", "publisher", "address", "licence", "split_seed", "kind")),
     "data.given_from_python",
@@ -282,7 +283,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
-        *("not_protected", "remarks", "tells_size", "earlier_releases"),
+        *("not_protected", "parts", "remarks", "tells_size", "earlier_releases"),
         *("epsilon_with_earlier", "epsilon_adaptive_with_earlier"),
     }
     assert {field.name for field in dataclasses.fields(AnsweredQueries)} == (OUTCOMES - {"submitted"}) | {

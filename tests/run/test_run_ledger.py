@@ -15,9 +15,9 @@ from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.session import epsilon_fixed_beforehand, query_key
 from aggregator.store import LedgerError, ledger_files
-from fairpate.cli.summaries import summarise
+from fairpate.cli.summaries import outcome
 from fairpate.data import load_data
-from fairpate.methods.label_queries import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
+from fairpate.methods.pate import ANSWERED_BY_SERVICE, choose_queries, state_for_service
 from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
@@ -123,7 +123,7 @@ def test_what_a_service_asked_of_the_ledger_is_stated_too(finished, tmp_path):
             again = run(config.model_copy(update={"out": copy}))
         assert load_student(again.student).card.num_training_labels == own
     printed = io.StringIO()
-    Console(file=printed, width=120).print(summarise(again))
+    Console(file=printed, width=120).print(outcome(again).words)
     assert f"{own} of these labels, those of the run's own queries" in printed.getvalue()
 
 
@@ -144,7 +144,7 @@ def test_before_a_service_answers_the_statement_is_the_bound_of_the_ledger(finis
     copy = RunDirectory(root=tmp_path / "run")
     shutil.copytree(folder.root, copy.root)
     before, plan = read_statement(copy), config.plan(load_data(config.data))
-    terms = ledger_terms(plan, load_data(config.data), ensemble="any")
+    terms = plan.terms("any")
     state_for_service(copy, terms)
     stated = read_statement(copy)
     assert stated.epsilon == epsilon_fixed_beforehand(terms) > before.epsilon

@@ -47,11 +47,9 @@ def test_killed_in_the_middle_and_run_again_gives_the_undisturbed_labels(
         assert stated["epsilon"] > undisturbed["epsilon"]
 
 
-@pytest.mark.parametrize("read", [False, True])
-def test_ray_gives_what_this_process_gives_bit_for_bit(finished, tmp_path, ray_session, read):
-    """Workers are sent their shards, or read them."""
+def test_ray_gives_what_this_process_gives_bit_for_bit(finished, tmp_path, ray_session):
     alone, config = finished
-    update = {"out": tmp_path / "run", "ray": RayConfig(num_actors=2, num_cpus=0.5, read_shards=read)}
+    update = {"out": tmp_path / "run", "ray": RayConfig(num_actors=2, num_cpus=0.5)}
     with_ray = run(config.model_copy(update=update))
     for path in [*sorted(alone.teachers.iterdir()), alone.votes, alone.labels, alone.statement, alone.metrics]:
         assert (with_ray.root / path.relative_to(alone.root)).read_bytes() == path.read_bytes(), path

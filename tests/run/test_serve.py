@@ -26,7 +26,7 @@ from aggregator.session import VotesUnavailableError
 from aggregator.store import ledger_files
 from fairpate.data import load_data
 from fairpate.http_server import HttpServer
-from fairpate.methods.label_queries import VoteCounter, ledger_terms
+from fairpate.methods.pate import VoteCounter
 from fairpate.run import serve
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, read_votes
 from fairpate.run.publication import write_card
@@ -110,7 +110,7 @@ def test_voters_that_nobody_watches_any_more_do_not_count_as_answering(ray_sessi
 def test_a_service_makes_no_ledger_and_takes_no_older_one(finished, tmp_path):
     run, config = finished
     dataset = load_data(config.data)
-    terms = ledger_terms(config.plan(dataset), dataset, ensemble=read_votes(run.votes).ensemble)
+    terms = config.plan(dataset).terms(read_votes(run.votes).ensemble)
     for damage in ("gone", "lacks"):
         copy = RunDirectory(root=shutil.copytree(run.root, tmp_path / damage))
         for file in ledger_files(copy.ledger):

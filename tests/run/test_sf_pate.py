@@ -16,7 +16,6 @@ from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import apply_override, config_digest
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods import sf_pate
-from fairpate.methods.base import Training
 from fairpate.methods.base import configured as load
 from fairpate.methods.parity import UNKNOWN
 from fairpate.methods.sf_pate import SfPate, with_labels
@@ -25,8 +24,7 @@ from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.privacy.mechanism_events import AttributeQueries
 from fairpate.run import serve
 from fairpate.run.context import RunDirectory, RunFolderError, read_labels
-from fairpate.run.folder import create_run_directory
-from fairpate.run.learn import as_trained
+from fairpate.run.folder import as_trained, create_run_directory
 from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
@@ -60,9 +58,9 @@ def configured(out: Path, *overrides: str, file: Sequence[str] = ()) -> SfPate:
     return config
 
 
-def identical_teachers(config: SfPate, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
+def identical_teachers(config: SfPate, dataset: Dataset, queries: Split, folder: Path, _: Reporter) -> VoteBatch:
     """All of them know the truth."""
-    assert not training.run.votes.exists()
+    assert not folder.with_name("votes.parquet").exists()
     votes_QC = config.teachers.num_teachers * np.eye(dataset.num_classes, dtype=np.int64)[queries.y.numpy()]
     return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble="identical")
 
@@ -71,7 +69,7 @@ def test_identical_teachers_release_the_attribute_that_they_agree_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 1,000 of them no noise at this epsilon is large enough to overturn a label."""
-    monkeypatch.setattr(SfPate, "ask", identical_teachers)
+    monkeypatch.setattr(SfPate, "collect_votes", identical_teachers)
     run = run_method(configured(tmp_path / "run", "teachers.num_teachers=1000"), Reporter(quiet=True))
     private = as_trained(run, configured(tmp_path / "run"), load_data(DATA)).private
     labelled = read_labels(run.labels)
@@ -84,7 +82,7 @@ def test_identical_teachers_release_the_attribute_that_they_agree_on(
 def test_both_variants_are_priced_as_gnmax_for_a_smaller_unit(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SfPate, "ask", identical_teachers)
+    monkeypatch.setattr(SfPate, "collect_votes", identical_teachers)
     run: RunDirectory = run_method(configured(tmp_path / "run", f"sf_pate.variant={variant}"), Reporter(quiet=True))
     statement, costs = read_json(run.statement), read_json(run.costs)
     assert (statement["unit"], statement["relation"]) == ("sensitive attribute", "replace one")
@@ -156,13 +154,13 @@ def test_only_a_limit_on_attributes_stops_it_and_before_any_teacher_is_trained(
     def trains(*_: object) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr(SfPate, "ask", trains)
+    monkeypatch.setattr(SfPate, "collect_votes", trains)
     with pytest.raises(LimitReachedError if refused else InterruptedError):
         run_method(configured(tmp_path / "run"), Reporter(quiet=True))
 
 
 def test_teachers_that_were_not_kept_are_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SfPate, "ask", identical_teachers)
+    monkeypatch.setattr(SfPate, "collect_votes", identical_teachers)
     run = run_method(configured(tmp_path / "run", "sf_pate.variant=sf_t"), Reporter(quiet=True))
     settings = ServiceSettings(port=1)
     with pytest.raises(RunFolderError, match="whose teachers were not kept"):

@@ -17,12 +17,11 @@ from fairpate.config_reader import apply_override
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods.base import Training
 from fairpate.methods.base import configured as load_configured
-from fairpate.methods.label_queries import choose_queries
+from fairpate.methods.pate import choose_queries
 from fairpate.methods.sf_pate import SfPate, attribute_questions
 from fairpate.nn.models import build_model
 from fairpate.run.context import RunDirectory, read_labels
-from fairpate.run.folder import create_run_directory
-from fairpate.run.learn import as_trained
+from fairpate.run.folder import as_trained, create_run_directory
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import VoteBatch
@@ -97,7 +96,7 @@ def training(dataset: Dataset, config: SfPate) -> Training:
 def votes_on_attributes(dataset: Dataset, config: SfPate) -> tuple[npt.NDArray[np.int64], list[str]]:
     """SF_S: votes, and what names each teacher by its shard and training."""
     asked, given = attribute_questions(dataset), training(dataset, config)
-    batch = config.ask(asked, choose_queries(asked, config.queries), given)
+    batch = config.collect_votes(asked, choose_queries(asked, config.queries), given.run.teachers, QUIET)
     ensemble = train_ensemble(
         asked.private,
         config.teachers_training(config.teachers),
@@ -120,7 +119,8 @@ def votes_on_labels(dataset: Dataset, config: SfPate) -> tuple[npt.NDArray[np.in
             return votes
 
         patch.setattr(SfPate, "_fair_vote", witnessed)
-        batch = config.ask(dataset, dataset.public, training(dataset, config))
+        given = training(dataset, config)
+        batch = config.collect_votes(dataset, dataset.public, given.run.teachers, QUIET)
     return batch.votes_QC, teachers
 
 
@@ -145,7 +145,7 @@ def test_one_changed_attribute_changes_one_teacher_and_moves_counts_by_one(
     assert changed_counts > 1
 
 
-def knowing_teachers(config: SfPate, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
+def knowing_teachers(config: SfPate, dataset: Dataset, queries: Split, *_: object) -> VoteBatch:
     """A thousand of them, so that no label is overturned or refused."""
     votes_QC = config.teachers.num_teachers * np.eye(dataset.num_classes, dtype=np.int64)[queries.y.numpy()]
     return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble="known")
@@ -155,8 +155,8 @@ def test_whoever_hashes_both_candidates_learns_no_sex_from_published_names(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attacker knows all but one sex and the run's secret, and lets the run itself name the record under both."""
-    monkeypatch.setattr("fairpate.run.learn.secrets.token_hex", lambda size: "5a" * size)
-    monkeypatch.setattr(SfPate, "ask", knowing_teachers)
+    monkeypatch.setattr("fairpate.run.folder.secrets.token_hex", lambda size: "5a" * size)
+    monkeypatch.setattr(SfPate, "collect_votes", knowing_teachers)
     monkeypatch.setattr(
         "fairpate.methods.pate.check_teachers", lambda *_: None
     )  # as many as records are enough for others

@@ -16,7 +16,6 @@ from fairpate.data.dataset import Split
 from fairpate.files import Storage, StorageError, open_storage
 from teachers.ensemble import (
     Ensemble,
-    PoolError,
     assign_teachers,
     collect_votes,
     count_votes,
@@ -75,29 +74,6 @@ def test_pools_and_their_order_do_not_change_the_votes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(in_process, fake)
     assert (in_process.shape, in_process.dtype) == ((40, 2), np.int64)
     assert in_process.sum(axis=1).tolist() == [7] * 40
-
-
-def test_workers_that_read_their_shards_get_none(tmp_path: Path) -> None:
-    class Sends(FakePool):
-        def run(self, function: Callable[..., Any], shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-            given = list(items)
-            assert all(isinstance(part, np.ndarray) and part.dtype == np.int64 for _, rows in given for part in rows)
-            return super().run(function, shared, given)
-
-    class Reads(FakePool):
-        def run(self, function: Callable[..., Any], shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-            pool = Sends() if function.__name__ == "_train_block" else super()
-            return pool.run(function, shared, items)
-
-    sent = collect_votes(_train(tmp_path / "sent"), QUERIES)
-    np.testing.assert_array_equal(collect_votes(_train(tmp_path / "read", pool=Reads(), read=_split), QUERIES), sent)
-
-
-@pytest.mark.parametrize("other", [lambda: _split(59), lambda: _split(60, seed=1), lambda: _split(0)])
-def test_a_worker_that_reads_other_records_ends_the_run(tmp_path: Path, other: Callable[[], Split]) -> None:
-    with pytest.raises(PoolError, match=r"ray\.read_shards: a worker reads other private records than the run does"):
-        _train(tmp_path, pool=FakePool(), read=other)
-    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_votes_are_those_of_the_teachers_one_by_one(tmp_path: Path) -> None:
