@@ -77,15 +77,7 @@ from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.choice import (
-    MAY_FAIL,
-    TrialsError,
-    group_weights,
-    plan_trials,
-    require_planned,
-    score_of,
-    unheard,
-)
+from fairpate.run.choice import MAY_FAIL, TrialsError, group_weights, plan_trials, require_planned, score_of, unheard
 from fairpate.run.context import RunDirectory, write_json
 from fairpate.run.folder import create_run_directory, record_data
 from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kept_names
@@ -170,36 +162,6 @@ def records_like(estimator: Any, X: Any, groups: Any) -> GivenRecords:
         rest, found = _without_groups(estimator, X, column, reset=False)
         x = check_array(rest, dtype=np.float32, estimator=estimator)
     return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
-
-
-def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> GivenRecords:
-    """Return public records: ``X`` itself, or, if ``X`` is a number, that many records of independent standard normal
-    features."""
-    names = getattr(estimator, "feature_names_in_", None)
-    if not isinstance(X, int | np.integer) or isinstance(X, bool):
-        columns = getattr(X, "columns", None)
-        is_named = columns is not None and all(isinstance(column, str) for column in columns)
-        if is_named != (names is not None):
-            named, bare = ("X", "public_X") if names is not None else ("public_X", "X")
-            raise ValueError(
-                f"public_X: {named} has named columns and {bare} has none, so one of them may have gone through a "
-                "transformer that the other did not; give both in one form (docs/python.md, A scaler in front)."
-            )
-        try:
-            return records_like(estimator, X, groups)
-        except ValueError as error:
-            raise ValueError(f"public_X: {error}") from error
-    if not 2 <= X <= _MOST_DRAWN:
-        raise ValueError(f"public_X: expected records, or a number from 2 to {_MOST_DRAWN} to draw, got {X}.")
-    # They depend on no record: on the number of columns alone.
-    x = np.random.default_rng(seed).standard_normal((int(X), estimator.n_features_in_)).astype(np.float32)
-    column, found = sensitive_column(estimator.sensitive_feature), None
-    if column is not None:
-        place = _place(None if names is None else list(names), column, x.shape[1])
-        if not column.edges:
-            raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
-        x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
-    return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
 
 def _are_pictures(X: Any) -> bool:
@@ -551,44 +513,6 @@ _FOLLOWS_FROM_SIZE = (
 )
 _NOT_COUNTED = "Fitted from Python: the operator's odometer did not count it, nor other fits on the same records."
 Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
-
-
-def _require_inputs(
-    config: Method,
-    private: GivenRecords,
-    labels: npt.NDArray[Any],
-    public: GivenRecords | None,
-    *,
-    has_persons: bool,
-) -> None:
-    """Raise ValueError for groups, public records, classes or persons that are missing or do not fit the method."""
-    if config.reads_groups and private.groups is None:
-        raise ValueError(
-            f"{config.method} reads groups: give sensitive_features to fit, or name their column: sensitive_feature."
-        )
-    needing = [f"public_data.{name}" for name, use in config.public_data if use is not None]
-    needing += [config.method] if config.reads_public else []
-    needing += ["embedding"] if config.data.embedding is not None else []
-    if needing and public is None:
-        raise ValueError(
-            f"{needing[0]} needs public records: give public_X to fit or to the constructor; where there are none, "
-            "public_X=1000 draws some, or choose a method that needs none, such as dp_sgd."
-        )
-    if public is not None and public.groups is None and config.reads_public_groups:
-        raise ValueError(
-            f"{config.method} reads groups of public records: give public_X and public_sensitive_features together."
-        )
-    if config.learns_two_classes and (kind := type_of_target(labels)) != "binary":
-        # In words that scikit-learn's own checks look for.
-        raise ValueError(
-            f"Only binary classification is supported. The type of the target is {kind}; choose another method "
-            f"than {config.method}."
-        )
-    if has_persons and config.is_private and not config.protects_persons:
-        raise ValueError(
-            f"persons: {config.method} does not bound what all records of a person do together; leave persons out, "
-            "which protects each record by itself, or choose another method (docs/python.md)."
-        )
 
 
 _Setting = Mapping[str, Any] | Section | None
@@ -1138,7 +1062,34 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             seed=seed,
         )
         # All refusals before training, because what it releases stays spent when something fails afterwards.
-        _require_inputs(config, private, labels, public, has_persons=bool(names))
+        if config.reads_groups and private.groups is None:
+            raise ValueError(
+                f"{config.method} reads groups: give sensitive_features to fit, or name their column in "
+                "sensitive_feature."
+            )
+        needing = [f"public_data.{name}" for name, use in config.public_data if use is not None]
+        needing += [config.method] if config.reads_public else []
+        needing += ["embedding"] if config.data.embedding is not None else []
+        if needing and public is None:
+            raise ValueError(
+                f"{needing[0]} needs public records: give public_X to fit or to the constructor; where there are none, "
+                "public_X=1000 draws some, or choose a method that needs none, such as dp_sgd."
+            )
+        if public is not None and public.groups is None and config.reads_public_groups:
+            raise ValueError(
+                f"{config.method} reads groups of public records: give public_X and public_sensitive_features together."
+            )
+        if config.learns_two_classes and (kind := type_of_target(labels)) != "binary":
+            # In words that scikit-learn's own checks look for.
+            raise ValueError(
+                f"Only binary classification is supported. The type of the target is {kind}; choose another method "
+                f"than {config.method}."
+            )
+        if names and config.is_private and not config.protects_persons:
+            raise ValueError(
+                f"persons: {config.method} does not bound what all records of a person do together; leave persons out, "
+                "which protects each record by itself, or choose another method (docs/python.md)."
+            )
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,
@@ -1187,19 +1138,21 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ConfigError(f"{field}: {cause} leaves it unread; leave it out, or change {cause}.")
         return config
 
-    def _public(self, x: Any, groups: Any, seed: int) -> GivenRecords | None:
-        """Return public records as they were given to ``fit``, or else to the constructor."""
-        in_fit = x is not None
+    def _public(self, X: Any, groups: Any, seed: int) -> GivenRecords | None:
+        """Return public records as they were given to ``fit``, or else to the constructor: ``X`` itself, or, if ``X``
+        is a number, that many records of independent standard normal features."""
+        in_fit = X is not None
         if not in_fit:
-            x, groups = self.public_X, self.public_sensitive_features if groups is None else groups
-        if x is None:
+            X, groups = self.public_X, self.public_sensitive_features if groups is None else groups
+        if X is None:
             if groups is not None:
                 raise ValueError("Expected public_X with public_sensitive_features, got the groups alone.")
             return None
-        if self.declaration is not None and not isinstance(x, int | np.integer):
-            found = declared_records(self.declaration, x, "public_X")
-            return public_records(self, found.x, found.groups if groups is None else groups, seed=seed)
-        if not isinstance(x, int | np.integer):
+        is_number = isinstance(X, int | np.integer)
+        if self.declaration is not None and not is_number:
+            declared = declared_records(self.declaration, X, "public_X")
+            X, groups = declared.x, declared.groups if groups is None else groups
+        elif not is_number:
             passed_on = [getattr(each, "transform_input", None) or () for each, _ in _pipelines_in_front()]
             if not all(in_fit and "public_X" in names for names in passed_on):
                 raise ValueError(
@@ -1207,7 +1160,32 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "make it Pipeline(..., transform_input=['public_X']) with sklearn's metadata routing "
                     "(docs/python.md, A scaler in front), or leave the steps out."
                 )
-        return public_records(self, x, groups, seed=stream_seed(seed, Stream.PUBLIC_POOL))
+        names = getattr(self, "feature_names_in_", None)
+        if not is_number or isinstance(X, bool):
+            columns = getattr(X, "columns", None)
+            is_named = columns is not None and all(isinstance(column, str) for column in columns)
+            if is_named != (names is not None):
+                named, bare = ("X", "public_X") if names is not None else ("public_X", "X")
+                raise ValueError(
+                    f"public_X: {named} has named columns and {bare} has none, so one of them may have gone through a "
+                    "transformer that the other did not; give both in one form (docs/python.md, A scaler in front)."
+                )
+            try:
+                return records_like(self, X, groups)
+            except ValueError as error:
+                raise ValueError(f"public_X: {error}") from error
+        if not 2 <= X <= _MOST_DRAWN:
+            raise ValueError(f"public_X: expected records, or a number from 2 to {_MOST_DRAWN} to draw, got {X}.")
+        # They depend on no record: on the number of columns alone.
+        generator = np.random.default_rng(stream_seed(seed, Stream.PUBLIC_POOL))
+        x = generator.standard_normal((int(X), self.n_features_in_)).astype(np.float32)
+        column, found = sensitive_column(self.sensitive_feature), None
+        if column is not None:
+            place = _place(None if names is None else list(names), column, x.shape[1])
+            if not column.edges:
+                raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
+            x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
+        return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
     def _remarks(self, num_public: int, unit: Unit) -> tuple[str, ...]:
         """Return the remarks that qualify an estimator's claim, in addition to those of a run."""

@@ -120,9 +120,7 @@ def declare_data(
 
 @data_app.command("check")
 def check_data(
-    name: Annotated[str, typer.Argument()],
-    data_dir: base.DataDir = None,
-    options: base.OptionValues = None,
+    name: Annotated[str, typer.Argument()], data_dir: base.DataDir = None, options: base.OptionValues = None
 ) -> Output:
     """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them.
 
@@ -198,10 +196,7 @@ def audit_ledger(
 
 
 @ledger_app.command("backup")
-def back_up_ledger(
-    path: base.RunOrLedger,
-    out: Annotated[Path, typer.Argument()],
-) -> Output:
+def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
     """Copy a ledger and verify every entry; a service may be writing meanwhile. The copy is private.
 
     Args:
@@ -217,11 +212,7 @@ def back_up_ledger(
 
 
 @ledger_app.command("restore")
-def restore_ledger(
-    copy: Annotated[Path, typer.Argument()],
-    folder: base.RunFolder,
-    to: str | None = None,
-) -> Output:
+def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFolder, to: str | None = None) -> Output:
     """Replace a ledger by a copy, there or elsewhere. Refused if a charge would be forgotten.
 
     Args:
@@ -237,10 +228,7 @@ def restore_ledger(
 
 
 @ledger_app.command("anchor")
-def anchor_ledger(
-    folder: base.RunFolder,
-    place: Annotated[str, typer.Argument()],
-) -> Output:
+def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
     """Also record the last entry elsewhere from the next start on, so that a rolled-back ledger is refused.
 
     Args:
@@ -284,10 +272,7 @@ def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)
 
 
 @ledger_app.command("total")
-def total_of_releases(
-    data: str | None = None,
-    delta: float = 1e-5,
-) -> Output:
+def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
     """Print what all your releases on each data set cost together: runs, comparisons and services.
 
     Args:
@@ -302,12 +287,7 @@ def total_of_releases(
 
 
 @ledger_app.command("limit")
-def limit_releases(
-    data: base.DatasetName,
-    epsilon: float,
-    unit: str | None = None,
-    delta: float = 1e-5,
-) -> Output:
+def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = None, delta: float = 1e-5) -> Output:
     """Set a limit for all releases on a data set; a release that would exceed it is refused.
 
     Args:
@@ -424,9 +404,7 @@ def _serve_aggregator(
 
 @_with_settings
 def _serve_student(
-    folder: base.RunFolder,
-    settings: Any,
-    replicas: Annotated[int | None, typer.Option(min=1)] = None,
+    folder: base.RunFolder, settings: Any, replicas: Annotated[int | None, typer.Option(min=1)] = None
 ) -> None:
     from fairpate.run import serve as serving
 
@@ -568,11 +546,7 @@ def limit_name(
 
 
 @tokens_app.command("expire")
-def expire_tokens(
-    folder: base.RunFolder,
-    name: Name,
-    when: Annotated[str, typer.Argument()],
-) -> Output:
+def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer.Argument()]) -> Output:
     """Set when the tokens of a name end.
 
     Args:
@@ -585,11 +559,7 @@ def expire_tokens(
 
 
 @tokens_app.command("rotate")
-def rotate_token(
-    folder: base.RunFolder,
-    name: Name,
-    keep_old: str = "0s",
-) -> Output:
+def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Output:
     """Make a new token for a name and print it, once.
 
     Args:
@@ -842,10 +812,7 @@ def version() -> Output:
 ProjectFolder = Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")]
 
 
-def _new(
-    name: ProjectFolder,
-    kind: Literal["table", "images", "embeddings"] = "table",
-) -> Output:
+def _new(name: ProjectFolder, kind: Literal["table", "images", "embeddings"] = "table") -> Output:
     from fairpate.cli.summaries import write_project
 
     data, files = write_project(name, kind)

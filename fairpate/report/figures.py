@@ -142,15 +142,6 @@ class SeriesStyle:
     hollow: bool
     place: int
 
-    @property
-    def color(self) -> str:
-        """The colour on a light background."""
-        return COLOURS[self.place]
-
-    @property
-    def dash(self) -> tuple[float, ...]:
-        return DASHES[self.place]
-
 
 def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
     """The style of each series, ordered by family. Only the styles of other packages' methods depend on the others."""
@@ -181,13 +172,7 @@ def by_family(found: Iterable[SeriesStyle]) -> dict[str, list[SeriesStyle]]:
 # Diameters of marks, in pixels of a page.
 SMALLEST, LARGEST = 5.0, 14.0
 EPSILON, DISPARITY, ACCURACY, COVERAGE = range(4)
-PLANES = (
-    (EPSILON, ACCURACY),
-    (DISPARITY, ACCURACY),
-    (EPSILON, COVERAGE),
-    (EPSILON, DISPARITY),
-    (COVERAGE, ACCURACY),
-)
+PLANES = ((EPSILON, ACCURACY), (DISPARITY, ACCURACY), (EPSILON, COVERAGE), (EPSILON, DISPARITY), (COVERAGE, ACCURACY))
 """Pairs of drawn coordinates that a plane may show: across, up."""
 MOST_SHIFT = 100
 _STEP = 2  # thousandths of an axis
@@ -804,7 +789,7 @@ def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) 
         return {"field": "s", "type": "nominal", "scale": scale, "legend": legend}
 
     colours = [f"var(--m{look.place})" for look in known.values()]
-    dashes = [[2 * size * length for length in look.dash] for look in known.values()]
+    dashes = [[2 * size * length for length in DASHES[look.place]] for look in known.values()]
     fills = ["transparent" if look.hollow else ink for look, ink in zip(known.values(), colours, strict=True)]
     return {
         "stroke": channel(colours),

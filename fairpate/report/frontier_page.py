@@ -408,9 +408,7 @@ def _library() -> str:
 
 
 def _class_view(
-    privacy: PrivacyClass,
-    by_notion: Sequence[Mapping[Panel, Sequence[Point]]],
-    known: Sequence[figures.SeriesStyle],
+    privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
 ) -> dict[str, Any]:
     """The section of one privacy class: its panels, each with what depends on the notion, once per notion."""
     panels: list[dict[str, Any]] = []

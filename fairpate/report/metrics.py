@@ -245,10 +245,8 @@ class Evaluation:
     @property
     def group_majorities(self) -> tuple[float, ...]:
         """For each group, the share of its most common true label among answered records; NaN if unknown."""
-        label_GC = [None if table is None else np.asarray(table).sum(axis=1) for table in self.confusion_GYC]
-        return tuple(
-            math.nan if of_C is None or not of_C.sum() else float(of_C.max() / of_C.sum()) for of_C in label_GC
-        )
+        labels = [np.zeros(1) if table is None else np.asarray(table).sum(axis=1) for table in self.confusion_GYC]
+        return tuple(float(of_C.max() / of_C.sum()) if of_C.sum() else math.nan for of_C in labels)
 
     @property
     def not_measured(self) -> tuple[str, ...]:
@@ -263,10 +261,6 @@ class Evaluation:
     def why_unknown(self) -> str:
         """The reason why nothing is measured; meaningless if something is."""
         return "no group has enough test records" if self.not_measured else "there were no test records"
-
-    @property
-    def known_groups(self) -> tuple[str, ...]:
-        return tuple(name for name in self.group_names if name not in self.not_measured)
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields and the derived ``not_measured`` as plain JSON values; undefined numbers are null."""
@@ -482,13 +476,13 @@ def _degenerate(measured: Evaluation, table_GYC: rates.FloatArray) -> Iterator[s
     few = measured.coverage < HARDLY_ANY
     if few:
         yield f"answers {_percent(measured.coverage)} of the records"
-    nearly, is_only = _only_class(table_YC)
+    nearly, share, is_only = _only_class(table_YC)
     if nearly is not None and is_only:
         answered = "" if measured.num_answered == measured.num_records else " that it answers"
         yield f"predicts {classes[nearly]!r} for every record{answered}"
         return
     if nearly is not None:
-        yield f"predicts {classes[nearly]!r} for {_largest_share(table_YC)} of the records"
+        yield f"predicts {classes[nearly]!r} for {_percent(share)} of the records"
     elif measured.accuracy <= measured.majority_accuracy + _ROUNDING:
         yield f"is right no more often than always predicting {measured.majority_class!r}"
     # A predicate of all records is not repeated for a group.
@@ -499,29 +493,25 @@ def _degenerate(measured: Evaluation, table_GYC: rates.FloatArray) -> Iterator[s
     for group, counts_YC in zip(measured.groups, table_GYC, strict=True):
         if (group.num_answered or 0) < LEAST_RECORDS:
             continue
-        only, is_only = _only_class(counts_YC)
+        only, share, is_only = _only_class(counts_YC)
         # Rounded: a randomised model's records are counted by probabilities, whose sums are not quite whole.
         if only is None or round(counts_YC.sum() - counts_YC[only].sum()) < LEAST_OTHERS:
             continue
         if is_only:
             yield f"predicts {classes[only]!r} for every record of {group.name}"
         elif nearly is None:
-            yield f"predicts {classes[only]!r} for {_largest_share(counts_YC)} of the records of {group.name}"
+            yield f"predicts {classes[only]!r} for {_percent(share)} of the records of {group.name}"
 
 
-def _only_class(counts_YC: rates.FloatArray) -> tuple[int | None, bool]:
-    """The class that has nearly all predictions, where true labels are less uneven, and whether it has all of them."""
+def _only_class(counts_YC: rates.FloatArray) -> tuple[int | None, float, bool]:
+    """The class that has nearly all predictions, where true labels are less uneven, its share, and whether it has all
+    of them."""
     predicted_C, label_C = counts_YC.sum(axis=0), counts_YC.sum(axis=1)
-    rest = 1 - predicted_C.max() / predicted_C.sum()
+    share = float(predicted_C.max() / predicted_C.sum())
     mixed = 1 - label_C.max() / label_C.sum()
     is_only = int((predicted_C > _ROUNDING).sum()) == 1
-    is_nearly = is_only or rest <= min(1 - NEARLY_ALL, mixed / 2) + _ROUNDING
-    return int(predicted_C.argmax()) if is_nearly else None, is_only
-
-
-def _largest_share(counts_YC: rates.FloatArray) -> str:
-    predicted_C = counts_YC.sum(axis=0)
-    return _percent(predicted_C.max() / predicted_C.sum())
+    is_nearly = is_only or 1 - share <= min(1 - NEARLY_ALL, mixed / 2) + _ROUNDING
+    return int(predicted_C.argmax()) if is_nearly else None, share, is_only
 
 
 def _percent(share: float) -> str:

@@ -311,7 +311,8 @@ class MeasuredClaims:
         if not unknown:
             return self.fairness
         word = "fair" if self.fairness == "fair among some" else self.fairness
-        return f"{word} among {listed(self.measured.known_groups)}; not known for {unknown}"
+        known = [name for name in self.measured.group_names if name not in self.measured.not_measured]
+        return f"{word} among {listed(known)}; not known for {unknown}"
 
     @property
     def accuracy_words(self) -> str:

@@ -217,13 +217,10 @@ _SCOPES = {
 
 def public_report(report: PublicReport) -> str:
     """The page to publish, as one HTML document. Sections about votes are shown only where there were votes."""
-    guarantee, voting, spread = report.guarantee, report.voting, report.reject_option
-    how = f"Touched private records: {'; '.join(guarantee.events)}" if guarantee.events else "No event was priced"
+    guarantee, voting = report.guarantee, report.voting
     budget_curve: Markup | str = ""
     released_CG: list[list[float]] = []
     if voting:
-        gate = f"Fairness margin {_gate(voting.gate)}" if _margin(voting.gate) != "off" else "No fairness gate"
-        how = f"{voting.mechanism}. {gate}"
         budget_curve = curves(
             {f"ε = {epsilon_text(guarantee.epsilon)}": voting.epsilon_course},
             x_label="submitted queries",
@@ -235,17 +232,10 @@ def public_report(report: PublicReport) -> str:
             [row[k] / sum(row) if sum(row) else math.nan for row in voting.answered_GC]
             for k in range(len(report.headline.class_names))
         ]
-    order_words = spread and (
-        "A model that may refuse decides on each record in view of its earlier answers: the figures with refusals "
-        f"belong to one order. Here are {count(len(spread.orders))} random orders of the same "
-        f"{count(spread.num_records)} predictions; margin {_gate(spread.rule)}."
-    )
-    tuning = "is" if guarantee.tuning_accounted else "is not"
-    opening = _opening(report)
     return render(
         "report.html",
-        **opening,
-        settings=f"Method: {report.method}. {how}. Noise: {opening['noise']}. Tuning {tuning} part of ε.",
+        **_opening(report),
+        gate=_gate,
         budget_curve=budget_curve,
         released_CG=released_CG,
         outcomes=OUTCOMES,
@@ -254,7 +244,6 @@ def public_report(report: PublicReport) -> str:
         small_cells=small_cell_words(report.headline),
         gap_end=gap_scale(report.evaluations.values()),
         prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
-        order_words=order_words,
         margin=None if voting is None else _margin(voting.gate),
         stopped_by_votes=STOPPED_BY_VOTES,
         population=report.private_population,
@@ -334,11 +323,7 @@ def private_report(report: PrivateReport) -> str:
     """The operator's page, as one HTML document. It depends on private votes: never publish it."""
     public, voting = report.public, report.public.voting
     assert voting is not None
-    courses = (
-        voting.epsilon_course,
-        report.epsilon_data_dependent_course,
-        report.epsilon_as_in_paper_course,
-    )
+    courses = (voting.epsilon_course, report.epsilon_data_dependent_course, report.epsilon_as_in_paper_course)
     # The stated total, which may lie above the last of its course: it was fixed before the first query.
     totals = [public.guarantee.epsilon, *(course[-1][1] if course else 0.0 for course in courses[1:])]
     queries = _query_by_query(report, voting)
@@ -491,8 +476,6 @@ def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
 
 
 _MOST_NAMED = 11
-_ACCOUNTING = {"pld": "privacy loss distributions", "rdp": "Rényi curves"}
-_METRICS = {"private": "part of ε", "public": "of public records", "outside": "not part of ε"}
 _KINDS = {"image": "pictures", "tabular": "rows of numbers"}
 
 
@@ -616,7 +599,8 @@ class Card:
         ]
 
     @property
-    def _protected_records(self) -> str:
+    def protected_records(self) -> str:
+        """The private records that the guarantee is for."""
         parts = [part for part in ("validation", "test") if part in self.privacy.parts]
         return f"private {listed(['training', *parts])} records"
 
@@ -627,7 +611,7 @@ class Card:
         covered = f"what the operator calls a {privacy.unit}, each behind one vote,"
         if not privacy.is_attested:
             whose = {"person": "the persons behind the ", "sensitive attribute": "the sensitive attribute of "}
-            covered = f"{whose.get(privacy.unit, 'the ')}{self._protected_records}"
+            covered = f"{whose.get(privacy.unit, 'the ')}{self.protected_records}"
         others = "public records" if measured.metrics == "private" else "public or test records"
         alone = (
             f"The privacy guarantee is for {covered} alone: not for {others}, and not for people whom the model is "
@@ -659,52 +643,6 @@ class Card:
         return limits
 
     @property
-    def guarantee_rows(self) -> Rows:
-        """The parts of the guarantee by name."""
-        privacy, protected = self.privacy, "nothing"
-        if privacy.protects:
-            among = f"{'in' if privacy.unit == 'person' else 'of'} the {self._protected_records}"
-            protected = f"{privacy.protected} {'behind the votes' if privacy.is_attested else among}"
-        rows = [
-            ("Protected", protected),
-            ("Not protected", privacy.not_protected),
-            ("Several records", privacy.several_records if privacy.protects else None),
-            ("Neighbouring data sets", privacy.relation),
-            ("ε", privacy.epsilon_words),
-            ("δ", delta_text(privacy.delta)),
-            ("Accounting", _ACCOUNTING.get(privacy.accounting, privacy.accounting)),
-            ("Noise", privacy.noise_words),
-            ("Touched private records", "; ".join(privacy.events)),
-            ("Choice of settings", "part of ε" if privacy.tuning_accounted else "not part of ε"),
-            ("Metrics", _METRICS[self.evaluation.metrics]),
-        ]
-        return [(name, words) for name, words in rows if words is not None]
-
-    @property
-    def model_rows(self) -> Rows:
-        """The facts about the published model by name."""
-        model, rule, refusals = self.model, self.model.reject_option, self.refusals
-        refuses = "none: every record is answered"
-        if rule is not None:
-            refuses = f"margin γ = {rule.max_disparity:g} after {rule.min_count} answers"
-            if refusals is not None:
-                low, high = refusals.coverage
-                spread = "" if low is None or high is None else f"; coverage {percent(low)} to {percent(high)}"
-                refuses += f"{spread} over {count(refusals.num_orders)} orders of the test records"
-        trained = model.num_training_labels
-        rows = [
-            ("Method", model.method_title or model.method),
-            ("Run begun on", model.made_on),
-            ("Trained on", None if trained is None else counted(trained, "released label")),
-            ("Architecture", model.architecture),
-            ("Input", " × ".join(map(str, model.input_shape))),
-            ("Classes", ", ".join(model.classes)),
-            ("Reject option", refuses),
-            ("sha256 of the file", model.sha256),
-        ]
-        return [(name, words) for name, words in rows if words is not None]
-
-    @property
     def data_rows(self) -> Rows:
         """The facts about the data set by name."""
         data = self.data
@@ -724,13 +662,6 @@ class Card:
             )
             rows += [("Read with", ", ".join(options) or "no options"), ("Seed of the split", str(data.split_seed))]
         return rows
-
-    @property
-    def use_rows(self) -> Rows:
-        """The use that the publisher states, by name."""
-        use = self.use
-        stated = {"Intended use": use.intended, "Out of scope": use.out_of_scope, "Contact": use.contact}
-        return [(name, words or "not stated by the publisher") for name, words in stated.items()]
 
 
 def card_page(card: Card) -> str:

@@ -44,14 +44,7 @@ from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
 from fairpate.report.figures import SHAPES
 from fairpate.report.metrics import Estimate, Evaluation, evaluate, shown_records
-from fairpate.report.records import (
-    Fairness,
-    MeasuredClaims,
-    fair_words,
-    majority_words,
-    small_cell_words,
-    upper,
-)
+from fairpate.report.records import Fairness, MeasuredClaims, fair_words, majority_words, small_cell_words, upper
 from fairpate.report.run_page import GAP_NAMES, answered_words, gap_scale, prediction_words
 from fairpate.run.private_metrics import LEVEL, selections
 from fairpate.terminal import facts, listing

@@ -140,7 +140,14 @@ def audit_run(
     audited = []
     for part in parts:
         shadows, control = make(part), make(part, noise_share=0.5)
-        _require_same_events(statement, part, shadows)
+        stated = statement.events if part == "private" else statement.part_events[part]
+        expected = [event_json(event_from(event)) for event in stated]
+        drawn = [event_json(event) for event in shadows.events]
+        if not alike(expected, drawn, _EVENTS_ALIKE):
+            raise AuditError(
+                f"statement.json: states {expected}, and the run's settings draw {drawn} today; audit it with the "
+                "version that made it (environment.json)."
+            )
         audited.append(_attacked(shadows, control, statement, part, num_canaries, reporter, centred=on_private))
     found = Audit(
         method=config.method,
@@ -236,18 +243,6 @@ def _attacked(
         found=outcome(shadows, "audit"),
         control=outcome(control, "control"),
     )
-
-
-def _require_same_events(statement: PrivacyStatement, part: str, shadows: Shadows) -> None:
-    """Raise AuditError unless the events of the shadow releases are those of the statement."""
-    stated = statement.events if part == "private" else statement.part_events[part]
-    expected = [event_json(event_from(event)) for event in stated]
-    found = [event_json(event) for event in shadows.events]
-    if not alike(expected, found, _EVENTS_ALIKE):
-        raise AuditError(
-            f"statement.json: states {expected}, and the run's settings draw {found} today; audit it with the version "
-            "that made it (environment.json)."
-        )
 
 
 def _noises(event: Any) -> dict[str, float]:
@@ -641,8 +636,11 @@ def _votes(
     votes_QC[:, 0] = max(-(-rest // 2), min(rest, event.threshold)) if math.isfinite(event.threshold) else -(-rest // 2)
     votes_QC[:, 1] = rest - votes_QC[:, 0]
     if on_private:
-        votes_QC = _real_votes(run, num_canaries)
-        queries = len(votes_QC)
+        # The run's own votes, without as many votes for the leading class as there are canaries.
+        votes_QC = read_votes(run.votes).votes_QC.copy()
+        queries, leader_Q = len(votes_QC), votes_QC.argmax(axis=1)
+        led_Q = np.arange(queries), leader_Q
+        votes_QC[led_Q] = np.maximum(votes_QC[led_Q] - num_canaries, 0)
     first_Q, second_Q = np.argsort(-votes_QC, axis=1, kind="stable")[:, :2].T
     keys, rows_Q = [str(number) for number in range(queries)], np.arange(queries)
 
@@ -674,14 +672,6 @@ def _votes(
         play=play,
         is_gaussian=(counted and event.threshold == -math.inf) or queries >= _MANY,
     )
-
-
-def _real_votes(run: RunDirectory, num_canaries: int) -> IntArray:
-    """The run's own votes, without as many votes for the leading class as there are canaries."""
-    votes_QC = read_votes(run.votes).votes_QC.copy()
-    rows_Q, leader_Q = np.arange(len(votes_QC)), votes_QC.argmax(axis=1)
-    votes_QC[rows_Q, leader_Q] = np.maximum(votes_QC[rows_Q, leader_Q] - num_canaries, 0)
-    return votes_QC
 
 
 def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:

@@ -1,4 +1,4 @@
-"""What a reviewer gets of a finished run: a bundle, which ``fairpate verify`` recomputes, and forms to fill in.
+"""A finished run for its reviewers: a bundle, which ``fairpate verify`` recomputes, and forms that are filled in.
 
 A bundle holds everything that was published, the versions of software, and a head with the SHA-256 of every file and
 the claim. Nothing in it is computed from votes, private records or a ledger, because even a ledger's digest would
@@ -71,16 +71,8 @@ FORMAT = "fairpate.bundle/1"
 HEAD, README, EVENTS, VERSIONS = "head.json", "README.txt", "events.json", "versions.json"
 REQUIRED = ("card.html", "card.json", "metrics.json", "record.json", "statement.json", "student.safetensors")
 OPTIONAL = (
-    *("audit.html", "audit.json"),
-    *(
-        "choice.safetensors",
-        "embedding.safetensors",
-        "labels.parquet",
-        "metrics.safetensors",
-        "model.json",
-        "model.onnx",
-    ),
-    *("private_population.json", "released.safetensors"),
+    *("audit.html", "audit.json", "choice.safetensors", "embedding.safetensors", "labels.parquet"),
+    *("metrics.safetensors", "model.json", "model.onnx", "private_population.json", "released.safetensors"),
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 TOLERANCE = 1e-3
@@ -90,10 +82,7 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
 # Bytes: read at once; at most of one JSON file; at most of all files, as the archive declares them.
 _BLOCK, _MOST_TEXT, _MOST_BYTES = 2**20, 2**26, 2**34
-_SENSELESS = (
-    *(UserError, OSError, LookupError, TypeError, ValueError, AttributeError),
-    *(ArithmeticError, RuntimeError),
-)
+_SENSELESS = (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 """The errors of reading a file that was made to be something else; too deep a nesting is a RuntimeError."""
 
 
@@ -271,11 +260,8 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
     """
     with _unpacked(path) as bundle:
         found = _Check(bundle)
-        checks = (
-            *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
-            *(found.metrics, found.choice, found.audit, found.card),
-        )
-        for check in stepwise(checks):
+        checked = (found.files, found.claim, found.epsilon, found.queries, found.student, found.release)
+        for check in stepwise((*checked, found.metrics, found.choice, found.audit, found.card)):
             found.run(check)
         digest = str(found.head.get("digest", ""))
         # Only this check detects a forged bundle whose files and head agree with each other.
@@ -683,7 +669,7 @@ def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _other_content(epsilon: float, delta: float, relation: str) -> float:
-    """How often a guess between two contents of a unit is wrong at least."""
+    """Return the least share of wrong guesses between two contents of a unit."""
     if relation == _ADDED:  # another content: one unit is taken out, and another one put in
         epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     return least_wrong(epsilon, delta)

@@ -67,15 +67,7 @@ from fairpate.run.context import (
 )
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
-from fairpate.run.release_log import (
-    Odometer,
-    Origin,
-    Released,
-    ReleaseLog,
-    arrays_digest,
-    read_receipt,
-    read_release,
-)
+from fairpate.run.release_log import Odometer, Origin, Released, ReleaseLog, arrays_digest, read_receipt, read_release
 from fairpate.run.run import (
     announce_spending,
     check_data,

@@ -158,12 +158,7 @@ def compare_methods(
 
 
 def compare(
-    sweep: SweepConfig,
-    cells: Sequence[Cell],
-    root: Path,
-    reporter: Reporter,
-    *,
-    compute: Compute | None = None,
+    sweep: SweepConfig, cells: Sequence[Cell], root: Path, reporter: Reporter, *, compute: Compute | None = None
 ) -> Comparison:
     """Run the cells that have no result yet, and assemble the tables. Cells come from :func:`cells_of`.
 

@@ -428,11 +428,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         metrics="private",
         noise_stddev=stddev,
         per_person=event.unit == "person",
-        estimates=(
-            of_all,
-            *_of_groups(table_GYC, stddev, **names),
-            *calibration,
-        ),
+        estimates=(of_all, *_of_groups(table_GYC, stddev, **names), *calibration),
     )
     return with_words(measured) if total else measured
 
@@ -580,13 +576,7 @@ class _Shares(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        events: rates.RateEvents,
-        table_GYC: FloatArray,
-        stddev: float,
-        *,
-        z: float,
-        rest: bool = False,
+        cls, events: rates.RateEvents, table_GYC: FloatArray, stddev: float, *, z: float, rest: bool = False
     ) -> _Shares:
         """The shares of each group, or with ``rest`` those of all other groups together."""
         found, cells = events(table_GYC), events(np.ones_like(table_GYC))

@@ -96,12 +96,7 @@ def run_html(run: RunDirectory) -> str:
     """The HTML of a run for a notebook: its verdict, metrics and files."""
     try:
         claims, record = read_claims(run), read_json(run.record)
-        places = {
-            "report": run.public_report,
-            "card": run.card_page,
-            "statement": run.statement,
-            "model": run.student,
-        }
+        places = {"report": run.public_report, "card": run.card_page, "statement": run.statement, "model": run.student}
         return _notebook(
             title=f"{record['method']} on {record['data']}, seed {record['seed']}",
             sentences=[claims.line, claims.guarantee.meaning],
@@ -128,11 +123,7 @@ def fitted_html(statement: PrivacyStatement, *, name: str) -> str:
     if statement.epsilon is not None:
         commands["Card"] = f".card(folder, {calls})"
     return _notebook(
-        title=name,
-        sentences=[guarantee.meaning],
-        rows=[guarantee.row],
-        remarks=guarantee.remarks,
-        commands=commands,
+        title=name, sentences=[guarantee.meaning], rows=[guarantee.row], remarks=guarantee.remarks, commands=commands
     )
 
 

@@ -222,12 +222,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
 
 
 def serve_aggregator(
-    root: Path,
-    settings: ServiceSettings,
-    *,
-    data_dir: Path | None,
-    detach: bool,
-    take_over: bool = False,
+    root: Path, settings: ServiceSettings, *, data_dir: Path | None, detach: bool, take_over: bool = False
 ) -> None:
     """Serve the run until interrupted, or leave the service on the cluster at RAY_ADDRESS (``detach``).
 
@@ -299,12 +294,7 @@ def _watch(service: Service) -> None:
         service.stop()
 
 
-def serve_student_of(
-    root: Path,
-    settings: ServiceSettings,
-    *,
-    num_replicas: int | None,
-) -> None:
+def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int | None) -> None:
     """Serve the run's published student until interrupted.
 
     ``num_replicas`` copies run on Ray Serve, which reads only host and port of ``settings``; None: one in this process,
@@ -397,11 +387,7 @@ def _student_on_ray(
         cpus = config.num_cpus / num_replicas
         try:
             serve_student(
-                run.student,
-                host=settings.host,
-                port=settings.port,
-                num_replicas=num_replicas,
-                cpus_per_replica=cpus,
+                run.student, host=settings.host, port=settings.port, num_replicas=num_replicas, cpus_per_replica=cpus
             )
             yield lambda: True
         finally:

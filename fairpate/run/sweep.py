@@ -398,12 +398,7 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
 
 
 def _config(
-    data: str,
-    method: str,
-    schema: type[Method],
-    start: Values | None,
-    layers: Sequence[_Layer],
-    faults: Faults,
+    data: str, method: str, schema: type[Method], start: Values | None, layers: Sequence[_Layer], faults: Faults
 ) -> Method | None:
     """The configuration under all layers; None if faults were added to ``faults``."""
     config = None
@@ -435,7 +430,9 @@ def _config(
     except (ConfigError, DataError) as error:
         found.append(error)
     try:
-        _check_data(DataConfig.model_validate(values["data"]))
+        section = DataConfig.model_validate(values["data"])
+        for file in entry_for(section).needed_files(section.options):
+            locate(file, data_dir_of(section))
     except ValidationError:
         assert found  # the section was reported with the rest
     except DataError as error:
@@ -494,12 +491,6 @@ def _start(method: str, data_json: str) -> Method:
     """The configuration that `fairpate run --method METHOD --data NAME` starts from."""
     name = DataConfig.model_validate_json(data_json).name
     return configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
-
-
-def _check_data(config: DataConfig) -> None:
-    """Raise DataError unless the data set, its options and its files are there."""
-    for file in entry_for(config).needed_files(config.options):
-        locate(file, data_dir_of(config))
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:

@@ -62,8 +62,8 @@ def test_every_method_has_a_family_and_a_look_of_its_own():
     listed = [method for family in FAMILIES for method in family.methods]
     assert sorted(listed) == sorted({*method_names(), "own_votes"})
     found = looks(points(*method_names()))
-    assert len({(look.shape, look.color) for look in found.values()}) == len(found) == 22
-    assert len({(look.shape, look.dash) for look in found.values()}) == 22
+    assert len({(look.shape, COLOURS[look.place]) for look in found.values()}) == len(found) == 22
+    assert len({(look.shape, DASHES[look.place]) for look in found.values()}) == 22
     assert set(by_family(found.values())) == {family.title for family in FAMILIES}
     assert len(DASHES) == len(COLOURS) == len(DARK_COLOURS)
 
@@ -77,7 +77,7 @@ def test_methods_of_other_packages_share_a_shape_that_is_nobody_elses():
     others = [f"package.module:Method{number}" for number in range(9)]
     found = looks(points("fairpate", *others))
     assert next(iter(found)) == "fairpate"
-    assert len({(found[name].shape, found[name].color) for name in others}) == 9
+    assert len({(found[name].shape, COLOURS[found[name].place]) for name in others}) == 9
     taken = {family.shape for family in FAMILIES}
     assert not {found[name].shape for name in others} & taken
     assert found[others[0]].family == "Other packages"
@@ -86,7 +86,7 @@ def test_methods_of_other_packages_share_a_shape_that_is_nobody_elses():
 def test_what_depends_on_votes_is_hollow_and_otherwise_the_same():
     found = looks(points_of([run_record("fairpate"), run_record("fairpate", epsilon_is_data_dependent=True)]))
     published, private = found["fairpate"], found["fairpate †"]
-    assert (private.shape, private.color, private.dash) == (published.shape, published.color, published.dash)
+    assert (private.shape, private.place) == (published.shape, published.place)
     assert (published.hollow, private.hollow) == (False, True)
 
 
