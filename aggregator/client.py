@@ -416,7 +416,8 @@ def query_batch(
         statement = client.statement()
         # Before the first batch: a number that is too large would fail the last one, after the others were charged.
         if numbers[-1] >= statement.pool_size:
-            raise CommandError(f"--ids: expected numbers below {statement.pool_size}, got {numbers[-1]}.")
+            size = statement.pool_size
+            raise CommandError(f"--ids: expected numbers below {size}, the size of this pool, got {numbers[-1]}.")
         try:
             with reporter.stage("queries") as advance:
                 for batch in client.ask_many(numbers, batch_size=batch_size):

@@ -303,7 +303,8 @@ def noted_head(path: Path) -> Head:
         # A byte that is not ASCII is damage like any other, not an error of its own.
         text = head.read_text("ascii", "replace")
     except FileNotFoundError as error:
-        raise LedgerError(f"{head}: is gone, and notes the last entry of {path.name}; restore both.") from error
+        what = f"is gone, and notes the last entry of {path.name}; restore both from one copy."
+        raise LedgerError(f"{head}: {what}") from error
     except OSError as error:
         raise UnreachableError(f"{head}: cannot be read now ({error.strerror}); look at its disk.") from error
     return _parsed_head(head, text)

@@ -499,7 +499,8 @@ def _check(
         (found,) = session.run(["probabilities"], given)
         apart = (np.abs(found - expected[:count]).max(axis=1) > _TOLERANCE).mean()
         if found.shape != expected[:count].shape or not apart <= (_MOST_APART if card.is_randomised else 0):
-            raise PortableError(f"model.onnx: is other than the student on {apart:.0%} of {count} public records.")
+            what = f"predicts something other than the student on {apart:.0%} of {count} public records"
+            raise PortableError(f"model.onnx: {what}, so it is not published.")
 
 
 def _reject_option(card: StudentCard) -> dict[str, Any]:

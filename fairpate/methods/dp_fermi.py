@@ -344,7 +344,8 @@ def release_shares(
         # Declared shares may be rounded to three digits.
         if not np.allclose(declared_EG.sum(axis=1), 1, atol=1e-3) or not (declared_EG >= config.min_share).all():
             raise ValueError(
-                f"Expected dp_fermi.shares >= {config.min_share} that sum to 1, got {declared_EG.tolist()}."
+                f"Expected dp_fermi.shares >= {config.min_share} that sum to 1 in each event, "
+                f"got {declared_EG.tolist()}."
             )
         return Shares(shares_EG=declared_EG)
     if not config.weight:

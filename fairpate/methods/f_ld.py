@@ -393,7 +393,8 @@ class PfLdConfig(FldConfig):
     @model_validator(mode="after")
     def _shares_leave_a_rest(self) -> PfLdConfig:
         if self.dual_share + self.size_share >= 1:
-            raise ValueError(f"Expected dual_share + size_share < 1, got {self.dual_share} + {self.size_share}.")
+            given = f"{self.dual_share} + {self.size_share}"
+            raise ValueError(f"Expected dual_share + size_share < 1, as gradients take the rest, got {given}.")
         return self
 
 
@@ -715,7 +716,8 @@ class CovarianceConstraint(UnprotectedMethod):
     def check(self) -> None:
         """Raise ConfigError for a model that is not linear."""
         if self.student.model.name != "logistic":
-            raise ConfigError(f"student.model.name: not a linear rule, got {self.student.model.name}; set logistic.")
+            name = self.student.model.name
+            raise ConfigError(f"student.model.name: {self.method} fits a linear rule, got {name}; set logistic.")
 
     def train(self, training: Training) -> Trained:
         from fairpate.nn.fit import set_rule  # a configuration is read without torch

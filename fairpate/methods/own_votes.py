@@ -228,7 +228,8 @@ def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
 def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
     """Counts of a file with a column per voter: each column that has no other meaning."""
     if config.label in table.column_names:
-        raise VotesFileError(f"{config.path}: column {config.label} holds true labels; leave it out, or name another.")
+        what = f"column {config.label} holds true labels; leave it out, or name another one as the label."
+        raise VotesFileError(f"{config.path}: {what}")
     voters = [name for name in table.column_names if name not in (config.id, config.group, *config.features)]
     votes_QC = np.zeros((len(table), len(config.classes)), dtype=np.int64)
     for voter in voters:

@@ -228,7 +228,7 @@ class PrivateKnn(VotingMethod):
         """Raise ConfigError also for a budget that depends on votes, and for a target that leaves hardly any noise."""
         super().check()
         if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
-            raise ConfigError("private_knn.queries: typical needs aggregator.num_queries, that of clusters; set it.")
+            raise ConfigError("private_knn.queries: typical needs aggregator.num_queries, the number of clusters.")
         if self.private_knn.queries == "typical" and self.queries.admission is not None:
             raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:

@@ -386,7 +386,7 @@ def named_constraints(
         if num_groups < 2:
             raise ValueError(f"Expected num_groups >= 2: one group has no other to compare with, got {num_groups}.")
         if not bound >= 0:
-            raise ValueError(f"Expected bound >= 0: the largest gap between groups is never negative, got {bound}.")
+            raise ValueError(f"Expected bound >= 0, as the largest signed gap is never negative, got {bound}.")
         groups = range(num_groups)
         partition = Partition(num_labels=1 if name == "demographic_parity" else num_classes, num_groups=num_groups)
         if name == "demographic_parity":

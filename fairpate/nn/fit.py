@@ -582,7 +582,8 @@ def calibrate(
     held_out, rows = order[:size], order[size:]
     for name, part in (("held-out", held_out), ("other", rows)):
         if len(groups[part].unique()) < 2:
-            raise ValueError(f"The {len(part)} {name} records of the calibration lack two groups; give more.")
+            what = f"the {len(part)} {name} records are all of one group"
+            raise ValueError(f"public_data.calibration: {what}; give more public records.")
     logits = predict_logits(model, x)
     optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=_CALIBRATION_RATE))
     disparities = [hard_disparity(logits[held_out], groups[held_out])]

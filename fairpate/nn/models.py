@@ -118,7 +118,8 @@ def load_weights(config: ModelConfig) -> Mapping[str, Tensor]:
     """
     weights = pin_weights(config).weights
     if weights is None or weights.path is None or weights.sha256 is None:
-        raise WeightsError("backbone.weights.path: missing: published models name a sha256. Give the file.")
+        what = "missing, as a published model names its initial weights by sha256 alone; give the file."
+        raise WeightsError(f"backbone.weights.path: {what}")
     return _read(config.name, weights.path, weights.sha256)
 
 
@@ -133,7 +134,8 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
         raise WeightsError(f"backbone.weights: {path}: {what}") from error
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise WeightsError(f"backbone.weights: {path}: expected sha256 {sha256}, found {found}; restore that file.")
+        what = f"expected sha256 {sha256}, found {found}; restore that file, or start a new run."
+        raise WeightsError(f"backbone.weights: {path}: {what}")
     try:
         if path.suffix == ".safetensors":
             tensors: Any = safetensors.torch.load(content)

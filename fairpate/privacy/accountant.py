@@ -614,8 +614,10 @@ def _require_data_independent(events: Sequence[Event]) -> None:
     _require_known(events)
     holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
     if holding_votes:
-        kinds = ", ".join(holding_votes)
-        raise ValueError(f"Expected data-independent events, got {kinds}: use the function named data_dependent.")
+        raise ValueError(
+            f"Expected data-independent events, got {', '.join(holding_votes)}: use the function named data_dependent "
+            "and keep its result with the operator."
+        )
 
 
 # Relative error of the few float operations behind a limit, given up on the side of refusing.

@@ -168,7 +168,8 @@ def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float,
     """
     exact = np.asarray(values, dtype=np.float64)
     if not np.isfinite(exact).all() or not 0 <= l1_sensitivity < math.inf or not epsilon > 0:
-        raise ValueError(f"Expected finite values and sensitivity, epsilon > 0, got {l1_sensitivity}, {epsilon}.")
+        given = f"{l1_sensitivity} and {epsilon}"
+        raise ValueError(f"Expected finite values, 0 <= l1_sensitivity < inf and epsilon > 0, got {given}.")
     if math.isinf(epsilon) or not l1_sensitivity:
         return exact.copy()
     # A power of two: dividing and multiplying by it rounds nothing.
