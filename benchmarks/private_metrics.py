@@ -73,19 +73,24 @@ def table_at(epsilon: float) -> Any:
     )
 
 
-def adult_by(sensitive: str) -> tuple[Any, dict[str, Any]]:
-    """The shares (G, Y, C) of all records of Adult, as a logistic regression predicts them, and the names of codes."""
+def adult_by(sensitive: str, *, least: int = 0) -> tuple[Any, dict[str, Any]]:
+    """The shares (G, Y, C) of all records of Adult, as a logistic regression predicts them, and the names of codes.
+    Only groups of ``least`` of the test records or more are part of the population.
+    """
     data = load_data(DataConfig(name="adult", options={"sensitive": sensitive}))
     parts = [data.private, data.public, data.validation, data.test]
     x, y, z = (np.concatenate([getattr(part, name).numpy() for part in parts]) for name in "xyz")
     predicted = LogisticRegression(max_iter=300).fit(x[::2], y[::2]).predict(x)
     joint_GYC = rates.joint_table(predicted, z, labels_N=y, num_groups=data.num_groups, num_classes=2) / len(y)
-    return joint_GYC, {"group_names": data.group_names, "class_names": data.label_names}
+    kept = [group for group in range(data.num_groups) if joint_GYC[group].sum() * TEST_RECORDS >= least]
+    names = {"group_names": [data.group_names[group] for group in kept], "class_names": data.label_names}
+    return (joint_GYC[kept] / joint_GYC[kept].sum() if least else joint_GYC), names
 
 
-def intervals(sensitive: str, replications: int) -> None:
-    """Keep a cell per epsilon and quantity."""
-    joint_GYC, names = adult_by(sensitive)
+def intervals(sensitive: str, replications: int, *, least: int = 0) -> None:
+    """Keep a cell per epsilon and quantity, of groups of ``least`` of the test records or more."""
+    joint_GYC, names = adult_by(sensitive, least=least)
+    population = f"{sensitive} from {least} records" if least else sensitive
     exact = Released(
         arrays={"weights_BGYC": np.rint(joint_GYC * 1e9)[None], "edges": np.zeros(0)},
         events=(PredictionTables(count=1, noise_stddev_records=1e-9, weight=1),),
@@ -114,7 +119,7 @@ def intervals(sensitive: str, replications: int) -> None:
             held = [one.low - 1e-9 <= truth[name] <= one.high + 1e-9 for one in known]
             width = float(np.median([one.high - one.low for one in known])) if known else math.nan
             ideal = 2 * 1.96 * float(np.std([one.value for one in known])) if known else 0.0
-            cells[f"{sensitive}, {epsilon:g}, {name}"] = {
+            cells[f"{population}, {epsilon:g}, {name}"] = {
                 "replications": replications,
                 "held": float(np.mean(held)) if held else math.nan,
                 "width": width,
@@ -333,8 +338,8 @@ def main() -> None:
     parser.add_argument("--methods", choices=METHODS, nargs="+", default=list(METHODS))
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
     options = parser.parse_args()
-    for sensitive in ("sex", "race") if options.only in (None, "intervals") else ():
-        intervals(sensitive, options.replications)
+    for sensitive, least in (("sex", 0), ("race", 0), ("race", 100)) if options.only in (None, "intervals") else ():
+        intervals(sensitive, options.replications, least=least)
     if options.only in (None, "intervals"):
         fixed_reach()
     guarantee = {"unit": "record", "relation": "add or remove one", "delta": DELTA, "seeds": options.seeds}
