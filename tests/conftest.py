@@ -278,8 +278,15 @@ def _says(file: Path, words: str) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that ask for Ray come first, then those with campaigns: a long file at the end would run alone."""
-    items.sort(key=lambda item: (not _says(item.path, "ray_session"), not _says(item.path, "mark.slow")))
+    """Files that ask for Ray come first, then those of sites, which wait, and those with campaigns: a long file at the
+    end would run alone."""
+    items.sort(
+        key=lambda item: (
+            not _says(item.path, "ray_session"),
+            item.path.parent.name != "sites",
+            not _says(item.path, "mark.slow"),
+        )
+    )
 
 
 def pytest_collection_finish() -> None:
