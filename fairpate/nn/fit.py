@@ -582,7 +582,7 @@ def calibrate(
     held_out, rows = order[:size], order[size:]
     for name, part in (("held-out", held_out), ("other", rows)):
         if len(groups[part].unique()) < 2:
-            what = f"the {len(part)} {name} records are all of one group"
+            what = f"the {len(part)} {name} records have fewer than two groups"
             raise ValueError(f"public_data.calibration: {what}; give more public records.")
     logits = predict_logits(model, x)
     optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=_CALIBRATION_RATE))

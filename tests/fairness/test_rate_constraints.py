@@ -190,7 +190,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         RateConstraints(partition=PARTITION, constraints=())
     with pytest.raises(ValueError, match="num_groups >= 2"):
         named_constraints("demographic_parity", num_groups=1, num_classes=2, bound=0.1)
-    with pytest.raises(ValueError, match=r"bound >= 0: .* got -0.1"):
+    with pytest.raises(ValueError, match=r"bound >= 0, .* got -0.1"):
         named_constraints("equalized_odds", num_groups=2, num_classes=2, bound=-0.1)
     with pytest.raises(ValueError, match="label below 2, got 2"):
         named_constraints("false_negative_rate", num_classes=2, bound=0.1, label=2)
