@@ -170,6 +170,7 @@ def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() ->
         max(most("one curator", t, weighted, f"={epsilon}") for t in ("t = 1", "t = K/2")) for epsilon in (0.1, 0.3, 1)
     ]
     assert f"costs at most {lost[0]} points at ε = 0.1, {lost[1]} at 0.3 and {lost[2]} at 1" in said
+    assert f"at t = 1 at most {most('one curator', 't = 1', weighted)}" in said
     assert f"Federated DP-SGD at t = 1 is up to {most('federated, t = 1', 't = 1', weighted)} points better" in said
     assert f"a site alone up to {most('t = 1', 'alone', weighted)} points worse" in said
     better = [
