@@ -29,6 +29,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -413,7 +414,7 @@ class Part:
 
     plan: SitePlan
     place: int
-    embedding: bytes | None
+    embedding: Path | None
     declaration: Path
     data_dir: Path | None
     out: Path | None
@@ -443,14 +444,19 @@ def join(
     sum. Except for the last two, nothing was charged or sent before the error.
     """
     own_key = read_key(key)  # before the coordinator is waited for
-    with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client:
+    with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
         plan = read_plan(client.request("/v1/plan") or b"", url)
         if digest is not None and digest.lower() != plan.digest:
             raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
+        embedding = Path(folder) / "embedding.safetensors" if plan.embedding else None
+        place = plan.place_of(own_key)
+        if embedding is not None:
+            # Not in memory: of pictures it is as large as a quarter of this process.
+            embedding.write_bytes(client.request("/v1/embedding") or b"")
         part = Part(
             plan=plan,
-            place=plan.place_of(own_key),
-            embedding=client.request("/v1/embedding") if plan.embedding else None,
+            place=place,
+            embedding=embedding,
             declaration=declaration,
             data_dir=data_dir,
             out=out,
@@ -471,7 +477,8 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
 
     plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)
     config = config_of(plan, part.declaration, data_dir=part.data_dir, out=part.out, own=part.own)
-    load = loader_of(plan, part.embedding, has_private=True)
+    embedding = None if part.embedding is None else part.embedding.read_bytes()
+    load = loader_of(plan, embedding, has_private=True)
     events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
     if not messenger.has_agreed:
         with reporter.stage("data"):
