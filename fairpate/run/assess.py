@@ -24,6 +24,7 @@ Shapes: N records, G groups, R bootstrap replicates.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -421,14 +422,12 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         require_columns(read, columns, title)
     except DataError as error:
         raise DataSettingsError(f"{error} Options such as --prediction and --group name the columns.") from error
-    found = {name: [_whole(each) for each in text_of(read[name]).to_pylist()] for name in columns}
-    return title, {name: np.array(values, dtype=np.str_) for name, values in found.items()}
-
-
-def _whole(text: str) -> str:
-    """``1.0`` as ``1``: predictions may be written as floats where labels are whole numbers."""
-    text = text.strip()
-    return text[:-2] if text.endswith(".0") and text[:-2].lstrip("-").isdigit() else text
+    found = {}
+    for name in columns:
+        # `1.0` as `1`: predictions may be written as floats where labels are whole numbers.
+        whole = [re.sub(r"^(-*\d+)\.0$", r"\1", each.strip()) for each in text_of(read[name]).to_pylist()]
+        found[name] = np.array(whole, dtype=np.str_)
+    return title, found
 
 
 def _classes(named: npt.NDArray[np.str_], selected: str | None, *, prediction: str) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
@@ -50,6 +51,7 @@ from fairpate.run.context import (
     read_json,
     read_statement,
     read_votes,
+    sole_worker,
     write_json,
     write_text,
     write_votes,
@@ -76,7 +78,8 @@ from fairpate.run.sweep import (
     open_sweep_folder,
     parse_sweep,
     read_rows,
-    sole_driver,
+    stems,
+    write_rows,
 )
 from fairpate.terminal import Output, Reporter, facts, say, waiting
 from fairpate.types import FairRule, GateRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored, torch
@@ -174,8 +177,9 @@ def compare(
     shown: dict[str, Any] = {"notion": notion, "fair_at": rules[0]}
     # An absolute path, because workers have other working directories.
     folder = open_sweep_folder(root.resolve(), sweep)
-    with sole_driver(folder, sweep):
-        finished = folder.finished(cells)
+    with sole_worker(folder.root, "fairpate compare"):
+        write_text(folder.config, yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False))
+        finished = stems(folder.parts)
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
             return Comparison(folder=folder, changed=False, **shown)
@@ -422,7 +426,7 @@ def run_cells(
 
     def fail(cell: Cell, cause: str) -> None:
         row = cell.row(minutes=math.nan, error=" ".join(cause.split()))
-        folder.add_failure(cell, row)
+        write_rows([row], folder.failed / f"{cell.digest}.parquet", private=True)  # the cell stays unfinished
         place = f"{cell.method} on {cell.data}, seed {cell.config.seed}, {cell.digest}"
         reporter.note("failed", f"{place}: {row.error}")
 
@@ -575,8 +579,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
                 "coverage": _range(record.coverage for record in records),
             }
             texts = [
-                _range_words(found, epsilon_text if name == "epsilon" else _short) if records else ""
-                for name, found in ranges.items()
+                _range_words(found, is_epsilon=name == "epsilon") if records else "" for name, found in ranges.items()
             ]
             finished = str(len(rows)) if len(records) == len(rows) else f"{len(records)} of {len(rows)}"
             table.add_row(method, finished, *texts)
@@ -635,14 +638,10 @@ def _range(values: Iterable[float | None]) -> list[float] | None:
     return [min(there), max(there)] if there else None
 
 
-def _short(value: float) -> str:
-    return f"{value:.3f}".removeprefix("0")
-
-
-def _range_words(found: Sequence[float] | None, text: Callable[[float], str] = _short) -> str:
+def _range_words(found: Sequence[float] | None, *, is_epsilon: bool = False) -> str:
     if found is None:
         return "undefined"
-    low, high = map(text, found)
+    low, high = (epsilon_text(end) if is_epsilon else f"{end:.3f}".removeprefix("0") for end in found)
     return low if low == high else f"{low}–{high}"
 
 
@@ -739,7 +738,7 @@ def demo(sweep: Path, out: Path) -> Output:
         write_atomically(part.student, partial(save_student, student))
     claims, bare, rejecting = models[chosen][2], models[without][2], read_claims(part)
     why = f"right most often of {len(private)} on {counted(len(records.validation), 'validation record')}"
-    sentences = [accuracy_sentence(claims, bare, method=chosen, why=why), fairness_sentence(claims, rejecting)]
+    sentences = claims_in_words(claims, bare, rejecting, method=chosen, why=why)
     files = {"all models": out / comparison.folder.report.name, "this model": part.public_report}
     rows = {name: models[name][2] for name in private}
     rows |= {f"{without}, not private": bare, f"{chosen}, may reject": rejecting}
@@ -773,27 +772,25 @@ def demo(sweep: Path, out: Path) -> Output:
     )
 
 
-def accuracy_sentence(chosen: RunStatement, without: RunStatement, *, method: str, why: str) -> str:
-    """State the guarantee and the accuracy of the chosen method, and the same model's accuracy without privacy."""
-    guarantee = chosen.guarantee
-    return (
-        f"{method}, {why}, is {guarantee.strength[0]} at ε = {guarantee.epsilon_words} (δ = "
-        f"{delta_text(guarantee.delta)}) for {guarantee.protected}: {percent(chosen.measured.accuracy)} of its answers "
-        f"are right, and {percent(without.measured.accuracy)} of those of the same model that learned from the same "
-        "records without privacy."
-    )
-
-
-def fairness_sentence(claims: RunStatement, rejecting: RunStatement) -> str:
-    """State the gap of a model without and with its reject option, and what the rule calls either."""
-    measured, less = claims.measured, rejecting.measured.measured(DEFAULT)
+def claims_in_words(
+    claims: RunStatement, without: RunStatement, rejecting: RunStatement, *, method: str, why: str
+) -> list[str]:
+    """State the guarantee of the chosen method, its accuracy and the same model's without privacy; and its gap without
+    and with a reject option, and what the rule calls either."""
+    guarantee, measured, less = claims.guarantee, claims.measured, rejecting.measured.measured(DEFAULT)
     gap = measured.measured(DEFAULT)
     answer, group = gap.where.removeprefix("predicted ").split(": ", 1)
     place, code = measured.group_names.index(group), measured.class_names.index(answer)
     rates_G = np.array(measured.rates_GC)[:, code]
     # Rates are over answered records, so that those of several groups are joined in proportion to these.
     others_G = np.array([each.num_answered for each in measured.groups]) * (np.arange(len(rates_G)) != place)
-    return (
+    accuracy = (
+        f"{method}, {why}, is {guarantee.strength[0]} at ε = {guarantee.epsilon_words} (δ = "
+        f"{delta_text(guarantee.delta)}) for {guarantee.protected}: {percent(measured.accuracy)} of its answers are "
+        f"right, and {percent(without.measured.accuracy)} of those of the same model that learned from the same "
+        "records without privacy."
+    )
+    fairness = (
         f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "
         f"{percent(rates_G @ others_G / others_G.sum())} of all others, a gap of {decimal(gap.value)}: "
         f"{claims.fairness}, as a gap counts as fair here up to {measured.fair_at.limit:g}, with its whole 95 % "
@@ -801,3 +798,4 @@ def fairness_sentence(claims: RunStatement, rejecting: RunStatement) -> str:
         f"person, the gap is {decimal(less.value)} (interval {interval(less)}): {rejecting.fairness}, and "
         f"{percent(rejecting.measured.accuracy)} of its answers are right."
     )
+    return [accuracy, fairness]

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from fairpate.config_reader import flattened
 from fairpate.files import PathIn, write_atomically
-from fairpate.types import IntArray, LabelledSet, PrivacyStatement, Unit, UsageError, UserError, VoteBatch, restored
+from fairpate.types import LabelledSet, PrivacyStatement, Unit, UsageError, UserError, VoteBatch, restored
 from student.card import StudentCard
 
 LOCK = ".lock"  # the first file that a run makes in its folder
@@ -265,7 +265,9 @@ def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCa
 
 def write_votes(batch: VoteBatch, path: Path) -> None:
     """One row per query: record_id, group, and how many teachers chose each class; the metadata name the teachers."""
-    table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": _rows(batch.votes_QC)})
+    # With its type: of no rows Arrow would infer the type null.
+    votes = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
+    table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": votes})
     table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})
     # For the operator alone: no noise is in the votes.
     write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=True)
@@ -290,7 +292,7 @@ def write_labels(labelled: LabelledSet, path: Path) -> None:
     """One row per answered query, in the order asked: record_id, group, label, and noisy counts if released."""
     columns = {"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels}
     if labelled.counts is not None:
-        columns["counts"] = _rows(labelled.counts)
+        columns["counts"] = pa.array(labelled.counts.tolist(), type=pa.list_(pa.int64(), labelled.counts.shape[1]))
     table = pa.table(columns)
     write_atomically(path, lambda temporary: pq.write_table(table, temporary))
 
@@ -306,11 +308,6 @@ def read_labels(path: Path) -> LabelledSet:
         # For no row numpy cannot infer the number of classes.
         counts=None if counts is None else np.array(counts, dtype=np.int64).reshape(len(counts), -1 if counts else 0),
     )
-
-
-def _rows(values_QC: IntArray) -> pa.Array:
-    # With its type: of no rows Arrow would infer the type null.
-    return pa.array(values_QC.tolist(), type=pa.list_(pa.int64(), values_QC.shape[1]))
 
 
 def _read(path: Path) -> pa.Table:

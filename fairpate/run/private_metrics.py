@@ -401,7 +401,8 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     table_GYC, stddev = table_BGYC.sum(axis=0), stddev * math.sqrt(len(table_BGYC))
     size_G = table_GYC.sum(axis=(1, 2))
     right, predicted = (_Shares.of(each, table_GYC, stddev, z=z) for each in (rates.correct, rates.predicted))
-    of_all = _Shares.of(rates.correct, *_together(table_GYC, stddev), z=z).estimate("accuracy", 0, 0)
+    all_1YC, stddev_all = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
+    of_all = _Shares.of(rates.correct, all_1YC, stddev_all, z=z).estimate("accuracy", 0, 0)
     total = 0 if math.isnan(of_all.value) else round(float(size_G.sum()))
     groups = []
     for name, size, accuracy in zip(group_names, size_G.tolist(), right.value_EG[0].tolist(), strict=True):
@@ -519,11 +520,6 @@ def _ratios(shares: _Shares) -> _Shares:
     return _Shares(ratio, ratio * np.exp(-down), ratio * np.exp(up))
 
 
-def _together(table_GYC: FloatArray, stddev: float) -> tuple[FloatArray, float]:
-    """The sum over groups, and the standard deviation of its noise."""
-    return table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
-
-
 def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: FloatArray, stddev: float) -> float:
     """Return the low end of the largest of all differences that ``ends`` compares, at least 0.
 
@@ -609,7 +605,8 @@ def gap_of(
 ) -> GapResult:
     """The largest difference, or rate, of a noisy table with its interval; ``described`` words its cell."""
     if metric.compare is rates.level:
-        table_GYC, stddev = _together(table_GYC, stddev)
+        # Of all groups together, whose noises add up.
+        table_GYC, stddev = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
 
     def ends(z: float, joint_GYC: FloatArray) -> _Shares:
         own = _Shares.of(metric.events, joint_GYC, stddev, z=z)

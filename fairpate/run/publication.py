@@ -97,7 +97,8 @@ def run_html(run: RunDirectory) -> str:
     try:
         claims, record = read_claims(run), read_json(run.record)
         places = {"report": run.public_report, "card": run.card_page, "statement": run.statement, "model": run.student}
-        return _notebook(
+        return render(
+            "notebook.html",
             title=f"{record['method']} on {record['data']}, seed {record['seed']}",
             sentences=[claims.line, claims.guarantee.meaning],
             rows=[*claims.rows, *((name, _from_here(path)) for name, path in places.items() if path.exists())],
@@ -113,7 +114,7 @@ def run_html(run: RunDirectory) -> str:
             f"No published result in {run.root}: the run is unfinished or damaged, or it has no privacy guarantee and "
             "belongs to the operator alone."
         )
-        return _notebook(title="Run", sentences=[words])
+        return render("notebook.html", title="Run", sentences=[words])
 
 
 def fitted_html(statement: PrivacyStatement, *, name: str) -> str:
@@ -122,8 +123,13 @@ def fitted_html(statement: PrivacyStatement, *, name: str) -> str:
     commands = {"Accuracy, disparity and coverage": f".plot({calls})", "Statement": ".statement()"}
     if statement.epsilon is not None:
         commands["Card"] = f".card(folder, {calls})"
-    return _notebook(
-        title=name, sentences=[guarantee.meaning], rows=[guarantee.row], remarks=guarantee.remarks, commands=commands
+    return render(
+        "notebook.html",
+        title=name,
+        sentences=[guarantee.meaning],
+        rows=[guarantee.row],
+        remarks=guarantee.remarks,
+        commands=commands,
     )
 
 
@@ -160,7 +166,8 @@ def comparison_html(comparison: Comparison) -> str:
         sentences.append(f"{counted(len(panels) - _MOST_PANELS, 'more data set')} on the page.")
     shown = next((found for found in panels if len(found) <= _MOST_POINTS), [])
     done = sum(row.record is not None for row in comparison.rows)
-    return _notebook(
+    return render(
+        "notebook.html",
         title=f"{report.title}: {counted(len(points), 'configuration')}, {counted(done, 'run')}",
         sentences=sentences,
         picture=base64.b64encode(slices_picture(shown) if shown else b"").decode("ascii"),
@@ -176,15 +183,6 @@ def _from_here(path: Path) -> str:
     """Return ``path`` relative to the notebook's working directory if it lies inside."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _notebook(**view: Any) -> str:
-    """Return the HTML of a notebook cell: sentences, a table, remarks that unfold, a picture (PNG in base 64), and
-    commands to run next.
-
-    A few kilobytes of escaped HTML without a script and without colours of its own, which reads in light and dark.
-    """
-    return render("notebook.html", **{"rows": (), "remarks": (), "commands": {}, "picture": "", "alt": ""} | view)
 
 
 FORMAT = "fairpate.card/1"

@@ -47,7 +47,7 @@ import torch
 from rich.console import Group
 from rich.table import Column
 from rich.text import Text
-from torch import Tensor, nn
+from torch import nn
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
@@ -669,7 +669,14 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
         return None
     if any(not (x.numel() and x.isfinite().all()) for x in parts):
         return None
-    x_NF, test_MF = map(_features, parts)
+    # Records as rows of numbers; pictures are reduced to at most 16 pixels a side.
+    rows = []
+    for x in parts:
+        if x.ndim == 4:
+            side = (min(x.shape[2], _SIDE), min(x.shape[3], _SIDE))
+            x = torch.cat([functional.adaptive_avg_pool2d(some.float(), side) for some in x.split(_AT_ONCE)])
+        rows.append(x.flatten(1).numpy().astype(np.float64))
+    x_NF, test_MF = rows
     labels_N = private.y.numpy()
     # A sweep measures many models on the same records: it predicts them once.
     key = hashlib.blake2b(
@@ -690,15 +697,6 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
             _predictions.pop(next(iter(_predictions)), None)
         _predictions[key] = predicted
     return WithoutPrivacy(accuracy=float((predicted == test.y.numpy())[measured_N].mean()), num_records=len(private))
-
-
-def _features(x: Tensor) -> npt.NDArray[np.float64]:
-    """Records as rows of numbers. Images are reduced to at most 16 pixels a side."""
-    if x.ndim == 4:
-        side = (min(x.shape[2], _SIDE), min(x.shape[3], _SIDE))
-        x = torch.cat([functional.adaptive_avg_pool2d(some.float(), side) for some in x.split(_AT_ONCE)])
-    rows: npt.NDArray[np.float64] = x.flatten(1).numpy().astype(np.float64)
-    return rows
 
 
 def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()) -> None:

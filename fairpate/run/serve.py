@@ -74,7 +74,7 @@ from aggregator.store import (
     noted_head,
     shown,
 )
-from fairpate.config import ConfigError, DataConfig, QueriesConfig, RayConfig
+from fairpate.config import ConfigError, QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import CODEBOOKS
@@ -267,16 +267,12 @@ def serve_aggregator(
         say(f"Its answers enter {run.statement} with `{write}`: give it before you publish.")
         if not config.leaves_room:
             say(SPENT)
-        _show_served(run, settings, detached=detach)
+        # For a program; a person has seen these facts already.
+        show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": detach}]}, words=""))
         if detach:
             say(f"It stays on the cluster; end it with `fairpate serve {shlex.quote(str(root))} --stop`.")
             return
         _watch(service)
-
-
-def _show_served(run: RunDirectory, settings: ServiceSettings, *, detached: bool) -> None:
-    """Print the facts of the started service for a program; a person has seen them already."""
-    show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": detached}]}, words=""))
 
 
 def _watch(service: Service) -> None:
@@ -319,12 +315,28 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
                 f"--replicas: {name} would not be read by Ray Serve; leave it out and put a proxy in front, or serve "
                 "one copy without --replicas."
             )
-    ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
-    with (
-        _student_here(run, settings, form_for(config.data))
-        if num_replicas is None
-        else _student_on_ray(run, settings, ray, num_replicas)
-    ) as is_serving:
+    server: HttpServer | None = None
+    with ExitStack() as stack:
+        if num_replicas is None:
+            # The form for records of a table, by its declaration alone; none for pictures, and if it is gone.
+            data, form = config.data, None
+            path = CODEBOOKS / f"{data.name}.yaml" if data.declaration is None else data.declaration.path
+            if path.exists() and not (table := read_declaration(path)).pictures:
+                form = form_of(feature_codes(table.visible(entry_for(data).complete_options(data.options))))
+            server = HttpServer(StudentApp(run.student, form), settings)
+            stack.callback(server.stop)
+        else:
+            require_extra("serve", "--replicas")
+            from student.server import serve_student, stop_student
+
+            ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
+            stack.enter_context(_ray(ray, detach=False))
+            stack.callback(stop_student)
+            # The replicas share what one actor of the run reserved.
+            cpus = ray.num_cpus / num_replicas
+            serve_student(
+                run.student, host=settings.host, port=settings.port, num_replicas=num_replicas, cpus_per_replica=cpus
+            )
         # As Ctrl-C, so that the server finishes its requests.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at {settings.url} (documentation: /docs)")
@@ -332,23 +344,16 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             say("It needs no token: any client that reaches this address may query it.")
         else:
             say("It needs a token, of either role.")
-        _show_served(run, settings, detached=False)
+        show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": False}]}, words=""))
         with suppress(KeyboardInterrupt):
-            while is_serving():
+            # Ray Serve restarts failed copies.
+            while server is None or server.is_alive:
                 time.sleep(_WATCH_INTERVAL_S)
             raise ServiceError(f"{settings.url}: the HTTP server ended by itself. Serve the run again.")
 
 
-def form_for(data: DataConfig) -> RecordForm | None:
-    """Return the form for records of a table, by its declaration alone; None for pictures, and if it is gone."""
-    path = CODEBOOKS / f"{data.name}.yaml" if data.declaration is None else data.declaration.path
-    if not path.exists() or (table := read_declaration(path)).pictures:
-        return None
-    return form_of(feature_codes(table.visible(entry_for(data).complete_options(data.options))))
-
-
 @dataclass(frozen=True)
-class _StudentApp:
+class StudentApp:
     """The published student in ``path``, for :class:`HttpServer`."""
 
     path: Path
@@ -359,39 +364,6 @@ class _StudentApp:
 
         tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
         return student_in_one_process(self.path, form=self.form, tokens=tokens, rate=settings.rate, tracer=tracer)
-
-
-@contextmanager
-def _student_here(
-    run: RunDirectory, settings: ServiceSettings, form: RecordForm | None
-) -> Iterator[Callable[[], bool]]:
-    """Serve the student with uvicorn in this process; yield a function that returns whether it serves."""
-    server = HttpServer(_StudentApp(run.student, form), settings)
-    try:
-        yield lambda: server.is_alive
-    finally:
-        server.stop()
-
-
-@contextmanager
-def _student_on_ray(
-    run: RunDirectory, settings: ServiceSettings, config: RayConfig, num_replicas: int
-) -> Iterator[Callable[[], bool]]:
-    """Serve copies of the student on Ray Serve, which restarts failed ones; yield a function that returns whether they
-    serve."""
-    require_extra("serve", "--replicas")
-    from student.server import serve_student, stop_student
-
-    with _ray(config, detach=False):
-        # The replicas share what one actor of the run reserved.
-        cpus = config.num_cpus / num_replicas
-        try:
-            serve_student(
-                run.student, host=settings.host, port=settings.port, num_replicas=num_replicas, cpus_per_replica=cpus
-            )
-            yield lambda: True
-        finally:
-            stop_student()
 
 
 def stop_aggregator(root: Path) -> None:
@@ -820,22 +792,22 @@ def describe(root: Path) -> Output:
     others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in store.tokens})
     if not store.tokens and not others:
         return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
-    table, found = listing("name", "role", "made", "ends", "epsilon", "queries", "per day"), []
-
-    def add_row(name: str, role: str, made: str, ends: str) -> None:
-        own = limits.get(name, NO_LIMIT)
-        numbers = ("" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day))
-        table.add_row(name, role, made, ends, *numbers)
-
+    found: list[dict[str, Any]] = []
     for token in store.tokens:
-        made, is_good = _text(token.created_s), token.is_good(now_s)
-        ends = None if token.expires_s is None else _text(token.expires_s)
-        add_row(token.name, token.role, made, (ends or "never") + ("" if is_good else " (ended)"))
-        known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not is_good}
+        made, ends = (
+            None if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
+            for at_s in (token.created_s, token.expires_s)
+        )
+        known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not token.is_good(now_s)}
         found.append(known | {"limit": limits.get(token.name, NO_LIMIT)})
     for name in others:
-        add_row(name, "no token", "", "")
         found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": limits[name]})
+    table = listing("name", "role", "made", "ends", "epsilon", "queries", "per day")
+    for each in found:
+        own, role, made = each["limit"], each["role"] or "no token", each["made"] or ""
+        ends = (each["ends"] or "never") + (" (ended)" if each["ended"] else "") if each["role"] else ""
+        numbers = ("" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day))
+        table.add_row(each["name"], role, made, ends, *numbers)
     return Output(facts={"tokens": found}, words=table)
 
 
@@ -849,7 +821,3 @@ def moment(text: str) -> float:
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:  # beyond year 9999 no list of tokens could show it
         raise ConfigError(f"{text}: expected a time from now such as 30d or 12h, or a date as 2027-01-31.") from error
-
-
-def _text(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

@@ -22,7 +22,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -71,7 +71,7 @@ from fairpate.methods.base import (
     why_unread,
 )
 from fairpate.report.frontier import FAILED, Row
-from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker, write_text
+from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.types import RunRecord, UserError, strict
 
 Values = dict[str, Any]
@@ -437,7 +437,11 @@ def _config(
         assert found  # the section was reported with the rest
     except DataError as error:
         found.append(error)
-    faults.update(dict.fromkeys(_placed(line, data, laid) for error in found for line in str(error).splitlines()))
+    for fault in (line for error in found for line in str(error).splitlines()):
+        field = fault.partition(": ")[0]
+        # The last layer that names a field is the one that set it; otherwise it is a default of the data set.
+        places = [each.place for each in laid if any(overlapping(field, path) for path in flattened(dict(each.values)))]
+        faults[f"{places[-1]}.{fault}" if places else f"data_sets.{data}: {fault}"] = None
     return None if found else config
 
 
@@ -454,16 +458,6 @@ def _nested(layer: _Layer) -> dict[str, Any]:
         last = section.get(parts[-1])
         section[parts[-1]] = merge(last, value) if isinstance(last, dict) and isinstance(value, dict) else value
     return nested
-
-
-def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
-    """Name ``fault`` by the place in the sweep that set the field, or by the data set whose default it is."""
-    field = fault.partition(": ")[0]
-    # The last layer that names a field is the one that set it.
-    for layer in reversed(layers):
-        if any(overlapping(field, path) for path in flattened(dict(layer.values))):
-            return f"{layer.place}.{fault}"
-    return f"data_sets.{data}: {fault}"
 
 
 def _fitted_start(data: str, method: str, layers: Sequence[_Layer]) -> Values:
@@ -558,20 +552,11 @@ class SweepFolder:
         """The run directory of a release that cells share."""
         return RunDirectory(root=self.root / "runs" / f"release-{name}")
 
-    def finished(self, cells: Iterable[Cell]) -> set[str]:
-        """The digests of finished cells, found by the names of their files."""
-        there = _stems(self.parts)
-        return {cell.digest for cell in cells if cell.digest in there}
-
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
         """Keep the rows of a finished cell."""
         # The result first: a crash in between leaves both, and a part outranks a failure.
         write_rows(rows, self.parts / f"{cell.digest}.parquet", private=True)
         (self.failed / f"{cell.digest}.parquet").unlink(missing_ok=True)
-
-    def add_failure(self, cell: Cell, row: Row) -> None:
-        """Keep the cause; the cell stays unfinished."""
-        write_rows([row], self.failed / f"{cell.digest}.parquet", private=True)
 
     def holds(self, cells: Sequence[Cell]) -> bool:
         """True if the tables hold exactly these cells, all finished; only their digests are read."""
@@ -611,15 +596,8 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     return folder
 
 
-@contextmanager
-def sole_driver(folder: SweepFolder, sweep: SweepConfig) -> Iterator[None]:
-    """Keep a second driver out of the folder, and write the sweep to it. RunDirectoryError where one is at work."""
-    with sole_worker(folder.root, "fairpate compare"):
-        write_text(folder.config, yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False))
-        yield
-
-
-def _stems(folder: Path) -> set[str]:
+def stems(folder: Path) -> set[str]:
+    """The digests of the cells whose rows are kept in ``folder``."""
     return {path.name.removesuffix(".parquet") for path in folder.iterdir() if path.suffix == ".parquet"}
 
 
@@ -636,7 +614,7 @@ def _digests(table: Path) -> list[str]:
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
     """The rows of all existing parts, in the order of ``digests``. Rows that the table ``known`` holds are read from
     there."""
-    there = _stems(parts)
+    there = stems(parts)
     wanted = [digest for digest in digests if digest in there]
     found = SCHEMA.empty_table()
     if known is not None and known.exists():

@@ -20,10 +20,10 @@ from sweeps import COLOUR_UNSEEN, SMALL, counted, measured, ran, refused, run, s
 from fairpate.methods.base import Method
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Comparison, compare, comparison_outcome, run_cell
-from fairpate.run.context import RunDirectoryError
+from fairpate.run.context import RunDirectoryError, sole_worker
 from fairpate.run.folder import check_run_directory
 from fairpate.run.run import run_method, with_pinned_weights
-from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, read_rows, sole_driver
+from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, read_rows
 from fairpate.terminal import Reporter
 from fairpate.types import VoteBatch, strict
 from teachers.ensemble import PoolError
@@ -191,7 +191,10 @@ def test_nodes_that_come_on_demand_are_waited_for(tmp_path: Path) -> None:
 def test_two_drivers_do_not_share_a_folder_and_other_folders_are_left_alone(tmp_path: Path) -> None:
     sweep = sweep_of()
     folder = open_sweep_folder(tmp_path / "sweep", sweep)
-    with sole_driver(folder, sweep), pytest.raises(RunDirectoryError, match="another `fairpate compare` works here"):
+    with (
+        sole_worker(folder.root, "fairpate compare"),
+        pytest.raises(RunDirectoryError, match="another `fairpate compare` works here"),
+    ):
         run(tmp_path / "sweep", counted)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()

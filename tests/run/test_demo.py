@@ -9,7 +9,7 @@ import numpy as np
 from fairpate.cli.base import EXAMPLES
 from fairpate.report.metrics import Evaluation, evaluate
 from fairpate.report.records import Guarantee, RunStatement
-from fairpate.run.compare import accuracy_sentence, fairness_sentence
+from fairpate.run.compare import claims_in_words
 from fairpate.run.sweep import cells_of, load_sweep
 
 NB = "\u00a0"
@@ -38,7 +38,8 @@ def measured(refused_A: float, refused_B: float) -> Evaluation:
 
 def test_the_sentence_on_fairness_names_both_shares_the_gap_and_the_rule() -> None:
     claims = RunStatement(guarantee=GUARANTEE, measured=measured(0.6, 0.3))
-    sentence = fairness_sentence(claims, replace(claims, measured=measured(0.32, 0.3)))
+    rejecting = replace(claims, measured=measured(0.32, 0.3))
+    _, sentence = claims_in_words(claims, claims, rejecting, method="dp_sgd", why="the only one")
     assert (
         f"“no” to 60.0{NB}% of the group “A” and to 30.0{NB}% of all others, a gap of 0.300: not fair, as" in sentence
     )
@@ -49,13 +50,13 @@ def test_the_sentence_on_fairness_names_both_shares_the_gap_and_the_rule() -> No
 
 def test_the_sentence_on_accuracy_compares_and_calls_seeded_noise_not_private() -> None:
     claims = RunStatement(guarantee=GUARANTEE, measured=measured(0.5, 0.5))
-    sentence = accuracy_sentence(claims, claims, method="dp_sgd", why="the only one")
+    sentence, _ = claims_in_words(claims, claims, claims, method="dp_sgd", why="the only one")
     assert sentence.startswith(
         "dp_sgd, the only one, is private at ε = 1.00 (δ = 10⁻⁵) for everything about one person:"
     )
     assert sentence.count(f"90.0{NB}%") == 2
     seeded = replace(claims, guarantee=replace(GUARANTEE, noise="seeded: not private"))
-    assert " is not private at " in accuracy_sentence(seeded, claims, method="dp_sgd", why="the only one")
+    assert " is not private at " in claims_in_words(seeded, claims, claims, method="dp_sgd", why="the only one")[0]
 
 
 def test_the_demo_compares_three_private_methods_at_one_epsilon_with_fresh_noise() -> None:

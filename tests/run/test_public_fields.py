@@ -29,7 +29,7 @@ from fairpate.run.compare import Comparison, run_cell, write_frontier_reports
 from fairpate.run.context import RunDirectory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
-from fairpate.run.sweep import cells_of, open_sweep_folder
+from fairpate.run.sweep import cells_of, open_sweep_folder, write_rows
 from fairpate.terminal import Reporter
 
 GROUPS = {"name", "num_records", "num_answered", "coverage", "accuracy"}
@@ -196,7 +196,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         for cell in cells[:2]:
             folder.add(cell, run_cell(cell, folder.run(cell), None))
     for cell in cells[2:]:
-        folder.add_failure(cell, cell.row(minutes=math.nan, error="ValueError: 4711 private records"))
+        row = cell.row(minutes=math.nan, error="ValueError: 4711 private records")
+        write_rows([row], folder.failed / f"{cell.digest}.parquet", private=True)
     folder.assemble(cells)
     comparison = Comparison(folder=folder, changed=True)
     with pytest.MonkeyPatch.context() as patched:  # what is drawn: tests/run/test_paper_figures.py

@@ -340,7 +340,8 @@ def test_a_student_asks_for_the_tokens_of_the_environment(small_config, tmp_path
     settings = ServiceSettings(port=port, tokens=read_tokens(os.environ))
     said = []
     caplog.set_level("INFO", "fairpate.requests")
-    with serve._student_here(run, settings, form=None):
+    with contextlib.ExitStack() as stack:
+        stack.callback(HttpServer(serve.StudentApp(run.student, form=None), settings).stop)
         for headers in ({}, {"Authorization": f"Bearer {token}"}):
             said.append(httpx.get(f"{settings.url}/v1/student", headers=headers))
         assert [answer.status_code for answer in said] == [401, 200]
