@@ -186,47 +186,52 @@ _MOST_SHOWN = 8
 _NEARLY = 0.99  # of the worst case
 
 
-def shares_of_worst(cost_Q: FloatArray, worst_Q: FloatArray) -> FloatArray:
-    """Return costs as shares of the worst case, 0 to 1; NaN where that is not finite, as without noise."""
+@dataclass(frozen=True, kw_only=True)
+class ComparedCosts:
+    """The cost of queries compared with their worst case; for the operator alone.
+
+    ``of_worst_Q``: shares of the worst case, 0 to 1; NaN where that is not finite, as without noise. ``varies``:
+    whether votes change the cost of a query that was voted on. ``dearest``: the queries that cost most, the most
+    expensive first; empty where the cost does not vary. ``words`` say how costs compare, and the share of the most
+    expensive ones.
+    """
+
+    of_worst_Q: FloatArray
+    varies: bool
+    dearest: Sequence[int]
+    words: str
+
+
+def compared_costs(cost_Q: FloatArray, worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> ComparedCosts:
+    """Compare the cost of each query with its worst case. ``voted_Q``: whether it was voted on."""
     known_Q = np.isfinite(worst_Q) & (worst_Q > 0)
-    share_Q = np.full(len(cost_Q), math.nan)
-    share_Q[known_Q] = np.clip(cost_Q[known_Q] / worst_Q[known_Q], 0, 1)
-    return share_Q
-
-
-def votes_matter(of_worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> bool:
-    """Return whether votes change the cost of a query that was voted on."""
+    of_worst_Q, total = np.full(len(cost_Q), math.nan), float(cost_Q.sum())
+    of_worst_Q[known_Q] = np.clip(cost_Q[known_Q] / worst_Q[known_Q], 0, 1)
     charged_Q = of_worst_Q[voted_Q]
     # Less than rounding below the worst case is the worst case.
-    return len(charged_Q) > 0 and not np.isnan(charged_Q).any() and float(charged_Q.min()) < 1 - 1e-9
-
-
-def dearest(cost_Q: FloatArray) -> list[int]:
-    """Return the queries that cost most, the most expensive first; empty if nothing was charged."""
-    order: list[int] = np.argsort(-cost_Q, kind="stable")[:_MOST_SHOWN].tolist()
-    return [query for query in order if cost_Q[query] > 0]
-
-
-def cost_words(cost_Q: FloatArray, of_worst_Q: FloatArray, *, varies: bool) -> str:
-    """Return how the cost of queries compares with their worst case, and the share of the most expensive ones; for the
-    operator alone."""
-    if not len(cost_Q) or not cost_Q.sum():
-        return "No query has cost anything."
-    if not math.isfinite(cost_Q.sum()):
-        return "Some query has no finite cost."
-    if not varies:
+    varies = len(charged_Q) > 0 and not np.isnan(charged_Q).any() and float(charged_Q.min()) < 1 - 1e-9
+    if not total:
+        words = "No query has cost anything."
+    elif not math.isfinite(total):
+        words = "Some query has no finite cost."
+    elif not varies:
         # A query that was refused before the vote has no cost that depends on votes.
         which = "Every query" if (of_worst_Q > 0).all() else "Every query that was voted on"
-        return f"{which} costs its worst case: here the price does not depend on votes."
-    number = max(1, len(cost_Q) // 10)
-    share = percent(float(np.sort(cost_Q)[::-1][:number].sum() / cost_Q.sum()), digits=0)
-    full = int((of_worst_Q >= _NEARLY).sum())
-    queries = f"{len(cost_Q):,} {'query' if len(cost_Q) == 1 else 'queries'}"
-    all_of_it = f"{full:,} of {queries}" if full else "none of them"
-    return (
-        f"The published ε counts every query at its worst case. These votes made half of the queries cost "
-        f"{percent(float(np.median(of_worst_Q)), digits=0)} of it or more, and {all_of_it} all of it. The "
-        f"dearest {number:,} of {len(cost_Q):,} made up {share} of the cost."
+        words = f"{which} costs its worst case: here the price does not depend on votes."
+    else:
+        number = max(1, len(cost_Q) // 10)
+        share = percent(float(np.sort(cost_Q)[::-1][:number].sum() / total), digits=0)
+        full = int((of_worst_Q >= _NEARLY).sum())
+        all_of_it = f"{full:,} of {counted(len(cost_Q), 'query', 'queries')}" if full else "none of them"
+        words = (
+            f"The published ε counts every query at its worst case. These votes made half of the queries cost "
+            f"{percent(float(np.median(of_worst_Q)), digits=0)} of it or more, and {all_of_it} all of it. The "
+            f"dearest {number:,} of {len(cost_Q):,} made up {share} of the cost."
+        )
+    # Stable, so that a page that is drawn again is the same.
+    order = np.argsort(-cost_Q, kind="stable")[:_MOST_SHOWN].tolist() if varies else []
+    return ComparedCosts(
+        of_worst_Q=of_worst_Q, varies=varies, dearest=[query for query in order if cost_Q[query] > 0], words=words
     )
 
 

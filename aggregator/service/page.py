@@ -38,7 +38,7 @@ from aggregator.service.writer import Books, Readiness, Verification, Writer
 from aggregator.session import PublicPool
 from fairpate import __version__
 from fairpate.http_server import Body, FaultError
-from fairpate.pages import cost_words, dearest, render, shares_of_worst, votes_matter
+from fairpate.pages import compared_costs, render
 from fairpate.privacy import accountant
 from fairpate.types import strict
 
@@ -240,18 +240,17 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
     ledger, cost_Q = books.ledger, books.price.costs(num_charges)
     # At one order, at which the costs of queries add up and compare.
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.price.order])[0])
-    of_worst_Q = shares_of_worst(cost_Q, np.full(len(cost_Q), worst))
-    varies = votes_matter(of_worst_Q, books.price.voted(num_charges))
+    found = compared_costs(cost_Q, np.full(len(cost_Q), worst), books.price.voted(num_charges))
     total, charges = float(cost_Q.sum()), []
-    for number in dearest(cost_Q) if varies else ():
-        (_, group, found), asked = ledger.charged(number, number + 1)[0], ledger.asked_for(number)
+    for number in found.dearest:
+        (_, group, outcome), asked = ledger.charged(number, number + 1)[0], ledger.asked_for(number)
         charges.append(
             {
                 "number": number + 1,
                 "group": pool.group_names[group],
-                "verdict": "open" if found is None else found.verdict,
+                "verdict": "open" if outcome is None else outcome.verdict,
                 "votes": sorted(ledger.votes_QC[number].tolist(), reverse=True)[:2],
-                "of_worst": float(of_worst_Q[number]),
+                "of_worst": float(found.of_worst_Q[number]),
                 "of_total": float(cost_Q[number]) / total,
                 "caller": asked.asker.caller,
                 "at_s": asked.at_s,
@@ -259,8 +258,8 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
         )
     return {
         "order": books.price.order,
-        "words": cost_words(cost_Q, of_worst_Q, varies=varies),
-        "bins": np.histogram(of_worst_Q, bins=_NUM_BINS, range=(0, 1))[0].tolist() if varies else [],
+        "words": found.words,
+        "bins": np.histogram(found.of_worst_Q, bins=_NUM_BINS, range=(0, 1))[0].tolist() if found.varies else [],
         "dearest": charges,
     }
 

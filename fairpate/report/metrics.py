@@ -734,9 +734,9 @@ class OrderResult:
 
     ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number
     ``max_gap_from`` on (counted from 1): the answer by which every group that has records got ``rule.min_count``
-    answers, and at least ``least_cell`` of the spread. The latter two are undefined (NaN and None) when a group never
+    answers, and at least the least size of a cell. The latter two are undefined (NaN and None) when a group never
     gets that many, or when there is only one group; ``final_gap`` when a group has answers, but fewer than
-    ``least_cell``.
+    that.
     """
 
     accuracy: float
@@ -761,12 +761,12 @@ class Spread:
 @dataclass(frozen=True, kw_only=True)
 class RejectOptionSpread:
     """The reject option over several orders of the same predictions, measured on ``num_records``: each order, and the
-    spread."""
+    spread. Every group needs ``answers_needed`` before the largest gap on the way counts."""
 
     rule: GateRule
     num_records: int
     orders: tuple[OrderResult, ...]
-    least_cell: int = 1
+    answers_needed: int
     accuracy: Spread = field(init=False)
     coverage: Spread = field(init=False)
     coverage_G: tuple[Spread, ...] = field(init=False)
@@ -778,11 +778,6 @@ class RejectOptionSpread:
             object.__setattr__(self, name, _spread([getattr(order, name) for order in self.orders]))
         of_groups = zip(*(order.coverage_G for order in self.orders), strict=True)
         object.__setattr__(self, "coverage_G", tuple(map(_spread, of_groups)))
-
-    @property
-    def answers_needed(self) -> int:
-        """The number of answers that every group needs before the largest gap on the way counts."""
-        return max(self.rule.min_count, self.least_cell, 1)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
@@ -820,7 +815,7 @@ def reject_option_spread(
     labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
     kept = np.ones(len(labels), np.bool_) if kept_N is None else np.asarray(kept_N, np.bool_)
     sizes = {"num_groups": num_groups, "num_classes": num_classes}
-    orders = []
+    needed, orders = max(rule.min_count, least_cell, 1), []
     for order in [generator.permutation(len(labels)) for _ in range(num_orders)]:
         passed = filter_stream(labels[order], groups[order], rule=rule, **sizes)
         of_kept = order[kept[order]]
@@ -831,7 +826,7 @@ def reject_option_spread(
         gap_A, size_AG = rates.dp_one_vs_rest.values(course_AGYC), course_AGYC.sum(axis=(-2, -1))
         # The cold start ends once every group that has records got enough answers; without a second group, never.
         present = np.unique(groups_K)
-        warm_A = (size_AG[:, present] >= max(rule.min_count, least_cell, 1)).all(axis=-1)
+        warm_A = (size_AG[:, present] >= needed).all(axis=-1)
         start = int(warm_A.argmax()) if len(present) > 1 and warm_A.any() else None
         # The gap would reveal the answers of a group that has fewer.
         is_known = not ((size_AG[-1] > 0) & (size_AG[-1] < least_cell)).any()
@@ -847,7 +842,7 @@ def reject_option_spread(
                 max_gap_from=start,
             )
         )
-    return RejectOptionSpread(rule=rule, num_records=int(kept.sum()), orders=tuple(orders), least_cell=least_cell)
+    return RejectOptionSpread(rule=rule, num_records=int(kept.sum()), orders=tuple(orders), answers_needed=needed)
 
 
 def resampled_reject_option(

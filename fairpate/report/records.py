@@ -44,6 +44,7 @@ from fairpate.types import (
     FairRule,
     GateRule,
     PrivacyStatement,
+    QueryOutcomes,
     Relation,
     Unit,
     restored,
@@ -713,8 +714,9 @@ Course = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnsweredQueries:
-    """The queries that teachers were asked and what was answered, as far as it may be published.
+class AnsweredQueries(QueryOutcomes):
+    """The queries that teachers were asked, with the outcomes that the statement counts and what was answered, as far
+    as it may be published.
 
     ``voters``, at most ``num_teachers`` a query, are ``teachers`` or ``neighbours``.
     ``mechanism`` says in words how labels are released. ``epsilon_course`` is the data-independent epsilon after
@@ -728,11 +730,6 @@ class AnsweredQueries:
     num_teachers: int
     voters: str
     num_public_records: int
-    queries_submitted: int
-    answered: int
-    rejected_confidence: int
-    rejected_fairness: int
-    refused_free: int
     epsilon_course: Course
     outcomes_GO: Sequence[Sequence[int]]
     answered_GC: Sequence[Sequence[int]]

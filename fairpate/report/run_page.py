@@ -31,18 +31,15 @@ from markupsafe import Markup, escape
 
 from fairpate.fairness.rates import NOTIONS, FloatArray
 from fairpate.pages import (
-    cost_words,
+    compared_costs,
     count,
     counted,
-    dearest,
     delta_text,
     epsilon_text,
     made_words,
     percent,
     render,
     scale_end,
-    shares_of_worst,
-    votes_matter,
 )
 from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
 from fairpate.report.figures import SHAPES, chart_config
@@ -377,9 +374,8 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
-    of_worst_Q, total = shares_of_worst(cost_Q, worst_Q), float(cost_Q.sum())
     voted_Q, names = outcomes_Q != "free", report.public.headline.group_names
-    varies = votes_matter(of_worst_Q, voted_Q)
+    compared, total = compared_costs(cost_Q, worst_Q, voted_Q), float(cost_Q.sum())
 
     consensus = "No query was voted on."
     if voted_Q.any():
@@ -422,24 +418,24 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
             names[report.groups_Q[query]],
             OUTCOMES[report.outcomes_Q[query]],
             f"{report.plurality_votes_Q[query]} : {report.runner_up_votes_Q[query]}",
-            percent(float(of_worst_Q[query]), digits=0),
+            percent(float(compared.of_worst_Q[query]), digits=0),
             percent(float(cost_Q[query]) / total, digits=2),
             # Day and time may stand on two lines where the column is narrow; neither is broken itself.
             f"{datetime.fromtimestamp(at_s, UTC):%Y\u2011%m\u2011%d %H:%M:%S}"
             if (at_s := report.at_Q[query])
             else "not recorded",
         )
-        for query in (dearest(cost_Q) if varies else [])
+        for query in compared.dearest
     ]
     return {
-        "cost_words": cost_words(cost_Q, of_worst_Q, varies=varies),
+        "cost_words": compared.words,
         "consensus_words": consensus,
         "voter_rows": _voter_rows(report, voting),
         "charges": charges,
         "by_group": by_group,
-        "costs": varies
+        "costs": compared.varies
         and stacked(
-            of_worst_Q,
+            compared.of_worst_Q,
             x_label=f"cost of a query, % of its worst case (Rényi, order {report.rdp_order:g})",
             title="Cost per query",
         ),

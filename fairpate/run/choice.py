@@ -239,22 +239,17 @@ def unheard() -> Iterator[None]:
 @dataclass(frozen=True, kw_only=True)
 class Trials:
     """The plan of a choice among trainings: the ``epsilon`` of one training, all trainings as one event, and all scores
-    as another. Both events cost what was asked for."""
+    as another. Both events cost what was asked for. Each score has noise of standard deviation
+    ``noise_stddev_records``."""
 
     epsilon: float
     trainings: SecretTrials
     scores: SecretTrials
-
-    @property
-    def score(self) -> PredictionTables:
-        """The event of one score."""
-        ((event,),) = self.scores.trials
-        assert isinstance(event, PredictionTables)
-        return event
+    noise_stddev_records: float
 
     def with_noise(self, exact: int, source: NoiseSource) -> int:
         """Return a score with the noise that it is priced for."""
-        return exact + sample_discrete_gaussian(self.score.noise_stddev_records * WEIGHT, source)
+        return exact + sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
 
 
 def plan_trials(
@@ -293,7 +288,7 @@ def plan_trials(
         return (SecretTrials(expected_trials=expected_trials, trials=((score,),), unit=unit, relation=relation),)
 
     noise = accountant.least_noise(of_scores, target_epsilon=epsilon, target_delta=delta)
-    return Trials(epsilon=of_one, trainings=trainings, scores=of_scores(noise)[0])
+    return Trials(epsilon=of_one, trainings=trainings, scores=of_scores(noise)[0], noise_stddev_records=noise)
 
 
 @dataclass(frozen=True, kw_only=True)

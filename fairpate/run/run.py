@@ -1158,27 +1158,19 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
     if labels is not None and labels.spending is not None:
         counts = np.bincount(labels.labelled.groups, minlength=len(headline.group_names))
         answered_by_group = tuple(counts.tolist())
+    stated = ("method", "unit", "relation", "delta")
+    measured = ("accuracy", "coverage", "disparity", "majority_accuracy", "fairness", "metrics")
     record = RunRecord(
-        method=config.method,
         data=config.data.name,
         seed=config.seed,
-        unit=statement.unit,
-        relation=statement.relation,
-        delta=statement.delta,
+        config=determining_values(config),
+        **{name: getattr(statement, name) for name in stated},
         epsilon=math.inf if statement.epsilon is None else statement.epsilon,
         epsilon_is_data_dependent=False,
-        accuracy=headline.accuracy,
-        coverage=headline.coverage,
-        disparity=headline.disparity,
-        config=determining_values(config),
-        majority_accuracy=headline.majority_accuracy,
-        degenerate=headline.degenerate,
-        underserved_groups=headline.underserved_groups,
+        **{name: getattr(headline, name) for name in (*measured, "degenerate", "underserved_groups")},
         unmeasured_groups=headline.not_measured,
-        fairness=headline.fairness,
         answered=None if statement.queries is None else statement.queries.answered,
         answered_by_group=answered_by_group,
-        metrics=headline.metrics,
     )
     write_json(run.record, strict(asdict(record)))
     if run.costs.exists():

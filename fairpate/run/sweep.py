@@ -187,16 +187,12 @@ def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
 def _plain(row: Row) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(row, name) for name in _CELL}
     values |= {"status": row.status, "config": json.dumps(strict(row.config), allow_nan=False)}
-    values["minutes"] = _defined(row.minutes)
+    values["minutes"] = row.minutes
     if row.record is not None:
-        values |= {name: _defined(getattr(row.record, name)) for name in _MEASURED}
+        values |= {name: getattr(row.record, name) for name in _MEASURED}
         values |= {column: row.record.fairness.get(name, {}).get(end) for column, (name, end) in _FAIRNESS.items()}
-    return values
-
-
-def _defined(value: Any) -> Any:
-    """Return null for an undefined number; infinite numbers stay."""
-    return None if isinstance(value, float) and math.isnan(value) else value
+    # Undefined numbers are null; infinite ones stay.
+    return {name: None if isinstance(each, float) and math.isnan(each) else each for name, each in values.items()}
 
 
 def _row(values: dict[str, Any]) -> Row:

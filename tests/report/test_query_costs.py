@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairpate.pages import cost_words, shares_of_worst, votes_matter
+from fairpate.pages import compared_costs
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,4 @@ from fairpate.pages import cost_words, shares_of_worst, votes_matter
 def test_what_a_refusal_before_the_vote_cost_is_not_called_its_worst_case(
     costs: list[float], voted: list[bool], words: str
 ) -> None:
-    cost_Q = np.array(costs)
-    of_worst_Q = shares_of_worst(cost_Q, np.full(len(costs), 0.2))
-    assert words in cost_words(cost_Q, of_worst_Q, varies=votes_matter(of_worst_Q, np.array(voted)))
+    assert words in compared_costs(np.array(costs), np.full(len(costs), 0.2), np.array(voted)).words

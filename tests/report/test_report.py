@@ -293,7 +293,7 @@ def test_undefined_numbers_are_called_undefined() -> None:
 
 
 def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
-    none = replace(VOTING, queries_submitted=0, answered=0, epsilon_course=[])
+    none = replace(VOTING, submitted=0, answered=0, epsilon_course=[])
     public = published(voting=none, epsilon=0.0)
     empty = {name: [] for name in operated().__dict__ if name.endswith(("_Q", "_course"))}
     assert "undisclosed" in Page(public_report(public)).words

@@ -272,8 +272,8 @@ def test_scores_have_the_noise_that_is_charged() -> None:
 
     plan = plan_trials(training, epsilon=1.0, delta=1e-5, expected_trials=5.0)
     drawn = np.array([plan.with_noise(7 * choice.WEIGHT, OsEntropy()) for _ in range(400)]) / choice.WEIGHT
-    assert abs((drawn - 7).std() / plan.score.noise_stddev_records - 1) < 5.5 / np.sqrt(800)
-    assert abs(drawn.mean() - 7) < 5.5 * plan.score.noise_stddev_records / np.sqrt(400)
+    assert abs((drawn - 7).std() / plan.noise_stddev_records - 1) < 5.5 / np.sqrt(800)
+    assert abs(drawn.mean() - 7) < 5.5 * plan.noise_stddev_records / np.sqrt(400)
     assert 0.4 < plan.epsilon < 1
 
 
