@@ -49,6 +49,7 @@ from fairpate.data.registry import CODEBOOKS
 from fairpate.fairness import rates
 from fairpate.methods.base import Price, configured
 from fairpate.privacy.discrete_gaussian import OsEntropy
+from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.report.metrics import GAPS
 from fairpate.run import private_metrics
@@ -303,7 +304,8 @@ def tuning(seed: int, epsilon: float) -> dict[str, float]:
             event = released.events[0]
             source, weights = OsEntropy(), group_weights(dataset, None)
             scores = [score_of(student, dataset.validation, weights, source) for student in students]
-            made = choice_among(scores, epsilon=epsilon, unit=event.unit, relation=event.relation, source=source)
+            price = PureReleases(count=1, epsilon=epsilon, unit=event.unit, relation=event.relation)
+            made = choice_among(scores, price, source)
             chosen = int(made.arrays["chosen"][0])
             x, groups, y = dataset.test.x, dataset.test.z.numpy(), dataset.test.y.numpy()
             exact = [float((student.predict(x, groups).labels == y).mean()) for student in students]

@@ -79,7 +79,7 @@ from fairpate.run.run import (
     with_pinned_weights,
 )
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, Relation, Unit, UserError, heard_by
+from fairpate.types import IntArray, UserError, heard_by
 from student.student import Student, load_student, save_student
 
 
@@ -126,7 +126,7 @@ def select_settings(
 
         def draw() -> Released:
             scores_M = [score_of(student, dataset.validation, weights, source) for student in students]
-            return choice_among(scores_M, epsilon=epsilon, unit=unit, relation=relation, source=source)
+            return choice_among(scores_M, event, source)
 
         settings = {
             "candidates": [values_digest(config.settings_without()) for config in candidates],
@@ -203,16 +203,13 @@ def score_of(student: Student, validation: Split, weights_G: IntArray, source: N
     return int((weights_G[validation.z.numpy()] // records_of_unit(validation))[right_N].sum())
 
 
-def choice_among(
-    scores_M: Sequence[int], *, epsilon: float, unit: Unit, relation: Relation, source: NoiseSource
-) -> Released:
-    """Draw the place of one candidate by the exponential mechanism, exactly."""
+def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSource) -> Released:
+    """Draw the place of one candidate by the exponential mechanism, exactly, at the price of ``event``."""
     # The mechanism's own exponent is halved, which scores that move in one direction do not need.
-    sensitivity = Fraction(WEIGHT, 2) if relation == "add or remove one" else Fraction(WEIGHT)
+    sensitivity = Fraction(WEIGHT, 2) if event.relation == "add or remove one" else Fraction(WEIGHT)
     # Exact fractions: probabilities in floating point would leak through their rounding (Ilvento 2020).
     costs = [Fraction(-score) for score in scores_M]
-    place = choose_cheap(costs, sensitivity=sensitivity, epsilon=epsilon, source=source)
-    event = PureReleases(count=1, epsilon=epsilon, unit=unit, relation=relation)
+    place = choose_cheap(costs, sensitivity=sensitivity, epsilon=event.epsilon, source=source)
     return Released(arrays={"chosen": np.array([place], np.int64)}, events=(event,))
 
 

@@ -175,11 +175,11 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecas
     """Return the forecast of a run of ``config`` that costs ``cost``, from public records and sizes of ``dataset``."""
     epsilon = None if cost is None else cost.epsilon
     expected = expected_accuracy(config)
-    voting, caution = _voting(config, dataset), None
+    (voting, majority), caution = known_beforehand(config, dataset), None
     if voting is None:
         return RunForecast(method=config.method, epsilon=epsilon, expected=expected)
     if not config.protects_attribute_only:  # otherwise the votes are about groups, not about classes
-        caution = too_little_to_learn(voting, dataset.num_classes, known_majority(config.data, dataset))
+        caution = too_little_to_learn(voting, dataset.num_classes, majority)
     # The difference of two independent noises has a standard deviation larger by sqrt(2).
     lead = NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * voting.noise_stddev_votes / voting.votes
     return RunForecast(
@@ -207,18 +207,46 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
     return min(low for low, _ in near), max(high for _, high in near)
 
 
-def _voting(config: Method, dataset: Dataset) -> ExpectedVotes | None:
-    """Return how many votes decide a label; None without votes or a public number of private records."""
-    entry = _entry(config.data, dataset)
+# Public labels; the share of the most common class among fewer is mostly chance.
+_FEWEST_LABELS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Majority:
+    """The share of the most common class, and the source that gives it."""
+
+    share: float
+    source: str
+
+
+def known_beforehand(config: Method, dataset: Dataset) -> tuple[ExpectedVotes | None, Majority | None]:
+    """Return how many votes decide a label, and the share of the most common class, by public facts alone.
+
+    No votes are known without a public number of private records, and no share without one that is declared or labels
+    of public records.
+    """
+    try:
+        entry: DatasetEntry | None = entry_for(config.data)
+    except DataSettingsError:
+        entry = None
+    # A data set that was given from Python, or comes with votes, has no public entry.
+    if entry is not None and entry.name != dataset.name:
+        entry = None
+    labels = dataset.public.y.numpy()
+    known, majority = labels[labels >= 0], None  # -1 marks a public record without a label
+    if entry is not None and entry.class_shares:
+        majority = Majority(share=max(entry.class_shares), source="the declaration")
+    elif len(known) >= _FEWEST_LABELS:
+        majority = Majority(share=float(np.bincount(known).max() / len(known)), source="labels of public records")
     if entry is None or entry.rows is None:
-        return None
+        return None, majority
     # The publisher's count of what is protected, records or persons, less those of the other splits.
     others = [split for name, split in dataset.splits.items() if name != "private"]
     by_person = dataset.unit == "person" and entry.persons is not None
     apart = sum(split.num_protected if by_person else len(split) for split in others)
     # At least one: a publisher's count may be below the records of the other splits.
     private = entry.count_protected(config.data.options, config.data.unit) - apart
-    return config.voting(dataset, max(1, private))
+    return config.voting(dataset, max(1, private)), majority
 
 
 def planned_cost(config: Method, dataset: Dataset) -> Price | None:
@@ -387,21 +415,9 @@ def describe(
     return Group(Text(f"{sentence}\n"), table, Text("\n" + "\n".join(notes)))
 
 
-# Public labels; the share of the most common class among fewer is mostly chance.
-_FEWEST_LABELS = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Majority:
-    """The share of the most common class, and the source that gives it."""
-
-    share: float
-    source: str
-
-
 def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, ...]:
     """Return the reasons why a run of ``config`` cannot beat the most common class; empty if it may."""
-    majority, found = known_majority(config.data, dataset), []
+    (voting, majority), found = known_beforehand(config, dataset), []
     epsilon = getattr(config.target, "epsilon", None)
     # Runs in the folder of this one: others are not searched for.
     for path, record in _records_in(run.root.parent).items():
@@ -420,9 +436,9 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
                 f"{epsilon_text(other)}: {percent(accuracy)} of {percent(share)}"
             )
     # Where the attribute alone is protected, the votes are about groups, not about classes.
-    voting = None if config.protects_attribute_only else _voting(config, dataset)
-    if voting is not None and (words := too_little_to_learn(voting, dataset.num_classes, majority)):
-        found.append(words)
+    if voting is not None and not config.protects_attribute_only:
+        words = too_little_to_learn(voting, dataset.num_classes, majority)
+        found += [] if words is None else [words]
     return tuple(found)
 
 
@@ -467,28 +483,6 @@ def worth_of(labels: float, right: float, *, num_classes: int) -> float:
     """Return how many noiseless labels teach as much as ``labels`` labels of which a share ``right`` is correct."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
-
-
-def known_majority(data: DataConfig, dataset: Dataset) -> Majority | None:
-    """Return the share of the most common class, as declared or from public labels; None if neither is known."""
-    entry = _entry(data, dataset)
-    if entry is not None and entry.class_shares:
-        return Majority(share=max(entry.class_shares), source="the declaration")
-    labels = dataset.public.y.numpy()
-    # -1 marks a public record without a label.
-    known = labels[labels >= 0]
-    if len(known) < _FEWEST_LABELS:
-        return None
-    return Majority(share=float(np.bincount(known).max() / len(known)), source="labels of public records")
-
-
-def _entry(data: DataConfig, dataset: Dataset) -> DatasetEntry | None:
-    """Return the public facts of the data set; None for one that was given from Python or comes with votes."""
-    try:
-        entry = entry_for(data)
-    except DataSettingsError:
-        return None
-    return entry if entry.name == dataset.name else None
 
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)

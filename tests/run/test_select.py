@@ -28,6 +28,7 @@ from fairpate.methods.base import configured
 from fairpate.nn.models import build_model
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
+from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.run import choice, release_log
 from fairpate.run.bundle import verify_bundle, write_bundle
@@ -330,9 +331,9 @@ def test_release_choice_among_128_and_table_together_cost_no_more_than_the_large
 def test_candidates_are_drawn_with_the_chances_of_the_mechanism(relation: Any, halves: int) -> None:
     """Chi-squared of 4,000 draws with 3 degrees of freedom; the other relation's chances are refused."""
     scores, epsilon, source = [3 * WEIGHT, 2 * WEIGHT, WEIGHT // 2, 0], 0.8, SeededSource(1)
-    made = [choice_among(scores, epsilon=epsilon, unit="record", relation=relation, source=source) for _ in range(4000)]
-    (event,) = made[0].events
-    assert (event.epsilon, event.unit, event.relation) == (epsilon, "record", relation)  # type: ignore[attr-defined]
+    event = PureReleases(count=1, epsilon=epsilon, unit="record", relation=relation)
+    made = [choice_among(scores, event, source) for _ in range(4000)]
+    assert made[0].events == (event,)
     counts = Counter(int(each.arrays["chosen"][0]) for each in made)
     found = np.array([counts[place] for place in range(4)])
 
