@@ -180,13 +180,6 @@ class Point:
         values_SO[:, _DISPARITY] = self.fairness_S.get(notion, math.nan)
         return replace(self, values_SO=values_SO, notion=notion)
 
-    def without_gaps(self) -> Point:
-        """The same configuration with every gap between groups undefined."""
-        rates = {name: value_S for name, value_S in self.fairness_S.items() if NOTIONS[name].bounds_rate}
-        values_SO = self.values_SO.copy()
-        values_SO[:, _DISPARITY] = math.nan
-        return replace(self, values_SO=values_SO, fairness_S=rates)
-
     def fairness(self, notion: NotionName) -> float:
         """The value of any notion over all seeds; NaN where it is undefined in one."""
         return self.seen_by(notion).value("disparity")
@@ -234,20 +227,26 @@ def points_of(
         panel: frozenset.intersection(*(frozenset(point.groups.unmeasured) for point in found))
         for panel, found in by_panel(points).items()
     }
-    # A gap that leaves out a group which another point measures is smaller for that alone, so it is undefined.
-    return [
-        (point if point.groups.unmeasured.keys() <= unmeasured_by_all[point.panel] else point.without_gaps()).seen_by(
-            notion
-        )
-        for point in points
-    ]
+    shown = []
+    for point in points:
+        compared = point
+        # A gap that leaves out a group which another point measures is smaller for that alone, so it is undefined.
+        if not point.groups.unmeasured.keys() <= unmeasured_by_all[point.panel]:
+            values_SO = point.values_SO.copy()
+            values_SO[:, _DISPARITY] = math.nan
+            rates = {name: value_S for name, value_S in point.fairness_S.items() if NOTIONS[name].bounds_rate}
+            compared = replace(point, values_SO=values_SO, fairness_S=rates)
+        shown.append(compared.seen_by(notion))
+    return shown
 
 
 def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
     runs = sorted(runs, key=lambda run: run[0].seed)
     records = [record for record, _ in runs]
     first = records[0]
-    values_SO = [(r.epsilon, _or_nan(r.disparity), 1 - _or_nan(r.accuracy), 1 - r.coverage) for r in records]
+    # Of type float64, for which None becomes NaN.
+    values_SO = np.array([(r.epsilon, r.disparity, r.accuracy, r.coverage) for r in records], np.float64)
+    values_SO[:, 2:] = 1 - values_SO[:, 2:]
     seeds_by_word = Counter(word for record in records for word in dict.fromkeys(record.degenerate))
     return Point(
         method=first.method,
@@ -255,15 +254,15 @@ def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
         epsilon_is_data_dependent=first.epsilon_is_data_dependent,
         settings=settings_of(first.config),
         seeds=tuple(record.seed for record in records),
-        values_SO=np.array(values_SO, dtype=np.float64),
+        values_SO=values_SO,
         commands=tuple(command for _, command in runs),
-        majority_accuracy=float(np.mean([_or_nan(record.majority_accuracy) for record in records])),
+        majority_accuracy=float(np.array([record.majority_accuracy for record in records], np.float64).mean()),
         degenerate=tuple(
             f"Degenerate: {word}" + ("." if len(runs) == 1 else f", with {number} of {len(runs)} seeds.")
             for word, number in seeds_by_word.items()
         ),
         groups=GroupsTold.of(records),
-        fairness_S={name: np.array([_or_nan(notion_value(record, name)) for record in records]) for name in NAMES},
+        fairness_S={name: np.array([notion_value(each, name) for each in records], np.float64) for name in NAMES},
     )
 
 
@@ -368,10 +367,6 @@ def require_one_panel(points: Sequence[Point]) -> None:
             f"Expected points of one data set, unit, relation and delta, got {len(panels)}: "
             f"{'; '.join(map(str, sorted(panels)))}. Split them with by_panel."
         )
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 Setting = Literal["fair", "private", "accurate"]
