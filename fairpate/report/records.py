@@ -120,22 +120,22 @@ class Guarantee:
         """The guarantee of a published statement, with its events in words."""
         queries, events = statement.queries, statement.events
         touched = described_events(events, statement.part_events)
+        # Of queries their number is worded, not the parameters of the mechanism, which stand in events.
         if queries is not None:
             samples = f"the nearest records of Poisson samples{' of persons' * (statement.unit == 'person')}"
             voters = samples if any("sampling_rate" in event for event in events) else "teachers"
             asked = f"{queries.submitted} queries to {voters}, every one priced at its worst case"
             touched = [asked, *described_events((), statement.part_events)]
         same = ("unit", "relation", "delta", "accounting", "noise", "tuning_accounted", "not_protected", "remarks")
+        earlier = ("epsilon_with_earlier", "epsilon_adaptive_with_earlier")
         return cls(
-            **{name: getattr(statement, name) for name in same},
+            **{name: getattr(statement, name) for name in (*same, *earlier)},
             epsilon=math.inf if statement.epsilon is None else statement.epsilon,
             events=touched,
             parts=tuple(statement.part_events),
             # The rate at which neighbours are sampled is configured; it does not depend on the number of records.
             tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
             earlier_releases=statement.earlier_releases or 0,
-            epsilon_with_earlier=statement.epsilon_with_earlier,
-            epsilon_adaptive_with_earlier=statement.epsilon_adaptive_with_earlier,
         )
 
     @property
@@ -296,6 +296,7 @@ class MeasuredClaims:
     @property
     def _too_few(self) -> str:
         """The reason why a small gap does not make the model fair yet; empty if there is no such reason."""
+        # Few answers may be alike for the groups just because the others are refused.
         if self.measured.coverage < 0.5:
             return f"It is of the {percent(self.measured.coverage)} of the test records that the model answers."
         # Rounded, as 3 / 0.1 is a little below 30 in floating point.
@@ -313,6 +314,7 @@ class MeasuredClaims:
             return f"fairness not known for {unknown}" if unknown else "fairness undefined"
         if not unknown:
             return self.fairness
+        # "Fair among some" becomes the names of these groups.
         word = "fair" if self.fairness == "fair among some" else self.fairness
         known = [name for name in self.measured.group_names if name not in self.measured.not_measured]
         return f"{word} among {listed(known)}; not known for {unknown}"
@@ -403,6 +405,7 @@ class MeasuredClaims:
                 unknown,
                 f"Smallest cell: {count(gap.min_cell_size)}{left_out}.",
             ]
+        # Behind the value and its interval, which the rule judges; of undefined gaps, behind the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
         return Figure(
             name=upper(self._judged.measure),
@@ -512,6 +515,7 @@ class RunStatement(MeasuredClaims):
         private, mood = guarantee.strength
         held = f"{guarantee.protected}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
         if guarantee.protects:
+            # Earlier releases last: the budget of this run is the one that it was planned for.
             details = [upper(held), guarantee.several_records, guarantee.with_earlier]
         else:
             fresh = f"With fresh noise ε would hold for {held}" if math.isfinite(guarantee.epsilon) else ""
@@ -642,6 +646,7 @@ class PrivatePopulation:
             f"{percent(group.accuracy.value)} ({interval(group.accuracy, percent)}) of {group.name}"
             for group in self.groups
         )
+        # A constant prediction has small gaps, which the sentence should not praise.
         always = [
             name
             for place, name in enumerate(self.class_names)
@@ -674,6 +679,7 @@ def private_population(
     found = estimated_rates(rates.found_or_mistaken, *answered, level=level)[: len(class_names)]
     coverage = estimated_rates(coverages, joint, draws, level=level)
     count_G, count_RG = joint.sum(axis=(-2, -1)), draws.sum(axis=(-2, -1))
+    # Draws are of the noise and of public records: their quantiles are the ends of an interval.
     low_G, high_G = np.quantile(count_RG, [(1 - level) / 2, (1 + level) / 2], axis=0)
     gaps = {}
     for name, metric in GAPS.items():

@@ -293,6 +293,7 @@ def prediction_words(measured: Evaluation, model: str) -> str:
         return "No record is answered."
     predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
     words = f"{count(predicted)} of {count(len(measured.class_names))} classes are predicted for some record."
+    # Before the number of classes: they say why it is small.
     cautions = (*measured.degenerate, *measured.underserved)
     return f"The {model} {'; it '.join(cautions)}. {words}" if cautions else words
 
@@ -449,6 +450,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
 
 def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
     """The number of voters, the time of the charges, and the callers."""
+    # A time of 0 is that of a charge of which none was recorded.
     votes_Q, known = report.num_votes_Q, [at_s for at_s in report.at_Q if at_s]
     if not votes_Q:
         voters = "Nobody was asked."
@@ -554,6 +556,7 @@ class Card:
     @property
     def description(self) -> str:
         """Input, output, method and groups of the model, in sentences."""
+        # Of many classes the first ones and the last are named.
         model, data, (*others, last) = self.model, self.data, self.model.classes
         shown = [*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])]
         classes = f"one of {count(len(others) + 1)} classes: {', '.join(shown)} or {last}"
@@ -572,6 +575,7 @@ class Card:
         """The items that may be published with the model."""
         if not self.privacy.protects:
             return ["Nothing: neither the model nor its predictions or metrics are protected."]
+        # What the guarantee leaves bare is a condition of publishing, not a caution below it.
         bare = self.privacy.not_protected
         return [
             "The model's file, any number of its predictions at no further cost, and anything computed from them"
@@ -685,6 +689,7 @@ SURE = 0.99
 """The confidence at which a claim counts as refuted. Much more is out of reach, because delta allows for a few right
 guesses."""
 _BOUNDS = ("epsilon_assumption_free", "epsilon_if_gaussian")
+# A bound is the result of a search; verdict, page and JSON ask for the same ones.
 _bound = lru_cache(epsilon_lower_bound)
 
 
@@ -793,6 +798,7 @@ class Audit:
     @property
     def power_words(self) -> str:
         """A sentence on whether the audit would have found missing noise, by its control."""
+        # The weakest control decides: a fault in that release could stay unseen.
         proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
         if self.has_power:
             return (

@@ -307,6 +307,7 @@ def assess_predictions(
         named = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
         classes = _classes(named, selected, prediction=prediction)
         selected_N, selected_words = text[prediction] == classes[-1], f"{prediction} is {classes[-1]}"
+    # Names of persons become numbers, with which they are counted and drawn.
     persons_N = None if person is None else np.unique(text[person], return_inverse=True)[1]
 
     finest, _ = _codes([text[name] for name in groups])
@@ -328,6 +329,7 @@ def assess_predictions(
             codes_N[counted_N],
             group_names,
             persons_N=None if persons_N is None else persons_N[counted_N],
+            # The same draws for each division, whatever other columns are given.
             generator=np.random.default_rng(seed),
         )
         measured = None
@@ -397,6 +399,8 @@ def _hidden_follows(
                 hidden_tables.append(made_of_K)
             (hidden_accuracies if math.isnan(measured.groups[z].accuracy) else accuracies).append(made_of_K)
 
+    # Each shown number is a sum over groups of the finest division. A hidden one that lies in the span of these sums is
+    # a combination of shown numbers.
     def follow(shown: Sequence[npt.NDArray[np.float64]], hidden: Sequence[npt.NDArray[np.float64]]) -> bool:
         rank = np.linalg.matrix_rank(np.stack(shown))
         return any(np.linalg.matrix_rank(np.stack([*shown, each])) == rank for each in hidden)
@@ -486,6 +490,7 @@ def _selections(
             **sizes,
         ).sum(axis=2)
         rate_RG = rates.divide(drawn_RG2[..., 1], drawn_RG2.sum(axis=2))
+        # Anew in each replicate: the group with the highest rate is itself estimated.
         highest_R1 = np.nanmax(rate_RG[:, common], axis=1, keepdims=True) if len(common) else math.nan
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
         for found_3G, drawn_RG in ((rate_3G, rate_RG), (ratio_3G, rates.divide(rate_RG, highest_R1))):

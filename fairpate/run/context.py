@@ -252,6 +252,7 @@ def require_data_by_name(run: RunDirectory) -> None:
 
 def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
     """Raise RunDirectoryError if the run's student was trained on other data than ``record`` describes."""
+    # A model of other data with equal names and shape is not told apart: its file holds no digest of records.
     words = ("label_names", "group_names", "sensitive_attribute")
     differing = [name for name in words if getattr(record, name) != getattr(student, name)]
     if record.record_shape != student.input_shape:

@@ -248,12 +248,8 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             )
         entry = entry_for(chosen)
         data = CardData(
-            name=entry.name,
             kind=trained_on.kind,
-            task=entry.task,
-            publisher=entry.publisher,
-            address=entry.address,
-            licence=entry.licence,
+            **{name: getattr(entry, name) for name in ("name", "task", "publisher", "address", "licence")},
             options=entry.complete_options(chosen.options),
             split_seed=chosen.seed,
         )

@@ -186,6 +186,7 @@ class Transfer:
 
 def offer(point: Point, demand: Demand) -> Offer:
     """Compare ``point`` with ``demand``. An undefined objective misses its limit by an infinite excess."""
+    # Means may meet a demand that no single seed meets.
     by_seed = [_missed(_values(point, demand, seed), demand) for seed in range(len(point.seeds))]
     return Offer(
         point=point, missed=_missed(_values(point, demand), demand), seeds_met=sum(not missed for missed in by_seed)
@@ -263,6 +264,7 @@ def _rank(found: Offer) -> tuple[float, ...]:
 
 def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer:
     """Choose for ``demand`` on one panel, and look up the choice and the whole Pareto set on the other."""
+    # On each side the same rule chooses, so that the difference is that of the data sets.
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
     there = None if chosen is None else _image(chosen.point, source, target)
@@ -413,6 +415,7 @@ def specify_guarantees(
             "nothing is asked for; give one or more of --epsilon, --fair-at, --disparity, --fairness, --coverage, "
             "--accuracy."
         )
+    # Points carry the disparity of one notion; the values of all others are with them.
     notion = demand.notions[0]
     panels = by_panel(_points(table, data, notion))
     transfers: dict[tuple[Panel, Panel], Transfer] = {}
@@ -436,6 +439,7 @@ def specify_guarantees(
 
 def _points(table: Path, data: str | None, notion: NotionName) -> list[Point]:
     rows = [row for row in read_rows(table) if not row.is_private]
+    # Of failed runs too: a data set whose runs all failed is there, and has no finished run.
     names = sorted({row.data for row in rows})
     if data is not None and data not in names:
         raise SpecifyError(f"--data: {table} has no data set {data}; it has {', '.join(names) or 'none'}.")
