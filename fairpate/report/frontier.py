@@ -537,14 +537,14 @@ def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> floa
     )
 
 
-def reference_point(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
-    """The corner that bounds the volume: 1 for error and refusals, else the next of 1, 2, 5, 10, ... above every point.
+def reference_point(points: Sequence[Point]) -> FloatArray:
+    """The corner that bounds the volume in all objectives: 1 for error and refusals, else the next of 1, 2, 5, 10, ... above every point.
 
     Infinite and undefined values do not count; ValueError for points of several panels.
     """
     require_one_panel(points)
     corner = []
-    for objective in objectives:
+    for objective in OBJECTIVES:
         largest = max((v for point in points if math.isfinite(v := point.value(objective))), default=0.0)
         if objective in ("error", "refused") or largest <= 0:
             corner.append(1.0)

@@ -586,6 +586,7 @@ def _learned_without_privacy(found: WithoutPrivacy) -> str:
 
 
 POPULATION_FORMAT = "fairpate.private_population/1"
+_LEVEL = 0.95
 _NEARLY_ONE = 0.995  # the estimate of a constant prediction comes this near to 1
 
 
@@ -661,7 +662,7 @@ class PrivatePopulation:
 
 
 def private_population(
-    population: Population, *, group_names: Sequence[str], class_names: Sequence[str], level: float = 0.95
+    population: Population, *, group_names: Sequence[str], class_names: Sequence[str]
 ) -> PrivatePopulation:
     """Return all estimates; the last outcome of ``population`` is a refusal."""
     joint, draws = population.joint_GYJ, population.draws_RGYJ
@@ -673,23 +674,23 @@ def private_population(
         refused_1G = joint_GYJ[..., -1].sum(axis=-1)[..., None, :]
         return rates.Events(hits_EG=sizes_1G - refused_1G, sizes_EG=sizes_1G, cells=[])
 
-    predicted = estimated_rates(rates.predicted, *answered, level=level)
-    correct = estimated_rates(rates.correct, *answered, level=level)
+    predicted = estimated_rates(rates.predicted, *answered)
+    correct = estimated_rates(rates.correct, *answered)
     # The first half of the events: of each true label, how many are predicted so.
-    found = estimated_rates(rates.found_or_mistaken, *answered, level=level)[: len(class_names)]
-    coverage = estimated_rates(coverages, joint, draws, level=level)
+    found = estimated_rates(rates.found_or_mistaken, *answered)[: len(class_names)]
+    coverage = estimated_rates(coverages, joint, draws)
     count_G, count_RG = joint.sum(axis=(-2, -1)), draws.sum(axis=(-2, -1))
-    # Draws are of the noise and of public records: their quantiles are the ends of an interval.
-    low_G, high_G = np.quantile(count_RG, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    # Draws contain the error of the estimate: their quantiles are the ends of its interval.
+    low_G, high_G = np.quantile(count_RG, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0)
     gaps = {}
     for name, metric in GAPS.items():
-        gap = estimated_gap(metric, *answered, level=level)
+        gap = estimated_gap(metric, *answered)
         where = describe_cell(gap.where, group_names=group_names, class_names=class_names)
         gaps[name] = GapBetweenGroups(
             value=gap.value, low=gap.low, high=gap.high, where=where, n_undefined=gap.n_undefined
         )
     return PrivatePopulation(
-        level=level,
+        level=_LEVEL,
         class_names=tuple(class_names),
         groups=tuple(
             GroupEstimate(

@@ -477,9 +477,9 @@ def _selections(
     is_rare_G = size_G < LEAST_SHARE * size_G.sum()
     # Rare groups have no ratio, and do not count as the group with the highest rate.
     common = np.flatnonzero(~is_rare_G & (size_G > 0))
-    rate_3G, ratio_3G = selections(joint_GYC, 0.0, 1)[0], np.full((3, len(names)), np.nan)
+    rate_3G, ratio_3G = selections(joint_GYC)[0], np.full((3, len(names)), np.nan)
     if len(common):
-        ratio_3G[:, common] = selections(joint_GYC[common], 0.0, 1)[1]
+        ratio_3G[:, common] = selections(joint_GYC[common])[1]
     if persons_N is not None:
         drawn_RG2 = rates.resampled_tables(
             selected_N.astype(np.int64),

@@ -49,7 +49,6 @@ from fairpate.report.records import RunStatement
 from fairpate.run.context import (
     RunDirectory,
     read_json,
-    read_statement,
     read_votes,
     sole_worker,
     write_json,
@@ -724,17 +723,7 @@ def demo(sweep: Path, out: Path) -> Output:
         for name in ("statement", "embedding", "environment"):
             shutil.copyfile(getattr(whole, name), getattr(part, name))
         write_json(part.metrics, assessment.to_json())
-        write_reports(
-            part,
-            title=records.name,
-            num_public_records=len(records.public),
-            spending=None,
-            statement=read_statement(part),
-            assessment=assessment,
-            num_training_labels=student.card.num_training_labels,
-            private_population=None,
-            without_privacy=None,
-        )
+        write_reports(part, records, student, assessment)
         write_atomically(part.student, partial(save_student, student))
     claims, bare, rejecting = models[chosen][2], models[without][2], read_claims(part)
     why = f"right most often of {len(private)} on {counted(len(records.validation), 'validation record')}"

@@ -502,11 +502,11 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     return _Shares(least(value_EGG), least(low_EGG), least(_ratios(wider).high_EG))
 
 
-def selections(table_GYC: FloatArray, stddev: float, event: int) -> tuple[FloatArray, FloatArray]:
-    """Return each group's share of one prediction, and its impact ratio: (3, G) each, the value and its interval."""
-    shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations())
-    ratios = impact_ratios(table_GYC, stddev, event)
-    return np.stack([each[event] for each in shares]), np.stack([each[0] for each in ratios])
+def selections(table_GYC: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return each group's share of the second prediction in a table without noise, and its impact ratio: (3, G) each,
+    the value and its interval."""
+    shares, ratios = _Shares.of(rates.predicted, table_GYC, 0.0, z=_deviations()), impact_ratios(table_GYC, 0.0, 1)
+    return np.stack([each[1] for each in shares]), np.stack([each[0] for each in ratios])
 
 
 def _ratios(shares: _Shares) -> _Shares:

@@ -300,28 +300,27 @@ _MAX_COURSE_POINTS, _MAX_COMPOSED_POINTS = 200, 8
 
 def write_reports(
     run: RunDirectory,
-    *,
-    title: str,
-    num_public_records: int,
-    spending: Spending | None,
-    statement: PrivacyStatement,
+    dataset: Dataset,
+    student: Student,
     assessment: Assessment,
-    num_training_labels: int | None,
-    private_population: PrivatePopulation | None,
-    without_privacy: WithoutPrivacy | None,
+    *,
+    spending: Spending | None = None,
+    private_population: PrivatePopulation | None = None,
+    without_privacy: WithoutPrivacy | None = None,
 ) -> None:
-    """Write ``public/report.html``, and ``private/report.html`` where queries were spent."""
+    """Write ``public/report.html``, and ``private/report.html`` where queries were spent. The statement is read."""
+    statement = read_statement(run)
     evaluations = assessment.evaluations
     if spending is None:  # a model without teachers is not called a student
         evaluations = {name.replace("student", "model"): found for name, found in evaluations.items()}
     public = PublicReport(
-        title=title,
+        title=dataset.name,
         method=method_title(statement.method),
         guarantee=Guarantee.of(statement),
-        voting=None if spending is None else _answered_queries(spending, statement, num_public_records),
+        voting=None if spending is None else _answered_queries(spending, statement, len(dataset.public)),
         evaluations=evaluations,
         reject_option=assessment.reject_option,
-        num_training_labels=num_training_labels,
+        num_training_labels=student.card.num_training_labels,
         private_population=private_population,
         made=made_words(run.made_on, __version__),
     )

@@ -1173,12 +1173,10 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
     with opened.reporter.stage("report"):
         write_reports(
             run,
-            title=dataset.name,
-            num_public_records=len(dataset.public),
+            dataset,
+            student,
+            assessment,
             spending=None if labels is None else labels.spending,
-            statement=statement,
-            assessment=assessment,
-            num_training_labels=student.card.num_training_labels,
             private_population=population,
             without_privacy=baseline,
         )

@@ -273,7 +273,7 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
     found, _ = defined([image for image in images if image is not None], OBJECTIVES)
     everything, _ = defined(target, OBJECTIVES)
     # One corner for both volumes: under different ones they do not compare.
-    reference_O = reference_point(target, OBJECTIVES)
+    reference_O = reference_point(target)
     return Transfer(
         chosen=chosen,
         there=None if there is None else offer(there, demand),
