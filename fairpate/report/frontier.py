@@ -538,7 +538,8 @@ def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> floa
 
 
 def reference_point(points: Sequence[Point]) -> FloatArray:
-    """The corner that bounds the volume in all objectives: 1 for error and refusals, else the next of 1, 2, 5, 10, ... above every point.
+    """The corner that bounds the volume in all objectives: 1 for error and refusals, else the next of 1, 2, 5, 10, ...
+    above every point.
 
     Infinite and undefined values do not count; ValueError for points of several panels.
     """

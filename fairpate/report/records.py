@@ -686,9 +686,7 @@ def private_population(
     for name, metric in GAPS.items():
         gap = estimated_gap(metric, *answered)
         where = describe_cell(gap.where, group_names=group_names, class_names=class_names)
-        gaps[name] = GapBetweenGroups(
-            value=gap.value, low=gap.low, high=gap.high, where=where, n_undefined=gap.n_undefined
-        )
+        gaps[name] = GapBetweenGroups(**vars(gap) | {"where": where})
     return PrivatePopulation(
         level=_LEVEL,
         class_names=tuple(class_names),

@@ -328,9 +328,7 @@ def _records(x: Tensor, y: IntArray, z: IntArray, *, name: str, unit: str = "rec
 
 def _joined(one: Split, other: Split) -> Split:
     return Split(
-        x=torch.cat([one.x, other.x]),
-        y=torch.cat([one.y, other.y]),
-        z=torch.cat([one.z, other.z]),
+        **{name: torch.cat([getattr(one, name), getattr(other, name)]) for name in "xyz"},
         record_id=[*one.record_id, *other.record_id],
         person_id=[*one.person_id, *other.person_id],
     )

@@ -159,15 +159,11 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
     The records of a data set that was given are recognised by a digest, which is private. RunDirectoryError for others.
     """
     found = context.recorded_data(run)
+    same = ("name", "kind", "label_names", "group_names", "sensitive_attribute", "unit")
     now = DataRecord(
-        name=dataset.name,
-        kind=dataset.kind,
+        **{name: getattr(dataset, name) for name in same},
         record_shape=tuple(dataset.private.x.shape[1:]),
-        label_names=dataset.label_names,
-        group_names=dataset.group_names,
-        sensitive_attribute=dataset.sensitive_attribute,
         given_from_python=given_from_python,
-        unit=dataset.unit,
     )
     if found is not None:
         if not given_from_python:
