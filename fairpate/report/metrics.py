@@ -765,13 +765,13 @@ class RejectOptionSpread:
 
     rule: GateRule
     num_records: int
-    orders: tuple[OrderResult, ...]
-    answers_needed: int
     accuracy: Spread = field(init=False)
     coverage: Spread = field(init=False)
-    coverage_G: tuple[Spread, ...] = field(init=False)
     final_gap: Spread = field(init=False)
     max_gap: Spread = field(init=False)
+    coverage_G: tuple[Spread, ...] = field(init=False)
+    orders: tuple[OrderResult, ...]
+    answers_needed: int
 
     def __post_init__(self) -> None:
         for name in ("accuracy", "coverage", "final_gap", "max_gap"):
@@ -781,16 +781,9 @@ class RejectOptionSpread:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
-        spreads = ("accuracy", "coverage", "final_gap", "max_gap")
-        plain: dict[str, Any] = strict(
-            {
-                "rule": asdict(self.rule),
-                "num_records": self.num_records,
-                **{name: asdict(getattr(self, name)) for name in spreads},
-                "coverage_G": [asdict(spread) for spread in self.coverage_G],
-                "orders": [asdict(order) for order in self.orders],
-            }
-        )
+        plain: dict[str, Any] = strict(asdict(self))
+        # It follows from the rule and the least cell of the evaluation.
+        del plain["answers_needed"]
         return plain
 
 

@@ -34,7 +34,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -281,17 +281,17 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
         )
 
 
+@dataclass
 class _Check:
     """Runs the checks of one bundle and collects their results."""
 
-    def __init__(self, bundle: RunDirectory) -> None:
-        self.bundle = bundle
-        self.checked: list[str] = []
-        self.differs: list[str] = []
-        self.not_checked: list[str] = []
-        self.recomputed: float | None = None
-        self.head: dict[str, Any] = {}
-        self.statement: PrivacyStatement | None = None
+    bundle: RunDirectory
+    checked: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+    recomputed: float | None = None
+    head: dict[str, Any] = field(default_factory=dict)
+    statement: PrivacyStatement | None = None
 
     def run(self, check: Callable[[], str | None]) -> None:
         """Run one check. Malformed files count as differing. Without a statement only the first two checks run."""
@@ -644,8 +644,8 @@ def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
         fields = tuple(each.get("from", ()))
         found: dict[str, Any] = {}
         value: Any = None
-        for field in fields:
-            file, _, path = field.partition(":")
+        for name in fields:
+            file, _, path = name.partition(":")
             value = values.get(file)
             for part in path.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
