@@ -199,18 +199,6 @@ def ranked(points: Sequence[Point]) -> list[Point]:
     return sorted(offered, key=lambda point: [round(point.value(name), 9) for name in THEN])
 
 
-def rule_words(notion: NotionName) -> str:
-    """The thresholds that a configuration must keep to be chosen."""
-    level = ", ".join(f"{value:g} in {figures.titles(notion)[name]}" for name, value in _RULE.tolerance.items())
-    return (
-        "The best configuration of each method if fairness, privacy or accuracy comes first, as in the FairPATE paper. "
-        f"It has a coverage of at least {percent(_RULE.min_coverage)} and an accuracy at most "
-        f"{percent(_RULE.max_accuracy_loss)} below the best that a finite ε reaches on its data set, and is not "
-        f"degenerate (one class for everyone, or no better than one); differences up to {level} count as equal, and "
-        "then accuracy decides."
-    )
-
-
 def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
     """For each of the paper's three settings, one configuration per method of a panel, the best first."""
     least = best_error(points, _RULE)
@@ -338,6 +326,17 @@ def frontier_report(report: FrontierReport) -> str:
     on_frontiers = f"{count(len(members))} of them on a frontier by {NOTIONS[report.notion].measure}"
     seeds = counted(len({row.seed for row in done}), "seed")
     names = figures.titles(report.notion) | {"epsilon": "ε", "disparity": "disparity"}
+    # The thresholds that a configuration must keep to be chosen.
+    rules = []
+    for notion in notions:
+        level = ", ".join(f"{value:g} in {figures.titles(notion)[name]}" for name, value in _RULE.tolerance.items())
+        rules.append(
+            "The best configuration of each method if fairness, privacy or accuracy comes first, as in the FairPATE "
+            f"paper. It has a coverage of at least {percent(_RULE.min_coverage)} and an accuracy at most "
+            f"{percent(_RULE.max_accuracy_loss)} below the best that a finite ε reaches on its data set, and is not "
+            f"degenerate (one class for everyone, or no better than one); differences up to {level} count as equal, "
+            "and then accuracy decides."
+        )
     return render(
         "frontier.html",
         report=report,
@@ -364,7 +363,7 @@ def frontier_report(report: FrontierReport) -> str:
             for privacy in sorted({panel.privacy for panel in by_notion[0]})
         ],
         notions=[NOTIONS[notion] for notion in notions],
-        rules=[rule_words(notion) for notion in notions],
+        rules=rules,
         fairness={point: [figures.with_spread(point.seen_by(notion))[0] for notion in notions] for point in points},
         # Two planes are fixed. The third plane of a data set is chosen by its number among all planes.
         planes=((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage")),

@@ -302,7 +302,13 @@ def assess_predictions(
             raise UsageError(f"{option}: {count(missing)} records have no {name}; complete or remove them.")
     classes: tuple[str, ...] = ()
     if score is not None:
-        selected_N, selected_words = _above_median(text[score], score), f"{score} above the median of all records"
+        try:
+            scores_N = text[score].astype(np.float64)
+        except ValueError as error:
+            raise UsageError(f"--score: expected a number in every row of {score}: {error}.") from None
+        if not np.isfinite(scores_N).all():
+            raise UsageError(f"--score: expected finite numbers in {score}.")
+        selected_N, selected_words = scores_N > np.median(scores_N), f"{score} above the median of all records"
     else:
         named = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
         classes = _classes(named, selected, prediction=prediction)
@@ -443,16 +449,6 @@ def _classes(named: npt.NDArray[np.str_], selected: str | None, *, prediction: s
         raise UsageError(f"--selected: no {prediction} is {selected!r}{nearest(selected, classes)}.")
     chosen = classes[-1] if selected is None else selected
     return (*(each for each in classes if each != chosen), chosen)
-
-
-def _above_median(scores: npt.NDArray[np.str_], column: str) -> npt.NDArray[np.bool_]:
-    try:
-        values_N = scores.astype(np.float64)
-    except ValueError as error:
-        raise UsageError(f"--score: expected a number in every row of {column}: {error}.") from None
-    if not np.isfinite(values_N).all():
-        raise UsageError(f"--score: expected finite numbers in {column}.")
-    return np.asarray(values_N > np.median(values_N))
 
 
 def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:

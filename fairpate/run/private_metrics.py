@@ -271,11 +271,6 @@ def draw_table(
     return Released(arrays=arrays, events=(event,))
 
 
-def table_shape(config: Method, dataset: Dataset) -> tuple[int, int, int, int]:
-    """The shape (B, G, Y, C) of the table of ``config``."""
-    return len(config.evaluation.score_edges) + 1, dataset.num_groups, dataset.num_classes, dataset.num_classes
-
-
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
     """The predicted label and the score of each record, as functions of that record and of released values alone."""
     alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()

@@ -123,8 +123,13 @@ class Release:
 
     def __post_init__(self) -> None:
         # A stored row may also have the curve of another grid of orders.
-        if len(self.rdp_A) != len(DEFAULT_ORDERS):
-            object.__setattr__(self, "rdp_A", _curve_of(self.events))
+        if len(self.rdp_A) == len(DEFAULT_ORDERS):
+            return
+        try:
+            curve_A = accountant.rdp(self.events)
+        except ValueError:  # an event has none
+            curve_A = np.full(len(DEFAULT_ORDERS), math.inf)
+        object.__setattr__(self, "rdp_A", curve_A)
 
     @property
     def charged(self) -> Release:
@@ -138,13 +143,6 @@ class Release:
             return False
         # Any delta would do: the question is whether some bound is finite.
         return bool(np.isfinite(self.rdp_A).any()) or composed_epsilon([self], delta=0.5) < math.inf
-
-
-def _curve_of(events: Sequence[Event]) -> FloatArray:
-    try:
-        return accountant.rdp(events)
-    except ValueError:  # an event has none
-        return np.full(len(DEFAULT_ORDERS), math.inf)
 
 
 def release_values(release: Release) -> dict[str, Any]:
@@ -570,7 +568,8 @@ def _fits(
         if is_alone and composed_epsilon([each], delta=delta) <= limit:
             fits = False
             continue
-        unpriced = {type(event).__name__ for event in each.events if not np.isfinite(_curve_of([event])[line.place])}
+        alone = (replace(each, events=(event,), rdp_A=_NEW) for event in each.events)
+        unpriced = {type(one.events[0]).__name__ for one in alone if not np.isfinite(one.rdp_A[line.place])}
         if unpriced and not is_alone:
             raise LimitReachedError(
                 f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, at which the "

@@ -255,7 +255,7 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     from fairpate.methods.base import ReleasingMethod, price
     from fairpate.methods.residual_votes import ResidualVotes
     from fairpate.privacy.mechanism_events import event_json
-    from fairpate.run.private_metrics import PREDICTIONS, table_event, table_shape
+    from fairpate.run.private_metrics import PREDICTIONS, table_event
     from fairpate.run.release_log import arrays_digest
     from fairpate.run.run import check_data
 
@@ -283,7 +283,7 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     if config.evaluation.metrics == "private":
         # Of any model: the cells are the same, and so is the price.
         event = table_event(price(released.events, delta=config.target.delta, accounting=config.target.accounting))
-        bins, groups, classes, _ = table_shape(config, dataset)
+        bins, groups, classes = len(config.evaluation.score_edges) + 1, dataset.num_groups, dataset.num_classes
         empty = np.zeros((bins * groups, classes**2), np.int64)
         recorder(empty, stddev=event.noise_stddev_weights, name=PREDICTIONS)
         test_events = (event,)
