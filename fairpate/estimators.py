@@ -52,8 +52,17 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from fairpate.config import ConfigError, PrivacyTarget, Section, nearest
-from fairpate.config_reader import flattened, merge, parse_config, placeless_values, read_yaml
+from fairpate.config import (
+    ConfigError,
+    PrivacyTarget,
+    Section,
+    flattened,
+    merge,
+    nearest,
+    parse_config,
+    placeless_values,
+    read_yaml,
+)
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration

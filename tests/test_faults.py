@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from fairpate.config_reader import exact_text, expected
+from fairpate.config import exact_text, expected
 from fairpate.data.dataset import SourceFile
 from fairpate.data.declaration import Declaration
 from fairpate.data.pictures import PicturesConfig

@@ -33,8 +33,16 @@ import typer
 from typer.models import ParameterInfo
 
 from fairpate import __version__, terminal
-from fairpate.config import ConfigError, DataConfig, nearest
-from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
+from fairpate.config import (
+    ConfigError,
+    DataConfig,
+    Override,
+    apply_override,
+    expected,
+    flattened,
+    nearest,
+    parse_config,
+)
 from fairpate.types import UsageError, UserError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

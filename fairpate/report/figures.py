@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config_reader import is_read, shared_settings
+from fairpate.config import is_read, shared_settings
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import decimal, delta_text, epsilon_text, most_often_right, percent, strength
 from fairpate.report.frontier import (

@@ -12,8 +12,7 @@ import pytest
 import torch
 from priced import priced
 
-from fairpate.config import ModelConfig, PrivacyTarget
-from fairpate.config_reader import config_digest, determining_values
+from fairpate.config import ModelConfig, PrivacyTarget, config_digest, determining_values
 from fairpate.estimators import FairClassifier
 from fairpate.methods import raco_dp
 from fairpate.methods.base import configured, private_randomness
