@@ -419,14 +419,12 @@ class StudentConfig(LearningConfig):
     fit: LoopConfig = LoopConfig()
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
-    @classmethod
-    def learning_fields(cls) -> tuple[str, ...]:
-        """The dotted fields of a configuration that only a student's training reads."""
-        return (
-            "augment",
-            "training",
-            *(f"student.{name}" for name in cls.model_fields if name not in ("model", "idp3")),
-        )
+
+LEARNING_FIELDS = (
+    *("augment", "training"),
+    *(f"student.{name}" for name in StudentConfig.model_fields if name not in ("model", "idp3")),
+)
+"""The dotted fields of a configuration that only a student's training reads."""
 
 
 class StudentTraining(LearningConfig):
@@ -784,17 +782,6 @@ class QueriesTarget(Terms):
 Settings = dict[str, Any]
 
 
-def flat_grid(values: Any, prefix: str = "") -> Any:
-    """Return nested names as dotted ones; a later value wins."""
-    if not isinstance(values, dict):
-        return values
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        path = f"{prefix}.{name}" if prefix else str(name)
-        flat.update(flat_grid(value, path) if isinstance(value, dict) else {path: value})
-    return flat
-
-
 def axis_fields(axis: str) -> list[str]:
     """Return the fields that change together along one axis."""
     return [field.strip() for field in axis.split(",")]
@@ -806,17 +793,19 @@ def overlapping(one: str, other: str) -> bool:
     return any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a, b in pairs)
 
 
-def _apart(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _axes(values: Any) -> Any:
+    """Return nested names as dotted ones; a later value wins. ValueError for two axes that share a field."""
+    if not isinstance(values, dict):
+        return values
+    flat = {str(axis): value for axis, value in flattened(values).items() if value != {}}
     # Of two axes that set one field, the later would replace the earlier without notice.
-    for one, other in itertools.combinations(grid, 2):
+    for one, other in itertools.combinations(flat, 2):
         if overlapping(one, other):
             raise ValueError(f"Expected axes that share no field, got {one!r} and {other!r}; leave one out.")
-    return grid
+    return flat
 
 
-Grid = Annotated[
-    dict[str, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(flat_grid), AfterValidator(_apart)
-]
+Grid = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(_axes)]
 """Dotted fields and their values, with a cell for every combination. ``first, second`` change together."""
 
 
@@ -917,12 +906,6 @@ _FORMS = {
 }
 
 
-def exact_text(value: float) -> str:
-    """Return a number in as few digits as are exact: what is typed in a command must mean the same again."""
-    short = f"{value:g}"
-    return short if float(short) == value else str(value)
-
-
 def expected(fault: Mapping[str, Any]) -> str:
     """Return what one of pydantic's errors asks for, such as ``expected > 0``; other kinds in pydantic's words."""
     kind, context, message = str(fault["type"]), fault.get("ctx", {}), str(fault["msg"])
@@ -932,7 +915,9 @@ def expected(fault: Mapping[str, Any]) -> str:
         return said.replace("Expected", "expected", 1) if said.startswith("Expected ") else said
     if kind in _BOUNDS:
         sign, name = _BOUNDS[kind]
-        return f"expected {sign} {exact_text(context[name])}"
+        # In as few digits as are exact: what is typed in a command must mean the same again.
+        short = f"{context[name]:g}"
+        return f"expected {sign} {short if float(short) == context[name] else context[name]}"
     for ending, words in (("too_short", "at least"), ("too_long", "at most")):
         if kind in (ending, f"string_{ending}"):
             number = context["min_length" if ending == "too_short" else "max_length"]
@@ -1206,7 +1191,7 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
 
 # Where a run happens, and what its pages name or call fair, does not change what it computes; a file of weights is
 # identified by its checksum.
-_PLACES = (
+PLACES = (
     "out",
     "names_earlier",
     "storage",
@@ -1244,25 +1229,21 @@ def determining_values(config: Configuration, values: dict[str, Any] | None = No
 
     ``values`` None are those of ``config``.
     """
-    kept = _without(config.model_dump(mode="json") if values is None else values, (*_PLACES, *config.unread))
+    kept = without(config.model_dump(mode="json") if values is None else values, (*PLACES, *config.unread))
     # Left out at their defaults, so that runs from before they could be set keep their digests.
     if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
         del kept["evaluation"]
     elif kept.get("evaluation", {}).get("metrics") == "outside":
-        kept = _without(kept, ("evaluation.metrics", "evaluation.score_edges"))
+        kept = without(kept, ("evaluation.metrics", "evaluation.score_edges"))
     if kept["data"].get("split") is None:
-        kept = _without(kept, ("data.split",))
+        kept = without(kept, ("data.split",))
     if "keep" in (aggregator := kept.get("aggregator", {})) and not aggregator["keep"]:
-        kept = _without(kept, ("aggregator.keep",))
+        kept = without(kept, ("aggregator.keep",))
     return kept
 
 
-def placeless_values(config: Configuration) -> dict[str, Any]:
-    """Return all values of ``config`` except paths, unread ones included, as settings for a run elsewhere."""
-    return _without(config.model_dump(mode="json"), _PLACES)
-
-
-def _without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+def without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    """Return nested ``values`` without the dotted ``fields``."""
     # Sections that lose nothing are shared with ``values``: a sweep asks thousands of times.
     kept = dict(values)
     # A field that the method does not have is no error: the same list of places serves all methods.
@@ -1271,7 +1252,7 @@ def _without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
         if not field:
             kept.pop(section, None)
         elif isinstance(kept.get(section), dict):
-            kept[section] = _without(kept[section], (field,))
+            kept[section] = without(kept[section], (field,))
     return kept
 
 
@@ -1302,12 +1283,6 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "failure_probability": ("slack", (False,)),
 }
 """A field, another one of its section, and the values of that other one under which nothing reads the first."""
-
-
-def shared_settings(of_points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings that all have in common."""
-    first, *others = of_points
-    return {name: first[name] for name in first if all(name in o and o[name] == first[name] for o in others)}
 
 
 def is_read(name: str, value: Any, settings: Mapping[str, Any]) -> bool:
