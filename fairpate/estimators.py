@@ -133,8 +133,8 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[GivenR
     """Check the records that ``fit`` is given; return them with their labels (N,), and set the estimator's column
     attributes."""
     column, found = sensitive_column(estimator.sensitive_feature), None
-    if _are_pictures(X):
-        x, labels = check_X_y(_pictures(X, column), y, allow_nd=True, dtype=None, estimator=estimator)
+    if (pictures := _pictures(X, column)) is not None:
+        x, labels = check_X_y(pictures, y, allow_nd=True, dtype=None, estimator=estimator)
         # validate_data, which would set it, takes tables only.
         estimator.n_features_in_ = int(np.prod(x.shape[1:]))
         # An earlier fit on a frame left them, and public pictures, which have no names of columns, would be refused.
@@ -154,8 +154,8 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[GivenR
 def records_like(estimator: Any, X: Any, groups: Any) -> GivenRecords:
     """Return features with the columns that ``fit`` saw, and groups. ValueError for other columns."""
     column, found = sensitive_column(estimator.sensitive_feature), None
-    if _are_pictures(X):
-        x = check_array(_pictures(X, column), allow_nd=True, dtype=None, estimator=estimator)
+    if (pictures := _pictures(X, column)) is not None:
+        x = check_array(pictures, allow_nd=True, dtype=None, estimator=estimator)
     elif column is None:
         x = validate_data(estimator, X, dtype=np.float32, reset=False)
     else:
@@ -164,11 +164,10 @@ def records_like(estimator: Any, X: Any, groups: Any) -> GivenRecords:
     return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
 
 
-def _are_pictures(X: Any) -> bool:
-    return getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
-
-
-def _pictures(X: Any, column: SensitiveFeature | None) -> Values:
+def _pictures(X: Any, column: SensitiveFeature | None) -> Values | None:
+    """Return pictures as bytes or floats; None for a table."""
+    if getattr(X, "ndim", None) != 4 and not (isinstance(X, list | tuple) and np.ndim(X) == 4):
+        return None
     if column is not None:
         raise ValueError("sensitive_feature: pictures have no columns; give sensitive_features to fit.")
     return np.asarray(X, dtype=None if np.asarray(X).dtype == np.uint8 else np.float32)
@@ -772,7 +771,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "student_")
         records = self._records(X, sensitive_features)
-        return self.student_.probabilities(features(records.x), self._codes(records.groups))
+        groups = self._codes(records.groups) if self.student_.card.needs_group else None
+        return self.student_.probabilities(features(records.x), groups)
 
     def predict(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None, random_state: Any = None
@@ -786,8 +786,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "student_")
         seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else _seed_of(random_state)
         records = self._records(X, sensitive_features)
+        groups = self._codes(records.groups) if self.student_.card.needs_group else None
         predicted = self._student_for(records.groups).predict(
-            features(records.x), self._codes(records.groups), generator=np.random.default_rng(seed)
+            features(records.x), groups, generator=np.random.default_rng(seed)
         )
         labels: npt.NDArray[Any] = self.classes_[predicted.labels]
         return labels if self.student_.card.idp3 is None else np.ma.masked_array(labels, mask=~predicted.answered)
@@ -981,8 +982,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         student = self._student_for(records.groups)
         x, card = features(records.x), student.card
         x = x if student.embedding is None else student.embedding(x)
-        z = np.zeros(len(x), dtype=np.int64) if records.groups is None else self._coded(records.groups)
-        codes = torch.from_numpy(np.searchsorted(self.classes_, labels))
+        z, codes = self._codes(records.groups), torch.from_numpy(np.searchsorted(self.classes_, labels))
+        z = np.zeros(len(x), dtype=np.int64) if z is None else z
         test = Split(x=x, y=codes, z=torch.from_numpy(z), record_id=tuple(map(str, range(len(x)))))
         nothing = test.take([])
         dataset = Dataset(
@@ -1201,12 +1202,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (*found, f"{fitted}{_UNACCOUNTED}", *(() if self.odometer else (_NOT_COUNTED,)))
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
-        """Return the codes of groups if predictions need them."""
-        return self._coded(groups) if groups is not None and self.student_.card.needs_group else None
-
-    def _coded(self, groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the codes of groups; where ``fit`` saw none, their places among the given ones. ValueError for a group
         that ``fit`` did not see."""
+        if groups is None:
+            return None
         names = self.groups_ if len(self.groups_) else np.unique(groups)
         if not np.isin(groups, names).all():
             raise ValueError(f"Expected sensitive_features among {names.tolist()}, got {np.unique(groups).tolist()}.")

@@ -53,7 +53,7 @@ from fairpate.data.dataset import (
 )
 from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
-from fairpate.data.tables import TableFaults, codes, column_of, read_table, require_columns
+from fairpate.data.tables import TableFaults, codes, read_table, require_columns
 from fairpate.files import cache_dir
 from fairpate.types import DataError, DataSettingsError, torch
 
@@ -458,7 +458,8 @@ def load_celeba(request: Request) -> LoadedRecords:
     codes(partition, "partition", _numbered(PARTITIONS), files["partition"].path)
     part = dict(zip(*(column.to_pylist() for column in partition.columns), strict=True))
 
-    names = column_of(attributes, "image_id", files["attributes"].path).to_pylist()
+    require_columns(attributes, ["image_id"], files["attributes"].path)
+    names = attributes["image_id"].to_pylist()
     pictures = open_pictures(files["archive"], request.data_dir)
     places = {base_name(name): name for name in pictures.names}
     _require_all(names, places, pictures.origin)

@@ -53,7 +53,6 @@ from fairpate.data.dataset import (
     SourceFile,
     check_file,
     check_members,
-    check_persons,
     default_size,
     divide,
     divide_by_hash,
@@ -64,7 +63,6 @@ from fairpate.data.dataset import (
     locate,
     resolve_data_dir,
     sha256_of,
-    with_persons,
 )
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
 from fairpate.data.embedding import embedded, with_features
@@ -328,7 +326,14 @@ def dataset_of(
             f"Expected a different name for each record, got {len(copies):,} repeated names, such as {name!r}; remove "
             "the copies, also those in other files, or name records by more columns (identity.key)."
         )
-    records = with_persons(records) if config.unit is None else records
+    if config.unit is None and records.person_ids is not None:
+        # One without a person would be protected by itself alone, against what the statement says.
+        if missing := as_names(records.person_ids).num_empty:
+            raise DataError(
+                f"Expected a person for every record, got {missing:,} without; complete the column that names them, or "
+                "set data.unit=record to protect each record by itself."
+            )
+        records = replace(records, records=replace(records.records, person_id=records.person_ids))
     parts = ""
     if (shares := config.split) is not None:
         num_public = default_size("public", entry, records) if config.num_public is None else config.num_public
@@ -342,7 +347,6 @@ def dataset_of(
         given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
         sizes = {split: default_size(split, entry, records) if size is None else size for split, size in given.items()}
         splits = divide(records, sizes, seed=config.seed)
-    check_persons(splits)
     # Persons may be named under some options only; where they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
     public_persons = None

@@ -131,7 +131,7 @@ class _Dense:
 
     def per_record(self) -> WeightedSums:
         weight_BOI = self._gradient_BO[:, :, None] * self._input_BI[:, None, :]
-        return _trainable((self._layer.weight, weight_BOI.flatten(1)), (self._layer.bias, self._gradient_BO))
+        return _Formed((self._layer.weight, weight_BOI), (self._layer.bias, self._gradient_BO)).per_record()
 
     def products(self, shift: Mapping[int, Tensor]) -> Tensor:
         total_B = self._gradient_BO.new_zeros(len(self._gradient_BO))
@@ -227,7 +227,7 @@ class _Convolution:
     def per_record(self) -> WeightedSums:
         outputs, inputs, height, width = self._layer.weight.shape
         weight = self._weight.reshape(-1, outputs, height, width, inputs).permute(0, 1, 4, 2, 3).flatten(1)
-        return [*_trainable((self._layer.weight, weight)), *self._bias.per_record()]
+        return [*_Formed((self._layer.weight, weight)).per_record(), *self._bias.per_record()]
 
     def products(self, shift: Mapping[int, Tensor]) -> Tensor:
         return _Formed(*self.per_record()).products(shift)
@@ -263,10 +263,6 @@ def _layer_norm(norm: Any, layer_input: Tensor, output_gradient: Tensor) -> Laye
     size = math.prod(norm.normalized_shape)
     weight = (output_gradient * normal).reshape(len(layer_input), -1, size).sum(dim=1)
     return _Formed((norm.weight, weight), (norm.bias, output_gradient.reshape(len(layer_input), -1, size).sum(dim=1)))
-
-
-def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
-    return [(p, value) for p, value in sums if p is not None and p.requires_grad and value is not None]
 
 
 _GRADIENTS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], LayerGradient]] = {
@@ -438,13 +434,6 @@ def shares_of(owner_B: Tensor) -> Tensor:
     return share_B
 
 
-def averages(values_BP: Tensor, owner_B: Tensor) -> Tensor:
-    """The average row of each owner, in their order."""
-    _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
-    sums = values_BP.new_zeros(len(counts), values_BP.shape[1]).index_add_(0, owner_B, values_BP)
-    return sums.div_(counts[:, None])
-
-
 class CrossEntropy:
     """Cross entropy per record for targets (B,) ``int64``; with its gradient, which small models need quickly."""
 
@@ -550,14 +539,24 @@ class GradientClipper:
         """
         layers = layers or formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
-        is_counted_B = self._is_counted(squared_norms_B)
-        if is_counted_B is not None:
+        # NaN fails the comparison, as it should.
+        is_counted_B = squared_norms_B <= (_LONGEST * self._clip_norm) ** 2
+        if not bool(is_counted_B.all()):
+            # No error for a record's gradient, which would reveal the record; weights are released anyway.
+            if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+                raise ValueError("The model's weights are not finite; lower the learning rate.")
+            if not self._has_warned:
+                _log.warning("The gradients of some records are not finite; such records add nothing to a step.")
+                self._has_warned = True
             # Formed again from zeros: a weight of 0 would not remove what is not finite from a sum.
             left_out_B = ~is_counted_B
             layers = formed(
                 lambda *values: [each.masked_fill(left_out_B.view(-1, *[1] * (each.ndim - 1)), 0) for each in values]
             )
-        factors_B = self._clip_factors(squared_norms_B, is_counted_B)
+            # Not a norm of 0, which would give a factor of 1.
+            factors_B = self._clip_factors(squared_norms_B).where(is_counted_B, 0)
+        else:
+            factors_B = self._clip_factors(squared_norms_B)
         sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
         # A layer that the outputs do not depend on made no call: its gradient is 0.
         gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self._trained]
@@ -570,7 +569,11 @@ class GradientClipper:
         # A layer that the outputs do not depend on made no call: its gradient is 0.
         missing = {id(p): p.new_zeros(len(calls[0][1]), p.numel()) for p in self._trained if id(p) not in rows}
         formed = [(rows | missing)[id(p)] for p in self._trained]
-        return formed if owner_B is None else [averages(values, owner_B) for values in formed]
+        if owner_B is None:
+            return formed
+        _, place_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
+        sums = [rows.new_zeros(len(counts), rows.shape[1]).index_add_(0, place_B, rows) for rows in formed]
+        return [total.div_(counts[:, None]) for total in sums]
 
     def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
         """One forward and one backward pass: every trained layer that ran, with its input and its output's gradient."""
@@ -616,32 +619,11 @@ class GradientClipper:
         (gradient,) = torch.autograd.grad(losses_B.sum(), outputs)
         return gradient
 
-    def _is_counted(self, squared_norms_B: Tensor) -> Tensor | None:
-        """A mask (B,) of the records that contribute to the sum; None if all do. ValueError for weights that are not
-        finite.
-
-        An error would reveal a record; weights are released anyway.
-        """
-        # NaN fails the comparison, as it should.
-        is_counted_B = squared_norms_B <= (_LONGEST * self._clip_norm) ** 2
-        if bool(is_counted_B.all()):
-            return None
-        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            raise ValueError("The model's weights are not finite; lower the learning rate.")
-        if not self._has_warned:
-            _log.warning("The gradients of some records are not finite; such records add nothing to a step.")
-            self._has_warned = True
-        return is_counted_B
-
-    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
-        """min(1, clip_norm / norm) per record in the parameters' precision, lowered by the rounding error; 0 for a
-        record that is not counted."""
+    def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
+        """min(1, clip_norm / norm) per record in the parameters' precision, lowered by the rounding error."""
         precision = torch.finfo(self._trained[0].dtype).eps
         # A norm of 0 gives inf and so the factor 1. The bound is lowered by what the norm may be rounded down by.
         factors_B = squared_norms_B.rsqrt().mul_(self._clip_norm * (1 - ROUNDING * precision)).clamp_(max=1)
-        if is_counted_B is not None:
-            # Not a product: 0 times what is not finite is NaN.
-            factors_B = factors_B.where(is_counted_B, 0)
         return factors_B.to(self._trained[0].dtype)
 
 
@@ -678,9 +660,9 @@ class GuidedGradients(GradientClipper):
         gradients, self._weights_B = self.cross_entropy(x, labels), weights_B
         return gradients, self.sum(x, targets).gradients
 
-    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
+    def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
         # After clipping: weights are public, and the noise is scaled to them.
-        return super()._clip_factors(squared_norms_B, is_counted_B) * self._weights_B
+        return super()._clip_factors(squared_norms_B) * self._weights_B
 
     def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
         if self._values is None or self._chain is None:

@@ -451,23 +451,20 @@ class ShiftedClipper(GradientClipper):
             return super()._part(x, targets, owner_B)
         shift = [(p, part.double()) for p, part in zip(self._trained, self.shift, strict=True)]
         calls = self._layer_calls(x, targets)
-        if owner_B is not None:
-            return self._shifted_rows(self._rows(calls, owner_B), shift)
-        with torch.no_grad():
-            shifted = _Shifted([layer_gradient(*call) for call in calls], shift)
-        # False for NaN: what is not finite is left to the sum of the others, which leaves it out.
-        if bool((shifted.squared_norms() < _LEAST_LEFT * shifted.squares_B).any()):
-            return self._shifted_rows(self._rows(calls), shift)
-        return self._clipped(
-            lambda kept: [_Shifted([layer_gradient(layer, *kept(*values)) for layer, *values in calls], shift)],
-            [shifted],
-        )
-
-    def _shifted_rows(self, rows: list[Tensor], shift: WeightedSums) -> ClippedSum:
+        if owner_B is None:
+            with torch.no_grad():
+                shifted = _Shifted([layer_gradient(*call) for call in calls], shift)
+            # False for NaN: what is not finite is left to the sum of the others, which leaves it out.
+            if not bool((shifted.squared_norms() < _LEAST_LEFT * shifted.squares_B).any()):
+                return self._clipped(
+                    lambda kept: [_Shifted([layer_gradient(layer, *kept(*values)) for layer, *values in calls], shift)],
+                    [shifted],
+                )
+        rows = self._rows(calls, owner_B)
         return self._clipped_rows([values + part.flatten() for values, (_, part) in zip(rows, shift, strict=True)])
 
-    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
-        return super()._clip_factors(squared_norms_B, is_counted_B) * (1 - _LOST_AT_MOST)
+    def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
+        return super()._clip_factors(squared_norms_B) * (1 - _LOST_AT_MOST)
 
 
 class _Shifted:

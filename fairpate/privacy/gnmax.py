@@ -117,8 +117,8 @@ class TheoremSix:
     ) -> FloatArray:
         """The moment, or with ``logs`` the exponent, of rows of U; a moment may overflow to inf.
 
-        ``powers_LA``, ``runs``: ``order_powers`` and ``even_runs`` of the orders; ``independent_A``: the same quantity
-        for any votes.
+        ``powers_LA`` is (alpha - 1, 1), which the lines are multiplied by; ``runs`` are stretches of evenly spaced
+        orders; ``independent_A`` is the same quantity for any votes.
         """
         moment_BA: FloatArray
         if logs:
@@ -128,7 +128,6 @@ class TheoremSix:
             moment_BA = np.add(stay_BA, leave_BA, out=stay_BA)
         # Both are bounds. Close to mu1, e^b alone reaches the data-independent one, and e^a comes on top.
         np.minimum(moment_BA, independent_A, out=moment_BA)
-        # `powers_LA` holds alpha - 1.
         last_B = self.limit_U[rows] - 1
         sure = int(powers_LA[0].searchsorted(last_B.min()))
         if sure < len(independent_A):
@@ -139,7 +138,7 @@ class TheoremSix:
     def rdp(self, orders_A: FloatArray) -> FloatArray:
         """The RDP of each distinct query, shape (U, A), with a small relative error even for tiny costs; orders need
         not increase."""
-        stay_UA, leave_UA = self.lines_2UL @ order_powers(orders_A)
+        stay_UA, leave_UA = self.lines_2UL @ np.stack([orders_A - 1, np.ones_like(orders_A)])
         # Costs near 0 are e^a + e^b - 1 for a near 0: expm1 and log1p keep the digits that logaddexp would lose.
         # Exponents are cut at 1, above which logaddexp is taken: no branch overflows.
         excess_UA = np.expm1(np.minimum(stay_UA, 1.0)) + np.exp(np.minimum(leave_UA, 1.0))
@@ -148,11 +147,6 @@ class TheoremSix:
         independent_A = orders_A / self.variance
         dependent_UA = np.minimum(exponent_UA / (orders_A - 1), independent_A)
         return np.where(orders_A < self.limit_U[:, None], dependent_UA, independent_A)
-
-
-def order_powers(orders_A: FloatArray) -> FloatArray:
-    """(alpha - 1, 1), shape (2, A): what the lines of ``TheoremSix`` are multiplied by."""
-    return np.stack([orders_A - 1, np.ones_like(orders_A)])
 
 
 def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[slice]) -> FloatArray:
@@ -496,7 +490,7 @@ class _ConfidentQuery:
                     distinct=distinct,
                     argmax=argmax,
                     orders_A=orders,
-                    powers_LA=order_powers(orders),
+                    powers_LA=np.stack([orders - 1, np.ones_like(orders)]),
                     runs=tuple(slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START),
                     independent_A=independent_A,
                     yes_SVA=yes_SVA,
