@@ -339,17 +339,18 @@ def dataset_of(
     if len({np.issubdtype(values.dtype, np.number) for values in given}) > 1:
         raise ValueError("sensitive_features: private and public ones differ, the one are numbers and the other words.")
     groups: Values = np.unique(np.concatenate(given)) if given else np.array([])
-
-    def codes_of(values: Values | None, count: int) -> Values:
-        return np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
+    private_codes, public_codes = (
+        np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
+        for values, count in ((private_z, len(x)), (public_z, len(public_x)))
+    )
 
     # Measured on records that are given later: `fit` has none to measure on.
     nothing = Split(x=x[:0], y=_int64(codes[:0]), z=_int64(codes[:0]), record_id=())
     dataset = Dataset(
         name="records",
         kind="image" if x.ndim == 4 else "tabular",
-        private=replace(_split(x, codes, codes_of(private_z, len(x))), person_id=persons or ()),
-        public=_split(public_x, np.full(len(public_x), -1), codes_of(public_z, len(public_x))),
+        private=replace(_split(x, codes, private_codes), person_id=persons or ()),
+        public=_split(public_x, np.full(len(public_x), -1), public_codes),
         validation=nothing,
         test=nothing,
         label_names=tuple(str(name) for name in classes),
@@ -1292,11 +1293,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         is_training_N = keyed_uniform(units, seed=seed, purpose="parts") >= self.validation_share
         rows, kept_apart = np.flatnonzero(is_training_N), np.flatnonzero(~is_training_N)
         pool = {"public_X": public_X, "public_sensitive_features": public_sensitive_features}
-
-        def part(rows: Values, given: Any) -> Any:
-            return None if given is None else np.asarray(given)[rows]
-
-        given = {"sensitive_features": part(rows, sensitive_features), "persons": part(rows, persons)} | pool
+        given: dict[str, Any] = {"sensitive_features": sensitive_features, "persons": persons}
+        given = {name: None if each is None else np.asarray(each)[rows] for name, each in given.items()} | pool
         # Frames keep the names of their columns.
         x, y = _safe_indexing(X if hasattr(X, "columns") else np.asarray(X), rows), labels[rows]
         candidates = [clone(base).set_params(**each) for each in settings]

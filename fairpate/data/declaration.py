@@ -665,7 +665,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             if request.unit is None:
                 of_rows = text_of(rows[person.column]).cast(pa.large_string())
                 # Numbers instead of names, because they are kept until the last file is read.
-                protected.append((pool, file, Names.of(of_rows.filter(pc.not_equal(of_rows, ""))).codes()))
+                protected.append((pool, file, Names(of_rows.filter(pc.not_equal(of_rows, ""))).codes()))
     if person:
         _require_whole_persons(person, protected, faults)
     # All at once, so that a user corrects the files once.

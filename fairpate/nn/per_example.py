@@ -455,11 +455,7 @@ class ClippedSum:
 
     gradients: list[Tensor]
     squared_norms_B: Tensor
-
-    @property
-    def norms_B(self) -> Tensor:
-        """L2 norm of every record's or owner's gradient before clipping, shape (B,)."""
-        return self.squared_norms_B.sqrt()
+    """Squared L2 norm of every record's or owner's gradient before clipping, shape (B,)."""
 
 
 class GradientClipper:

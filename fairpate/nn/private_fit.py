@@ -410,8 +410,8 @@ class ShiftedClipper(GradientClipper):
     FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. Norms follow from
     ``|g_i|^2 + 2 <g_i, r> + |r|^2``, in ``float64``. Where the shift r is long, a record may have a gradient near -r,
     and what is left of its norm is lost in that sum: the shifted gradients of its part of the batch are formed. Noise
-    joins before anything is rounded to ``float32``. ``norms_B`` are those of the shifted gradients. Otherwise as
-    :class:`GradientClipper`.
+    joins before anything is rounded to ``float32``. ``squared_norms_B`` are those of the shifted gradients. Otherwise
+    as :class:`GradientClipper`.
     """
 
     shift: Sequence[Tensor] | None = None

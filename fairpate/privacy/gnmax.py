@@ -207,7 +207,9 @@ class JointPricing:
 
     def total_exponents(self) -> FloatArray:
         """The sum of (alpha - 1) R over all queries, shape (A,)."""
-        reach_K, independent_VA = self._reach(), self._independent_exponents()
+        # (alpha - 1) R where the argmax is charged in full.
+        independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
+        reach_K = self._reach()
         # Beyond its reach a chunk costs what its largest count alone says: add such chunks up by that count.
         weight_VA = np.zeros((len(independent_VA), len(self.orders_A) + 1))
         counts_K = np.add.reduceat(self.distinct.counts_U, self.distinct.starts_K)
@@ -235,7 +237,8 @@ class JointPricing:
     def write_exponents(self, exponent_UA: FloatArray) -> None:
         """Write (alpha - 1) R of every distinct histogram into ``exponent_UA``."""
         sizes_K = np.diff(self.distinct.starts_K, append=len(exponent_UA))
-        exponent_UA[:] = self._independent_exponents()[np.repeat(self.distinct.group_K, sizes_K)]
+        independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
+        exponent_UA[:] = independent_VA[np.repeat(self.distinct.group_K, sizes_K)]
         for rows, moment_BR in self._live_chunks(self._reach()):
             exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
 
@@ -263,10 +266,6 @@ class JointPricing:
                 for group, start, stop, reach in block_K4.tolist():
                     yes_SR, no_SR = self.yes_SVA[:, group, None, :reach], self.no_SVA[:, group, None, :reach]
                     yield slice(start, stop), self._join(moment_BA[start - first : stop - first, :reach], yes_SR, no_SR)
-
-    def _independent_exponents(self) -> FloatArray:
-        """(alpha - 1) R where the argmax is charged in full, shape (V, A)."""
-        return self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
 
     def _join(self, moment: FloatArray, yes_S: FloatArray, no_S: FloatArray) -> FloatArray:
         if self.logs:

@@ -53,10 +53,6 @@ class Pair:
     with_K: FloatArray
     without_K: FloatArray
 
-    def mirrored(self) -> Pair:
-        """The pair for the other direction: the unit removed for added, added for removed."""
-        return Pair(self.without_K, self.with_K)
-
 
 def gaussian(stddev: float) -> Pair:
     """A normal variable of ``stddev``, against the same variable plus 1."""
@@ -226,7 +222,8 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
         pairs = [part for event in events for part in _kind(event).pairs(event)]
     except _NoNoiseError:
         return math.inf
-    both = (pairs, [(pair.mirrored(), count) for pair, count in pairs])
+    # Adding a unit, and in mirrored pairs removing it.
+    both = (pairs, [(Pair(pair.without_K, pair.with_K), count) for pair, count in pairs])
     composed = max(_composed_epsilon(direction, delta) for direction in both)
     if not all(event["kind"] in ("PureReleases", "LaplaceReleases") for event in events):
         return composed
@@ -457,10 +454,6 @@ def _rounded(stddev: float, norm: float) -> Pair:
     return gaussian(math.sqrt(max(stddev**2 - _ROUNDING**2, 0.0)) / norm)
 
 
-def _vote_sum(event: Mapping[str, Any]) -> Pair:
-    return _rounded(float(event["noise_stddev_votes"]), event["norm"])
-
-
 def _prediction_table(event: Mapping[str, Any]) -> PairsOfEvent:
     weight, moved = event["weight"], math.sqrt(2.0 if event["relation"] == "replace one" else 1.0)
     return [(_rounded(float(event["noise_stddev_records"]) * weight, weight * moved), event["count"])]
@@ -472,6 +465,7 @@ def _neighbours(event: Mapping[str, Any]) -> Pair:
     return together(count, count, *([] if check is None else [discrete_gaussian(float(check))]))
 
 
+_VOTE_SUMS = Kind(_sampled(lambda event: _rounded(float(event["noise_stddev_votes"]), event["norm"])))
 KINDS: Mapping[str, Kind] = {
     "ThresholdChecks": Kind(_teachers),
     "NoisyArgmaxes": Kind(_teachers),
@@ -486,8 +480,8 @@ KINDS: Mapping[str, Kind] = {
     "PureReleases": Kind(lambda event: [(two_answers(float(event["epsilon"])), event["count"])], relation=None),
     "LaplaceReleases": Kind(lambda event: [(laplace(float(event["epsilon"])), event["count"])], relation=None),
     "VoteTables": Kind(_sampled(lambda event: discrete_gaussian(float(event["noise_stddev_votes"])))),
-    "VoteSums": Kind(_sampled(_vote_sum)),
-    "MomentSums": Kind(_sampled(_vote_sum)),
+    "VoteSums": _VOTE_SUMS,
+    "MomentSums": _VOTE_SUMS,
     "PredictionTables": Kind(_prediction_table, relation=None),
     "NeighbourVotes": Kind(_sampled(_neighbours)),
 }
