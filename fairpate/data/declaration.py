@@ -53,7 +53,7 @@ from fairpate.data.dataset import (
 )
 from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
-from fairpate.data.pictures import LEVEL, PicturesConfig, check_paths, folder_table, read_pictures
+from fairpate.data.pictures import LEVEL, PicturesConfig, check_paths, decode, folder_table, pictures_in
 from fairpate.data.tables import (
     Feature,
     Group,
@@ -682,7 +682,10 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     per_part = [(table.files.origin(part, options), count) for part, count in size_of.items()]
     origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
     described = feature_codes(features)
-    pixels = read_pictures(paths, resolve_data_dir(request.data_dir), table.pictures) if table.pictures else None
+    pixels = None
+    if (shown := table.pictures) is not None:
+        files = pictures_in(resolve_data_dir(request.data_dir), paths)
+        pixels = decode(files, paths, size=shown.size, mode="RGB" if shown.channels == 3 else "L")
     return LoadedRecords(
         kind="image" if pixels else "tabular",
         records=Split(

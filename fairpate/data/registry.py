@@ -67,7 +67,7 @@ from fairpate.data.dataset import (
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
-from fairpate.data.pictures import LEVEL, LOADERS, folder_table, pictures_entry
+from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
 from fairpate.data.tables import (
     DATES,
     ISO_DATE,
@@ -185,22 +185,27 @@ class Registry(Mapping[str, DatasetEntry]):
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-        self._read = cache(self._read_entry)
-
-    def _read_entry(self, name: str) -> DatasetEntry:
-        if name in LOADERS:
-            return pictures_entry(name)
-        path = self._files[name]
-        entry = entry_of(read_declaration(path))
-        if entry.name != name:
-            raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
-        if name not in MADE:
-            return entry
-        make = MADE[name]
-        return replace(entry, files=(), load=lambda request: entry.load(replace(request, tables={"records": make()})))
+        self._read: dict[str, DatasetEntry] = {}
 
     def __getitem__(self, name: str) -> DatasetEntry:
-        return self._read(name)
+        if name in self._read:
+            return self._read[name]
+        if name in LOADERS:
+            facts = facts_of(name) | {"files": tuple(facts_of(name)["files"].values())}
+            facts.pop("names")
+            entry = DatasetEntry(name=name, kind="image", load=LOADERS[name], **facts)
+        else:
+            path = self._files[name]
+            entry = entry_of(read_declaration(path))
+            if entry.name != name:
+                raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
+            if name in MADE:
+                make, load = MADE[name], entry.load
+                entry = replace(
+                    entry, files=(), load=lambda request: load(replace(request, tables={"records": make()}))
+                )
+        self._read[name] = entry
+        return entry
 
     def __iter__(self) -> Iterator[str]:
         # Names alone: listing data sets must not parse every declaration.

@@ -461,6 +461,8 @@ class ClippedSum:
 class GradientClipper:
     """Sums the clipped per-example gradients of one model, batch after batch."""
 
+    _values: list[Tensor] | None = None  # of the next batch's forward pass through the chain, if it is made already
+
     def __init__(
         self, model: nn.Module, loss: PerExampleLoss, *, clip_norm: float, max_records: int | None = None
     ) -> None:
@@ -574,8 +576,14 @@ class GradientClipper:
     def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
         """One forward and one backward pass: every trained layer that ran, with its input and its output's gradient."""
         if self._chain is not None and self._chain.reads(x):
-            values = self._chain.forward(x)
-            return self._chain.backward(values, self._loss_gradient(values[-1], targets))
+            values = self._values or self._chain.forward(x)
+            if self._gradient_of_loss is not None:
+                return self._chain.backward(values, self._gradient_of_loss(values[-1], targets))
+            outputs = values[-1].detach().requires_grad_()
+            losses_B = self._loss(outputs, targets)
+            _check_losses(losses_B, len(outputs))
+            (gradient,) = torch.autograd.grad(losses_B.sum(), outputs)
+            return self._chain.backward(values, gradient)
         # A later version shows that a layer has overwritten the input. Outputs may be overwritten: an edge of the graph
         # refers to the value before.
         calls: list[tuple[nn.Module, Tensor, int, GradientEdge]] = []
@@ -606,15 +614,6 @@ class GradientClipper:
                 raise ValueError(f"The input of {name} is overwritten by a later layer.")
         return [(call[0], call[1], gradient) for call, gradient in zip(calls, output_gradients, strict=True)]
 
-    def _loss_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self._gradient_of_loss is not None:
-            return self._gradient_of_loss(outputs, targets)
-        outputs = outputs.detach().requires_grad_()
-        losses_B = self._loss(outputs, targets)
-        _check_losses(losses_B, len(outputs))
-        (gradient,) = torch.autograd.grad(losses_B.sum(), outputs)
-        return gradient
-
     def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
         """min(1, clip_norm / norm) per record in the parameters' precision, lowered by the rounding error."""
         precision = torch.finfo(self._trained[0].dtype).eps
@@ -636,7 +635,6 @@ class GuidedGradients(GradientClipper):
     """
 
     _weights_B: Tensor
-    _values: list[Tensor] | None = None
 
     def cross_entropy(self, x: Tensor, labels: Tensor) -> list[Tensor]:
         """Gradients of the summed cross entropy; 0 for no record. ``x`` (B, ...), ``labels`` (B,)."""
@@ -659,8 +657,3 @@ class GuidedGradients(GradientClipper):
     def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
         # After clipping: weights are public, and the noise is scaled to them.
         return super()._clip_factors(squared_norms_B) * self._weights_B
-
-    def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
-        if self._values is None or self._chain is None:
-            return super()._layer_calls(x, targets)
-        return self._chain.backward(self._values, self._loss_gradient(self._values[-1], targets))

@@ -171,22 +171,6 @@ def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[s
 
 
 @dataclass(frozen=True)
-class ThresholdBit:
-    """The threshold check, per distinct largest count v: ln p(v) and ln(1 - p(v)), and their differences to those at v
-    - 1 and v + 1."""
-
-    log_yes_V: FloatArray
-    log_no_V: FloatArray
-    log_yes_ratio_SV: FloatArray
-    log_no_ratio_SV: FloatArray
-
-    def log_factors(self, orders_A: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """ln p(v)^alpha p(w)^(1 - alpha) and the same for 1 - p, each of shape (S, V, A)."""
-        log_yes_SVA = self.log_yes_ratio_SV[:, :, None] * (orders_A - 1) + self.log_yes_V[:, None]
-        return log_yes_SVA, self.log_no_ratio_SV[:, :, None] * (orders_A - 1) + self.log_no_V[:, None]
-
-
-@dataclass(frozen=True)
 class JointPricing:
     """The joint cost of both steps at some of the orders, with the threshold bit tabulated per distinct v.
 
@@ -460,14 +444,13 @@ class _ConfidentQuery:
     def single_exponents(self, ranked_1C: IntArray, orders_A: FloatArray) -> FloatArray:
         """(alpha - 1) R of one online query, shape (1, A): nothing to group, nothing to tabulate."""
         bound = TheoremSix.prepare(_log_q_ranked(ranked_1C, self.noise_stddev, self.tail), self.noise_stddev**2)
-        joint_1A = join_exponents(
-            bound.rdp(orders_A) * (orders_A - 1), *self._bit(ranked_1C[:, -1]).log_factors(orders_A)
-        )
+        joint_1A = join_exponents(bound.rdp(orders_A) * (orders_A - 1), *self._log_factors(ranked_1C[:, -1], orders_A))
         return np.maximum(joint_1A, 0.0)
 
     def pricings(self, distinct: DistinctHistograms, orders_A: FloatArray) -> Iterator[tuple[slice, JointPricing]]:
         """Yield the columns and the pricing of orders whose moments fit a float, then those of all other orders."""
-        bit, argmax = self._bit(distinct.largest_V), TheoremSix.prepare(distinct.log_q_U, self.noise_stddev**2)
+        argmax = TheoremSix.prepare(distinct.log_q_U, self.noise_stddev**2)
+        log_yes_SVA, log_no_SVA = self._log_factors(distinct.largest_V, orders_A)
         # (alpha - 1) times alpha / sigma_2^2 and alpha / (2 sigma_1^2), the two steps for any votes: no exponent is
         # larger.
         largest_A = orders_A * (orders_A - 1) * (1 / self.noise_stddev**2 + 0.5 / self.threshold_stddev**2)
@@ -477,7 +460,7 @@ class _ConfidentQuery:
             if not len(orders):
                 continue
             independent_A = orders * (orders - 1) / argmax.variance
-            yes_SVA, no_SVA = bit.log_factors(orders)
+            yes_SVA, no_SVA = log_yes_SVA[..., columns], log_no_SVA[..., columns]
             if not logs:
                 independent_A, yes_SVA, no_SVA = np.exp(independent_A), np.exp(yes_SVA), np.exp(no_SVA)
             # Runs of evenly spaced orders: powers in one are products of earlier ones (see _exp_of_lines).
@@ -498,16 +481,18 @@ class _ConfidentQuery:
                 ),
             )
 
-    def _bit(self, largest_V: IntArray) -> ThresholdBit:
-        if math.isinf(self.threshold):  # the bit never looks at the votes
-            zero_V, never_V = np.zeros(len(largest_V)), np.full(len(largest_V), NEVER)
-            same_SV = np.zeros((2, len(largest_V)))
-            yes_V, no_V = (zero_V, never_V) if self.threshold < 0 else (never_V, zero_V)
-            return ThresholdBit(yes_V, no_V, same_SV, same_SV)
+    def _log_factors(self, largest_V: IntArray, orders_A: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """ln p(v)^alpha p(w)^(1 - alpha) of each largest count v with its neighbours w, and the same for 1 - p, each of
+        shape (S, V, A)."""
         # A neighbour's largest count is one less, the same or one more.
         at_3V = largest_V + np.array([[0], [-1], [1]])
-        yes_3V, no_3V = _log_answer_probability(at_3V, self.threshold, self.threshold_stddev, self.tail)
-        return ThresholdBit(yes_3V[0], no_3V[0], yes_3V[0] - yes_3V[1:], no_3V[0] - no_3V[1:])
+        if math.isinf(self.threshold):  # the bit never looks at the votes
+            surely_3V, never_3V = np.zeros(at_3V.shape), np.full(at_3V.shape, NEVER)
+            yes_3V, no_3V = (surely_3V, never_3V) if self.threshold < 0 else (never_3V, surely_3V)
+        else:
+            yes_3V, no_3V = _log_answer_probability(at_3V, self.threshold, self.threshold_stddev, self.tail)
+        log_yes_SVA = (yes_3V[0] - yes_3V[1:])[:, :, None] * (orders_A - 1) + yes_3V[0][:, None]
+        return log_yes_SVA, (no_3V[0] - no_3V[1:])[:, :, None] * (orders_A - 1) + no_3V[0][:, None]
 
 
 def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> FloatArray:
