@@ -168,10 +168,10 @@ class _Formed:
         return self._gradients
 
     def products(self, shift: Mapping[int, Tensor]) -> Tensor:
-        return sum((values @ shift[id(p)].flatten() for p, values in self._gradients), start=torch.zeros(()))
+        return sum((values @ shift[id(p)].flatten() for p, values in self.per_record()), start=torch.zeros(()))
 
 
-class _Convolution:
+class _Convolution(_Formed):
     """Forms every record's weight gradient, a few records at a time, in the order (O, height, width, I).
 
     With images and output gradients in channels-last layout that order is that of memory.
@@ -229,11 +229,8 @@ class _Convolution:
         weight = self._weight.reshape(-1, outputs, height, width, inputs).permute(0, 1, 4, 2, 3).flatten(1)
         return [*_Formed((self._layer.weight, weight)).per_record(), *self._bias.per_record()]
 
-    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
-        return _Formed(*self.per_record()).products(shift)
 
-
-LayerGradient = _Dense | _Formed | _Convolution
+LayerGradient = _Dense | _Formed
 """The gradients of B records with respect to one layer's parameters."""
 
 
@@ -321,12 +318,16 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[
 }
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DenseChain:
-    """A model of dense layers and elementwise functions, before which records may be scaled and flattened."""
+    """A model of dense layers and elementwise functions, before which records may be scaled and flattened.
 
-    def __init__(self, layers: list[nn.Module], *, flattens: bool) -> None:
-        self._layers, self._flattens = layers, flattens
-        self._lowest = next(i for i, layer in enumerate(layers) if _is_trained(layer))
+    ``lowest`` is the place of the first layer that is trained.
+    """
+
+    layers: list[nn.Module]
+    flattens: bool
+    lowest: int
 
     @classmethod
     def of(cls, model: nn.Module) -> DenseChain | None:
@@ -344,17 +345,20 @@ class DenseChain:
             and any(map(_is_trained, dense))
             and layers[0] is dense[0]
         )
-        return cls(layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading)) if is_chain else None
+        if not is_chain:
+            return None
+        lowest = next(i for i, layer in enumerate(layers) if _is_trained(layer))
+        return cls(layers=layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading), lowest=lowest)
 
     def reads(self, x: Tensor) -> bool:
         """True if the first layer sees each record of ``x`` (B, ...) as one row, the only form this class supports."""
-        return x.ndim == 2 or self._flattens
+        return x.ndim == 2 or self.flattens
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> list[Tensor]:
         """The input of every layer, then the output of the last, for an ``x`` that the chain reads."""
         values = [scale_bytes(x) if x.ndim == 2 else scale_bytes(x).flatten(1)]
-        for layer in self._layers:
+        for layer in self.layers:
             if isinstance(layer, nn.Linear):
                 values.append(functional.linear(values[-1], layer.weight, layer.bias))
             else:
@@ -365,15 +369,15 @@ class DenseChain:
     def backward(self, values: list[Tensor], gradient: Tensor) -> list[tuple[nn.Linear, Tensor, Tensor]]:
         """Every trained layer, its input and its output's gradient, from ``forward``'s values and the last gradient."""
         calls = []
-        for i in range(len(self._layers) - 1, self._lowest - 1, -1):
-            layer = self._layers[i]
+        for i in range(len(self.layers) - 1, self.lowest - 1, -1):
+            layer = self.layers[i]
             if not isinstance(layer, nn.Linear):
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, values[i + 1])
                 continue
             if _is_trained(layer):
                 calls.append((layer, values[i], gradient))
             # Below the lowest trained layer no gradient is needed.
-            if i > self._lowest:
+            if i > self.lowest:
                 gradient = gradient @ layer.weight
         return calls
 

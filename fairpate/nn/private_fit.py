@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -116,11 +116,8 @@ class PrivateSteps:
                 raise ValueError(f"Expected {name} > 0 and finite, got {getattr(self, name)}.")
 
 
-class BatchSampler(Protocol):
-    """Draws one batch after another."""
-
-    def next(self) -> Tensor:
-        """Rows of the next batch, ``int64``."""
+BatchSampler = Callable[[], Tensor]
+"""Draws the rows of the next batch, ``int64``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +187,7 @@ class PrivateTraining:
         self.parameters: list[Tensor] = self.clipper.parameters
         """The trainable parameters, in the order of the gradients."""
         self._velocities = [torch.zeros_like(p) for p in self.parameters]
-        self._batches: BatchSampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness)
+        self._next_rows: BatchSampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness).next
         self._persons = None
         if person_N is not None:
             self._persons = PersonBatches(
@@ -237,7 +234,7 @@ class PrivateTraining:
         """Sample, clip, add noise, divide, update; then release what else the plan has."""
         steps, device, plan = self._steps, self._x.device, self._plan
         if self._persons is None:
-            rows, owner_B = self._batches.next().to(device), None
+            rows, owner_B = self._next_rows().to(device), None
         else:
             rows, owner_B = (index.to(device) for index in self._persons.next())
         batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)

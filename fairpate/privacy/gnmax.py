@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fairpate.privacy.discrete_gaussian import log_difference_survival_table, log_survival_and_complement
+from fairpate.privacy.discrete_gaussian import log_survival_and_complement, log_survival_table
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, Tail
 
 FloatArray = npt.NDArray[np.float64]
@@ -188,19 +188,20 @@ class JointPricing:
     yes_SVA: FloatArray
     no_SVA: FloatArray
     logs: bool
+    reach_K: IntArray
+    """For each chunk, the number of leading orders at which Theorem 6 may lower the cost."""
 
     def total_exponents(self) -> FloatArray:
         """The sum of (alpha - 1) R over all queries, shape (A,)."""
         # (alpha - 1) R where the argmax is charged in full.
         independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
-        reach_K = self._reach()
         # Beyond its reach a chunk costs what its largest count alone says: add such chunks up by that count.
         weight_VA = np.zeros((len(independent_VA), len(self.orders_A) + 1))
         counts_K = np.add.reduceat(self.distinct.counts_U, self.distinct.starts_K)
         # Plain indexing would count a reach of one group once, however many of its chunks have it.
-        np.add.at(weight_VA, (self.distinct.group_K, reach_K), counts_K)
+        np.add.at(weight_VA, (self.distinct.group_K, self.reach_K), counts_K)
         total_A: FloatArray = np.einsum("va,va->a", np.cumsum(weight_VA, axis=1)[:, :-1], independent_VA)
-        for rows, moment_BR in self._live_chunks(reach_K):
+        for rows, moment_BR in self._live_chunks():
             counts_B, total_R = self.distinct.counts_U[rows], total_A[: moment_BR.shape[1]]
             if self.logs:
                 total_R += counts_B @ moment_BR
@@ -223,20 +224,15 @@ class JointPricing:
         sizes_K = np.diff(self.distinct.starts_K, append=len(exponent_UA))
         independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
         exponent_UA[:] = independent_VA[np.repeat(self.distinct.group_K, sizes_K)]
-        for rows, moment_BR in self._live_chunks(self._reach()):
+        for rows, moment_BR in self._live_chunks():
             exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
 
-    def _reach(self) -> IntArray:
-        """For each chunk, the number of leading orders at which Theorem 6 may lower the cost."""
-        limit_K = np.maximum.reduceat(self.argmax.limit_U, self.distinct.starts_K)
-        return np.searchsorted(self.orders_A, limit_K)
-
-    def _live_chunks(self, reach_K: IntArray) -> Iterator[tuple[slice, FloatArray]]:
+    def _live_chunks(self) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the rows of U and the joint moments (B, R) of each chunk whose cost Theorem 6 may lower, at the orders
         where it may."""
         starts_K = self.distinct.starts_K
         stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
-        table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, reach_K], axis=1)[reach_K > 0]
+        table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, self.reach_K], axis=1)[self.reach_K > 0]
         if not len(table_K4):
             return
         # Runs of chunks that together span about ``_BLOCK_ROWS`` rows: one matrix product each.
@@ -455,6 +451,7 @@ class _ConfidentQuery:
         # larger.
         largest_A = orders_A * (orders_A - 1) * (1 / self.noise_stddev**2 + 0.5 / self.threshold_stddev**2)
         split = int(np.searchsorted(largest_A, MAX_EXPONENT, side="right"))
+        limit_K = np.maximum.reduceat(argmax.limit_U, distinct.starts_K)
         for columns, logs in ((slice(0, split), False), (slice(split, len(orders_A)), True)):
             orders = orders_A[columns]
             if not len(orders):
@@ -478,6 +475,7 @@ class _ConfidentQuery:
                     yes_SVA=yes_SVA,
                     no_SVA=no_SVA,
                     logs=logs,
+                    reach_K=np.searchsorted(orders, limit_K),
                 ),
             )
 
@@ -516,7 +514,7 @@ def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> Float
 def _log_difference_survival(noise_stddev: float, max_gap: int, tail: Tail) -> FloatArray:
     """ln P[N_a - N_b >= g] for the gaps g = 0 .. max_gap."""
     if tail == "discrete":
-        return log_difference_survival_table(noise_stddev, max_gap)
+        return log_survival_table(noise_stddev, max_gap, of_difference=True)
     if tail == "gaussian":
         log_tails: FloatArray = scipy.special.log_ndtr(-np.arange(max_gap + 1) / (math.sqrt(2) * noise_stddev))
         return log_tails

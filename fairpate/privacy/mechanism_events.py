@@ -70,8 +70,8 @@ from fairpate.privacy.accountant import (
 from fairpate.privacy.discrete_gaussian import (
     NoiseSource,
     log_difference_masses,
-    log_difference_survival_table,
     log_masses,
+    log_survival_table,
     sample_discrete_gaussian,
 )
 from fairpate.privacy.loss_distributions import (
@@ -351,7 +351,8 @@ def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
         return 0.0
     if tail != "discrete":
         raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
-    quantiles = scipy.special.ndtri_exp(log_difference_survival_table(noise_stddev, num_teachers)[1:])
+    log_tails = log_survival_table(noise_stddev, num_teachers, of_difference=True)
+    quantiles = scipy.special.ndtri_exp(log_tails[1:])
     offset = float((np.arange(1, num_teachers + 1) + math.sqrt(2) * noise_stddev * quantiles).max())
     return max(offset + UNTIL_ROUNDING, 0.0)
 
