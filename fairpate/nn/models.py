@@ -395,16 +395,16 @@ def _backbone(config: ModelConfig, channels: int, num_classes: int, *, reads_fil
         backbone.load_state_dict(load_weights(config), strict=False)  # all but the head, as load_weights has checked
     # After loading, because the tensors of the file have the names of BatchNorm's. A frozen one, or GroupNorm with its
     # scale and shift per channel, takes the place of each.
-    for parent in list(backbone.modules()):
-        for name, norm in parent.named_children():
+    for block in list(backbone.modules()):
+        for name, norm in block.named_children():
             if not isinstance(norm, nn.BatchNorm2d):
                 continue
             if config.weights is not None:
-                setattr(parent, name, FrozenBatchNorm(norm))
+                setattr(block, name, FrozenBatchNorm(norm))
             else:
                 group_norm = _group_norm(norm.num_features)
                 group_norm.load_state_dict({"weight": norm.weight, "bias": norm.bias})
-                setattr(parent, name, group_norm)
+                setattr(block, name, group_norm)
     if config.weights is None:
         parent, name = (backbone.features, "conv0") if hasattr(backbone, "features") else (backbone, "conv1")
         layer = getattr(parent, name)
