@@ -494,15 +494,6 @@ def _write_student(student: Student, folder: Path) -> None:
     save_student(student, folder / _STUDENT)
 
 
-def _typed(names: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return an array of names as JSON with its type: numbers, truth values or words. ValueError for other objects."""
-    words = names.astype(str) if names.dtype == object else names
-    # Objects may not be what their text says, and could not be restored from it.
-    if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
-        raise ValueError(f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}.")
-    return {"type": str(names.dtype), "values": words.tolist()}
-
-
 _UNACCOUNTED = (
     "Preprocessing outside is not accounted: what was fitted to private records before, such as a scaler, is no event "
     "here, and ε does not cover what it shows."
@@ -834,6 +825,15 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder = Path(path)
         if folder.exists():
             raise FileExistsError(f"{folder}: exists already; give a new folder.")
+        typed = {}
+        for what, names in (("classes", self.classes_), ("groups", self.groups_)):
+            words = names.astype(str) if names.dtype == object else names
+            # Objects may not be what their text says, and could not be restored from it.
+            if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
+                raise ValueError(
+                    f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}."
+                )
+            typed[what] = {"type": str(names.dtype), "values": words.tolist()}
         folder.parent.mkdir(parents=True, exist_ok=True)
         # In the same folder, so that the rename at the end is one step on one disk.
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -841,12 +841,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             _write_student(self.student_, temporary)
             config = placeless_values(self.config_)
             (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-            names, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
+            columns, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
             described = {
                 "format": _FORMAT,
-                "classes": _typed(self.classes_),
-                "groups": _typed(self.groups_),
-                "feature_names": None if names is None else names.tolist(),
+                **typed,
+                "feature_names": None if columns is None else columns.tolist(),
                 "num_features": self.n_features_in_,
                 "sensitive_feature": None if column is None else column.model_dump(mode="json"),
                 "declaration": read_yaml(Path(self.declaration), as_text=True)

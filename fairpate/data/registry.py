@@ -960,7 +960,14 @@ def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
 
 def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folder: Path, *, reads_private: bool) -> str:
     """A draft for folders of pictures, laid as CLASS/GROUP/PICTURE: each split is a folder."""
-    own, pool = (None if each is None else _levels(each) for each in (file if reads_private else None, public))
+    # The names of the folders between a folder and its pictures, by level.
+    tables = (None if each is None else folder_table(each, each) for each in (file if reads_private else None, public))
+    own, pool = (
+        None
+        if table is None
+        else [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)]
+        for table in tables
+    )
     lines = _opening(file, public, test, folder, "for folders of pictures", kind="images", records="pictures", other="")
     lines.append(f"pictures: {{size: 64, channels: 3}}  {QUESTION} height and width to read, and 1 for grey")
     for place, (what, values) in enumerate({"label": "classes", "group": "values"}.items()):
@@ -974,12 +981,6 @@ def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folde
                 )
                 break
     return "\n".join(lines) + "\n"
-
-
-def _levels(folder: Path) -> list[set[str]]:
-    """The names of the folders between ``folder`` and its pictures, by level."""
-    table = folder_table(folder, folder)
-    return [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)]
 
 
 def _feature_line(column: str, seen: Seen) -> str:
