@@ -673,8 +673,11 @@ def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str,
     }
     private = as_names(splits["private"].person_id)
     for name, split in splits.items():
+        if name == "private":
+            continue
+        persons = as_names(split.person_id).packed
         # Other splits are read without noise: a person in both would not be protected.
-        if name != "private" and (parted := as_names(split.person_id).num_shared(private)):
+        if parted := pc.count_distinct(persons.filter(pc.is_in(persons, value_set=private.packed))).as_py():
             raise DataError(
                 f"Expected a person's records in one split, got {parted:,} with some in the private and some in the "
                 f"{name} split, because the publisher's division parts them; set data.unit=record, which protects "

@@ -296,11 +296,6 @@ class Names(Sequence[str]):
             seen.add(self[row])
         return np.array(again, dtype=np.int64)
 
-    def num_shared(self, others: Names) -> int:
-        """The number of distinct names that are also among ``others``."""
-        shared = self.packed.filter(pc.is_in(self.packed, value_set=others.packed))
-        return int(pc.count_distinct(shared).as_py())
-
     def numbered(self) -> IntArray:
         """The number of each name, counted from 0 in the order of first appearance."""
         numbers: IntArray = self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)

@@ -733,6 +733,7 @@ EventsOfNoise = Callable[[float], Sequence[Event]]
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 2.0**14
 # A step towards less noise aims a factor short of the target, because pricing far too little noise is slow.
 _LARGEST_STRIDE, _CAREFUL = 64.0, 4.0
+_TOLERANCE = 1e-3
 
 
 def least_noise(
@@ -741,10 +742,9 @@ def least_noise(
     target_epsilon: float,
     target_delta: float,
     accounting: Accounting = "rdp",
-    tolerance: float = 1e-3,
     largest_noise: float = _LARGEST_NOISE,
 ) -> float:
-    """The least noise at which ``events_of(noise)`` stay within the target, rounded up by at most ``tolerance`` of it.
+    """The least noise at which ``events_of(noise)`` stay within the target, rounded up by at most a thousandth of it.
 
     More noise must never cost more. Nothing else is assumed about the events: a method with several noises scales them
     by one factor, and one that has already spent something lists it among the events. No noise above ``largest_noise``
@@ -781,8 +781,8 @@ def least_noise(
         noise = ends.get(log_noise) or math.exp(log_noise)
         return math.log(min(max(spent(noise) / target_epsilon, 1e-9), 1e9))
 
-    noise = math.exp(scipy.optimize.brentq(excess, math.log(low), math.log(high), xtol=tolerance / 4))
+    noise = math.exp(scipy.optimize.brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE / 4))
     # The root is found up to a tolerance, on either side; noise is only ever rounded up.
     while spent(noise) > target_epsilon:
-        noise *= 1 + tolerance / 2
+        noise *= 1 + _TOLERANCE / 2
     return noise
