@@ -55,7 +55,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fairpate import __version__
-from fairpate.config_reader import expected
+from fairpate.config import expected
 from fairpate.files import file_version
 from fairpate.pages import HEADERS as PAGE_HEADERS
 from fairpate.pages import render

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config_reader import is_read, shared_settings
+from fairpate.config import is_read
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import decimal, delta_text, epsilon_text, most_often_right, percent, strength
 from fairpate.report.frontier import (
@@ -385,7 +385,14 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
         id(point): {name: value for name, value in point.settings.items() if is_read(name, value, point.settings)}
         for point in points
     }
-    shared = {name: shared_settings([read[id(p)] for p in found]) for name, found in by_series(points).items()}
+    shared = {
+        series_name: {
+            name: value
+            for name, value in read[id(found[0])].items()
+            if all(read[id(point)].get(name, ...) == value for point in found)
+        }
+        for series_name, found in by_series(points).items()
+    }
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
     members = on_frontier(points)
 

@@ -30,7 +30,7 @@ import moocore
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config_reader import flattened
+from fairpate.config import flattened
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.report.metrics import GroupsTold
 from fairpate.types import STOPPED_BY_VOTES, NotionName, Relation, RunRecord, Unit

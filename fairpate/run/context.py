@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fairpate.config_reader import flattened
+from fairpate.config import flattened
 from fairpate.files import PathIn, write_atomically
 from fairpate.types import LabelledSet, PrivacyStatement, Unit, UsageError, UserError, VoteBatch, restored
 from student.card import StudentCard

@@ -46,7 +46,7 @@ from safetensors.numpy import save
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
-from fairpate.config_reader import as_now
+from fairpate.config import as_now
 from fairpate.files import PathIn, write_atomically
 from fairpate.pages import counted, delta_text, epsilon_text
 from fairpate.privacy import accountant

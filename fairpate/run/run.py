@@ -51,8 +51,7 @@ from torch import nn
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
-from fairpate.config import ConfigError, DataConfig, ModelConfig
-from fairpate.config_reader import Override, determining_values, read_yaml, values_digest
+from fairpate.config import ConfigError, DataConfig, ModelConfig, Override, determining_values, read_yaml, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
