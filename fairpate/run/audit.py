@@ -326,8 +326,9 @@ def _records(x: Tensor, y: IntArray, z: IntArray, *, name: str, unit: str = "rec
 
 
 def _joined(one: Split, other: Split) -> Split:
+    joined: dict[str, Any] = {name: torch.cat([getattr(one, name), getattr(other, name)]) for name in "xyz"}
     return Split(
-        **{name: torch.cat([getattr(one, name), getattr(other, name)]) for name in "xyz"},
+        **joined,
         record_id=[*one.record_id, *other.record_id],
         person_id=[*one.person_id, *other.person_id],
     )
