@@ -783,6 +783,7 @@ def simulate_plan(
     from fairpate.sites.simulate import simulate
 
     given = {"--method": method, "--epsilon": epsilon, "--may-vanish": may_vanish, "--may-collude": may_collude}
+    # As words: one party plans with them, as by `fairpate site plan`.
     planning = [str(word) for option, value in given.items() if value is not None for word in (option, value)]
     planning += [word for value in overrides or [] for word in ("--set", value)]
     with waiting("sites"):

@@ -58,7 +58,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -382,14 +382,12 @@ class ResidualVotes(RulesOfRecords):
     def multiplier(self) -> float:
         """The noise multiplier of one Gaussian release that costs as much as all releases, for either kind of
         curvature."""
-
-        def of_plan(curvature: Curvature) -> float:
-            return noise_within(self.target, lambda noise: self.residual_votes.events(noise, curvature))
-
-        chosen = self.residual_votes.curvature
+        settings, kinds = self.residual_votes, get_args(Curvature)
+        if settings.curvature is not None:
+            kinds = (settings.curvature,)
         # Both plans have the same total of squared sensitivity over variance: the prices differ by rounding.
         # The larger noise serves both, because the sums are released before the curvature is chosen.
-        return of_plan(chosen) if chosen else max(of_plan("public"), of_plan("private"))
+        return max(noise_within(self.target, partial(settings.events, curvature=kind)) for kind in kinds)
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
         """Return None where released sums decide how many more releases there are."""

@@ -51,7 +51,7 @@ from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
-from fairpate.config import ConfigError, DataConfig, ModelConfig, Override, determining_values, read_yaml, values_digest
+from fairpate.config import ConfigError, DataConfig, ModelConfig, Override, read_yaml, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -69,6 +69,7 @@ from fairpate.methods.base import (
     Training,
     check_release_of,
     configured,
+    determining_values,
     price,
     resolved,
     stream_seed,

@@ -12,9 +12,10 @@ import torch
 from small_runs import read_json
 
 from aggregator.service.server import ServiceSettings
-from fairpate.config import ConfigError, DataConfig, apply_override, config_digest
+from fairpate.config import ConfigError, DataConfig, apply_override
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods import sf_pate
+from fairpate.methods.base import config_digest
 from fairpate.methods.base import configured as load
 from fairpate.methods.parity import UNKNOWN
 from fairpate.methods.sf_pate import SfPate, with_labels
