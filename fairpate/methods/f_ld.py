@@ -137,17 +137,27 @@ class FldConfig(FairLoopConfig):
 
 
 def parity_of(config: FldConfig, dataset: Dataset, reporter: Reporter | None = None) -> MeanParity:
-    """The parity constraint of ``config`` over the groups of a data set; ``reporter`` is warned of levelling down."""
-    parity = MeanParity(
+    """The parity constraint of ``config`` over the groups of a data set.
+
+    ``reporter`` is warned where equal losses may be reached by raising the loss of the better-served group.
+    """
+    # The loss of a group with share s weighs at least 1 - c / s in what two groups under multipliers up to c minimise
+    # together. Below 0 it is raised. The better-served group may be the smaller one, whose share is private and at most
+    # 1 / 2.
+    cap, num_groups = config.max_multiplier, dataset.num_groups
+    if reporter is not None and config.constraint == "accuracy_parity" and cap * num_groups > 1:
+        reporter.note(
+            "warning",
+            f"multipliers up to {cap:g} may keep accuracy parity by serving the better group worse: above a "
+            "group's share of the records they raise its loss. Look at the accuracy of each group, or keep "
+            f"max_multiplier below the smallest share, which is at most {1 / num_groups:.2g}.",
+        )
+    return MeanParity(
         constraint=config.constraint,
         num_groups=dataset.num_groups,
         num_classes=dataset.num_classes,
         sharpness=config.sharpness,
     )
-    warning = parity.levels_down(config.max_multiplier)
-    if warning is not None and reporter is not None:
-        reporter.note("warning", warning)
-    return parity
 
 
 def train_f_ld(

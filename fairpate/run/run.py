@@ -76,7 +76,6 @@ from fairpate.methods.base import (
     torch_generator,
 )
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.own_votes import resolved as resolved_votes
 from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
@@ -934,7 +933,12 @@ def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: R
     config = configured(values, overrides, method="own_votes")
     assert isinstance(config, OwnVotes)
     config.check()
-    config = config.model_copy(update={"votes": resolved_votes(config.votes)})
+    votes = config.votes
+    assert votes.path is not None
+    # Absolute: the configuration is stored with the run, and read from other folders.
+    places = {"path": votes.path.absolute(), "test": None if votes.test is None else votes.test.absolute()}
+    voters = {"num_voters": read_votes_file(votes).num_voters}
+    config = config.model_copy(update={"votes": votes.model_copy(update=places | voters)})
     if config.votes.features:
         return run_method(config, reporter, with_graph=True)
     dataset = read_votes_file(config.votes).dataset
