@@ -499,7 +499,7 @@ class DpFermi(DpSgdFamily):
         if settings.mode == "sens_public_batches":
             # From the training seed: a public partition needs no secret randomness.
             generator = training.generator(Stream.TRAINING)
-            sampler = PublicPartitions(len(private), round(steps.steps.expected_batch_size), generator)
+            sampler = PublicPartitions(len(private), round(steps.steps.expected_batch_size), generator).next
         with training.reporter.stage(self.method) as advance:
             events = fermi_training(
                 training.model,

@@ -23,7 +23,7 @@ import math
 import re
 import textwrap
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,14 +159,6 @@ def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
         for series in sorted(methods, key=lambda series: (order[methods[series]], series))
         for family, shape, place in [placed[methods[series]]]
     }
-
-
-def by_family(found: Iterable[SeriesStyle]) -> dict[str, list[SeriesStyle]]:
-    """The styles by title of their family of methods."""
-    families: dict[str, list[SeriesStyle]] = {}
-    for look in found:
-        families.setdefault(look.family, []).append(look)
-    return families
 
 
 # Diameters of marks, in pixels of a page.

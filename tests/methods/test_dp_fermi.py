@@ -79,7 +79,7 @@ def train(
         steps,
         config,
         randomness=randomness,
-        sampler=PublicPartitions(len(x), size, generator) if public else None,
+        sampler=PublicPartitions(len(x), size, generator).next if public else None,
         events=(steps.event, *shares.events),
     ).run(averaged_share=config.averaged_share)
     return Trained(model=model, events=events, noise=randomness.label)

@@ -144,17 +144,15 @@ def test_sums_by_parts_and_from_a_mapped_file_are_those_of_all_records_at_once(
     assert none.total(votes_themselves, norm=UNITS**2).shape == (8, 8)
 
 
-@pytest.mark.parametrize("num_persons", [None, 40])
-def test_several_ray_workers_give_the_bits_of_one_process(
-    num_persons: int | None, ray_session: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_ray_workers_give_the_bits_of_one_process(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairpate.methods.residual_votes._AT_ONCE", 64)  # of this process: parts for every worker
-    here, _ = records_of(1000, num_persons, BlockPool())
     with open_pool(RayConfig(num_actors=2, num_cpus=0.5)) as pool:
-        there, _ = records_of(1000, num_persons, pool)
-        np.testing.assert_array_equal(there.phi_NW, here.phi_NW)
-        for left in LEFT.values():
-            np.testing.assert_array_equal(there.total(left, norm=UNITS**2), here.total(left, norm=UNITS**2))
+        for num_persons in (None, 40):
+            here, _ = records_of(1000, num_persons, BlockPool())
+            there, _ = records_of(1000, num_persons, pool)
+            np.testing.assert_array_equal(there.phi_NW, here.phi_NW)
+            for left in LEFT.values():
+                np.testing.assert_array_equal(there.total(left, norm=UNITS**2), here.total(left, norm=UNITS**2))
 
 
 @pytest.mark.parametrize("epsilon", [0.03, 1.0, 8.0])
