@@ -255,20 +255,18 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     features = table.visible(options)
     require_columns(rows, [column for column, _ in features], name)
     x = encode(rows, features, name, faults)
-
-    def coded(coding: Any, what: str) -> Values | None:
-        if coding.column not in rows.column_names:
-            return None
-        found = cells(rows, coding.column, name, faults)
-        return codes_of(found, coding, what, may_lack=what == "class").numpy()
-
-    labels, groups = coded(table.label, "class"), None
+    labels: Values | None = None
+    groups: Values | None = None
+    if table.label.column in rows.column_names:
+        found = cells(rows, table.label.column, name, faults)
+        labels = codes_of(found, table.label, "class", may_lack=True).numpy()
     chosen = table.chosen_groups(options).values()
     if {group.column for group in chosen} <= set(rows.column_names):
         crossed: Values = np.zeros(len(rows), dtype=np.int64)
         for group in chosen:
+            own = codes_of(cells(rows, group.column, name, faults), group, "group").numpy()
             # The last group changes first, as in :meth:`Declaration.group_names`.
-            crossed = crossed * len(group.names) + np.asarray(coded(group, "group"))
+            crossed = crossed * len(group.names) + own
         groups = np.array(table.group_names(options))[crossed]
     faults.require_none()
     person, persons = table.person, None
