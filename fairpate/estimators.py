@@ -52,8 +52,18 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from fairpate.config import ConfigError, PrivacyTarget, Section, nearest
-from fairpate.config_reader import flattened, merge, parse_config, placeless_values, read_yaml
+from fairpate.config import (
+    PLACES,
+    ConfigError,
+    PrivacyTarget,
+    Section,
+    flattened,
+    merge,
+    nearest,
+    parse_config,
+    read_yaml,
+    without,
+)
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration
@@ -837,7 +847,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             _write_student(self.student_, temporary)
-            config = placeless_values(self.config_)
+            config = without(self.config_.model_dump(mode="json"), PLACES)
             (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
             columns, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
             described = {

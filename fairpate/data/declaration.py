@@ -29,8 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, model_validator
 
-from fairpate.config import ConfigError, Count, CountOrZero, Section, nearest
-from fairpate.config_reader import parse_config, read_yaml
+from fairpate.config import ConfigError, Count, CountOrZero, Section, nearest, parse_config, read_yaml
 from fairpate.data.dataset import (
     SEPARATORS,
     DatasetEntry,

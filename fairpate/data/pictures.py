@@ -34,8 +34,7 @@ import pyarrow.compute as pc
 from PIL import Image, UnidentifiedImageError
 from pydantic import BeforeValidator, Field
 
-from fairpate.config import PLACE, Section
-from fairpate.config_reader import read_yaml
+from fairpate.config import PLACE, Section, read_yaml
 from fairpate.data.dataset import (
     LoadedRecords,
     Option,

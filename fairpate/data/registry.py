@@ -39,8 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fairpate.config import DataConfig, nearest
-from fairpate.config_reader import parse_config
+from fairpate.config import DataConfig, nearest, parse_config
 from fairpate.data.dataset import (
     OWN_FILES,
     SET_ASIDE,
