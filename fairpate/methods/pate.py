@@ -296,12 +296,12 @@ def fit_student(
     config: StudentTraining, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
 ) -> nn.Module:
     """Train a student on released labels; ``options`` as :func:`student.student.train_student` takes them."""
-    from fairpate.nn.models import is_convolutional  # imports torch, as the next
+    from fairpate.nn.models import CONVOLUTIONAL  # imports torch, as the next
     from student.student import train_student
 
     threads = torch.get_num_threads()
     # Small dense layers are slower on several threads.
-    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if is_convolutional(config.model) else 1)
+    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if config.model.name in CONVOLUTIONAL else 1)
     try:
         with reporter.stage("student") as advance:
             return train_student(
