@@ -30,6 +30,7 @@ from fairpate.methods.residual_votes import (
     whole_rule,
 )
 from fairpate.privacy import accountant
+from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Released
 from fairpate.terminal import Reporter
@@ -265,5 +266,13 @@ def test_without_noise_the_steps_end_in_the_private_logistic_regression() -> Non
 
 
 def test_noise_above_the_diagonal_has_at_least_half_of_the_priced_variance() -> None:
+    drawn: dict[str, float] = {}
+
+    def draw(exact_RW: Any, *, stddev: float, name: str, **_: Any) -> Any:
+        drawn[name] = stddev
+        return exact_RW
+
     for stddev in np.random.default_rng(0).uniform(1, 1e6, 2000).tolist():
-        assert 2 * Fraction(residual_votes._over_root_two(stddev)) ** 2 >= Fraction(stddev) ** 2
+        residual_votes.noisy_moments(np.zeros((2, 2), dtype=np.int64), stddev, OsEntropy(), draw)
+        assert drawn["squares"] == stddev
+        assert 2 * Fraction(drawn["moments"]) ** 2 >= Fraction(stddev) ** 2
