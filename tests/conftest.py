@@ -280,9 +280,8 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield opened
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Any]:
-    """A PostgreSQL server of the session, started by the first test that asks for it."""
+@contextmanager
+def _postgres() -> Iterator[Any]:
     pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
     if programs() is None:
         pytest.skip("PostgreSQL is not installed")
@@ -291,6 +290,20 @@ def postgres() -> Iterator[Any]:
         Path(folder).chmod(0o755)
         with Server(Path(folder) / "server") as server:
             yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server of the session, started by the first test that asks for it."""
+    with _postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Any]:
+    """A PostgreSQL server that a test may stop; each test leaves it running."""
+    with _postgres() as server:
+        yield server
 
 
 @cache
