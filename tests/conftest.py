@@ -166,7 +166,7 @@ def _services_stop_at_once() -> None:
     """uvicorn would look every tenth of a second whether it should stop, and then wait for another one."""
     import uvicorn.server
 
-    uvicorn.server.asyncio = SimpleNamespace(**{**vars(asyncio), "sleep": lambda s: asyncio.sleep(s / 10)})  # type: ignore[attr-defined]
+    uvicorn.server.asyncio = SimpleNamespace(**{**vars(asyncio), "sleep": lambda s: asyncio.sleep(s / 4)})  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", autouse=True)
