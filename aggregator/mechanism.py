@@ -134,10 +134,8 @@ class Mechanism(ABC):
     def realised_rdp(self, votes_QC: IntArray, orders_A: FloatArray) -> FloatArray:
         """Return the Renyi curve of each of these queries, shape (Q, A), for the operator alone."""
         event = self.realised(votes_QC)
-        price_each = accountant.rdp_of_each_data_dependent
-        # A registered type has a function of its own; all others share the one that refuses.
-        if price_each.dispatch(type(event)) is not price_each.dispatch(object):
-            return price_each(event, orders_A)
+        if isinstance(event, accountant.ConfidentGnmaxVotes):
+            return accountant.rdp_of_each_data_dependent(event, orders_A)
         # One by one; where votes do not matter, all queries have the curve of one.
         rows = votes_QC[:, None] if event.data_dependent else votes_QC[:1, None]
         curves = [accountant.rdp_data_dependent([self.realised(row_1C)], orders_A) for row_1C in rows]

@@ -19,8 +19,7 @@ from typing import Any
 import measured
 import torch
 
-from fairpate.config import RayConfig
-from fairpate.config_reader import determining_values, flattened
+from fairpate.config import RayConfig, determining_values, flattened
 from fairpate.data import load_data
 from fairpate.fairness import rates
 from fairpate.run.compare import run_cell, train_and_vote, votes_name

@@ -20,8 +20,7 @@ import numpy as np
 import papers
 
 from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax
-from fairpate.config import RayConfig
-from fairpate.config_reader import config_digest, merge, read_yaml
+from fairpate.config import RayConfig, config_digest, merge, read_yaml
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import dp_one_vs_rest
 from fairpate.methods.base import configured

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fairpate.config_reader import apply_override, config_digest, merge, read_yaml
+from fairpate.config import apply_override, config_digest, merge, read_yaml
 from fairpate.data import load_data
 from fairpate.methods.base import DEFAULT, Method, configured
 from fairpate.pages import epsilon_text

@@ -55,10 +55,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fairpate import __version__
-from fairpate.config_reader import expected
+from fairpate.config import expected
 from fairpate.files import file_version
 from fairpate.pages import HEADERS as PAGE_HEADERS
-from fairpate.pages import api_page
+from fairpate.pages import render
 from fairpate.types import UserError
 
 _MAX_FAULTS = 10
@@ -476,7 +476,7 @@ def new_app(
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return Response(api_page(app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
+        return Response(render("api.html", document=app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
 
     describe = app.openapi
 

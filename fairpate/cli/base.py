@@ -33,8 +33,16 @@ import typer
 from typer.models import ParameterInfo
 
 from fairpate import __version__, terminal
-from fairpate.config import ConfigError, DataConfig, nearest
-from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
+from fairpate.config import (
+    ConfigError,
+    DataConfig,
+    Override,
+    apply_override,
+    expected,
+    flattened,
+    nearest,
+    parse_config,
+)
 from fairpate.types import UsageError, UserError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -194,6 +202,7 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
 
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141  # 128 + SIGINT and SIGPIPE, as shells report them
+_RESUMES = "Interrupted; finished stages are kept, and the same command resumes from them."
 _REMEDIES = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space there",
@@ -220,7 +229,7 @@ def exit_with_code(app: typer.Typer) -> None:
                 if ending.number is None:
                     raise
         if ending.number is not None:
-            code = _interrupted(128 + ending.number)
+            code = terminal.fail(_RESUMES, code=128 + ending.number)
     if code:
         sys.exit(code)
 
@@ -250,11 +259,7 @@ def _exit_code(app: typer.Typer, *, is_help: bool) -> int:
             terminal.tell_program(f"{type(error).__name__}: {error}")
             raise
         return terminal.fail(_message(error), code=2 if is_bad_usage else 1)
-    return _interrupted(code) if code == _INTERRUPTED else code
-
-
-def _interrupted(code: int) -> int:
-    return terminal.fail("Interrupted; finished stages are kept, and the same command resumes from them.", code=code)
+    return terminal.fail(_RESUMES, code=code) if code == _INTERRUPTED else code
 
 
 def _message(error: Any) -> str:

@@ -18,8 +18,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperOption
 
 from fairpate.cli import base
-from fairpate.config import ConfigError, fair_rule
-from fairpate.config_reader import Override, read_yaml
+from fairpate.config import ConfigError, Override, fair_rule, read_yaml
 from fairpate.files import check_output_file, check_output_folder
 from fairpate.terminal import Output, Reporter, facts, waiting
 from fairpate.types import DEFAULT_NOTION, UsageError

@@ -24,7 +24,7 @@ from fairpate.cli import base
 from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output_file, check_output_folder, write_atomically
 from fairpate.pages import delta_text
-from fairpate.terminal import Output, Reporter, facts, is_for_program, say, waiting
+from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, say, waiting
 from fairpate.types import READING_TELLS, UNITS, UsageError, strict
 
 data_app = base.Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
@@ -36,13 +36,17 @@ def list_data(data_dir: base.DataDir = None) -> Output:
     # A mistyped folder would look like one without any files.
     if data_dir is not None and not data_dir.is_dir():
         raise ConfigError(f"--data-dir: {data_dir} is not a folder; give the folder with the publishers' files.")
-    from fairpate.cli.summaries import listing_table
     from fairpate.data import list_datasets
 
-    listings = list_datasets(data_dir or _data_dir_from_environment())
-    fields = ("name", "task", "sensitive", "rows", "licence")
-    found = [{name: getattr(each.entry, name) for name in fields} | {"here": each.present} for each in listings]
-    return Output(facts={"data_sets": found}, words=listing_table(listings))
+    table = listing("name", "task", "sensitive attribute", "records", "licence", "here")
+    found = []
+    for each in list_datasets(data_dir or _data_dir_from_environment()):
+        entry, here = each.entry, "yes" if each.present else "no"
+        rows = "" if entry.rows is None else f"{entry.rows:,}"
+        table.add_row(entry.name, entry.task, entry.sensitive, rows, entry.licence, here)
+        known = {name: getattr(entry, name) for name in ("name", "task", "sensitive", "rows", "licence")}
+        found.append(known | {"here": each.present})
+    return Output(facts={"data_sets": found}, words=table)
 
 
 @data_app.command("fetch")
@@ -271,6 +275,9 @@ def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)
         return last_charges(path, last)
 
 
+_DELTA = "--delta: expected 0 < delta < 1, got {}."
+
+
 @ledger_app.command("total")
 def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
     """Print what all your releases on each data set cost together: runs, comparisons and services.
@@ -281,7 +288,8 @@ def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
     """
     from fairpate.run.serve import describe_totals
 
-    _checked_delta(delta)
+    if not 0 < delta < 1:
+        raise ConfigError(_DELTA.format(delta))
     with waiting("total"):
         return describe_totals(data=data, delta=delta)
 
@@ -299,7 +307,8 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
     from fairpate.data import REGISTRY
     from fairpate.run.release_log import Odometer
 
-    _checked_delta(delta)
+    if not 0 < delta < 1:
+        raise ConfigError(_DELTA.format(delta))
     odometer = Odometer()
     released = dict.fromkeys(total.unit for total in odometer.totals(delta=delta) if total.data == data)
     units = dict.fromkeys((*UNITS, *released))  # also declared ones, of votes made elsewhere
@@ -326,11 +335,6 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
         facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},
         words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta_text(delta)}{counted}",
     )
-
-
-def _checked_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ConfigError(f"--delta: expected 0 < delta < 1, got {delta}.")
 
 
 def _settings(

@@ -487,7 +487,14 @@ def read_embedding(path: Path) -> Embedding:
                 ],
                 coordinates_ME=tensors["graph.coordinates_ME"].numpy(),
             )
-            _require_exact(graph)
+            for copy in graph.copies:
+                half_K = np.floor(np.square(copy.others_KD, dtype=np.float64).sum(axis=1) / 2)
+                # A norm after rounding: half a unit more for each number.
+                most = (_LARGEST_NORM + math.sqrt(copy.others_KD.shape[1])) ** 2 / 2
+                if not 0 < copy.scale < math.inf or (half_K > most).any() or (half_K != copy.half_squares_K).any():
+                    raise ValueError("expected a graph of whole numbers whose distances are exact")  # noqa: TRY301
+            if not np.isfinite(graph.coordinates_ME).all():
+                raise ValueError("expected a graph of finite coordinates")  # noqa: TRY301
         if not 0 < values["radius"] < math.inf:
             raise ValueError(f"expected a positive radius, got {values['radius']}")  # noqa: TRY301 - reported below
         return Embedding(
@@ -502,18 +509,6 @@ def read_embedding(path: Path) -> Embedding:
             raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
         text = " ".join(str(error).split())
         raise EmbeddingFileError(f"{path}: not a readable embedding ({text}); restore it from a copy.") from error
-
-
-def _require_exact(graph: Graph) -> None:
-    """Raise ValueError unless distances to the graph's public records are exact, as :class:`Nearness` makes them."""
-    for copy in graph.copies:
-        half_K = np.floor(np.square(copy.others_KD, dtype=np.float64).sum(axis=1) / 2)
-        # A norm after rounding: half a unit more for each number.
-        most = (_LARGEST_NORM + math.sqrt(copy.others_KD.shape[1])) ** 2 / 2
-        if not 0 < copy.scale < math.inf or (half_K > most).any() or (half_K != copy.half_squares_K).any():
-            raise ValueError("expected a graph of whole numbers whose distances are exact")
-    if not np.isfinite(graph.coordinates_ME).all():
-        raise ValueError("expected a graph of finite coordinates")
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

@@ -220,19 +220,15 @@ class Names(Sequence[str]):
     its text, and the names of a large table are in a file.
     """
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] | pa.LargeStringArray = ()) -> None:
+        if isinstance(names, pa.LargeStringArray):
+            self.packed = names
+            return
         gathered = GatheredNames()
         remaining = iter(names)
         while block := list(islice(remaining, _AT_ONCE)):
             gathered.append(block)
-        self.packed: pa.LargeStringArray = gathered.names().packed
-
-    @classmethod
-    def of(cls, packed: pa.LargeStringArray) -> Names:
-        """Return names from an array that is packed already."""
-        names = cls.__new__(cls)
-        names.packed = packed
-        return names
+        self.packed = gathered.names().packed
 
     def __len__(self) -> int:
         return len(self.packed)
@@ -243,7 +239,7 @@ class Names(Sequence[str]):
     def __getitem__(self, row: slice) -> Names: ...
     def __getitem__(self, row: int | slice) -> str | Names:
         if isinstance(row, slice):
-            return Names.of(self.packed[row])
+            return Names(self.packed[row])
         name: str = self.packed[row].as_py()
         return name
 
@@ -300,11 +296,6 @@ class Names(Sequence[str]):
             seen.add(self[row])
         return np.array(again, dtype=np.int64)
 
-    def num_shared(self, others: Names) -> int:
-        """The number of distinct names that are also among ``others``."""
-        shared = self.packed.filter(pc.is_in(self.packed, value_set=others.packed))
-        return int(pc.count_distinct(shared).as_py())
-
     def numbered(self) -> IntArray:
         """The number of each name, counted from 0 in the order of first appearance."""
         numbers: IntArray = self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)
@@ -346,4 +337,4 @@ class GatheredNames:
     def names(self) -> Names:
         ends = self._ends.array()
         text = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(self._text.array()))
-        return Names.of(text)
+        return Names(text)

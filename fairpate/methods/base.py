@@ -50,6 +50,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from fairpate.config import (
     BACKBONES,
+    LEARNING_FIELDS,
     PLACE,
     REMEDY,
     AugmentConfig,
@@ -62,6 +63,7 @@ from fairpate.config import (
     ModelConfig,
     NetworkConfig,
     Noise,
+    Override,
     PrivacyTarget,
     PublicDataConfig,
     Section,
@@ -73,17 +75,14 @@ from fairpate.config import (
     TeachersTraining,
     Terms,
     TrainingConfig,
-    may_run,
-    named_object,
-    nearest,
-)
-from fairpate.config_reader import (
-    Override,
     apply_override,
     determining_values,
     flattened,
+    may_run,
     merge,
     moved,
+    named_object,
+    nearest,
     parse_config,
     read_yaml,
     unread_because_of,
@@ -311,14 +310,6 @@ def noise_within(target: PrivacyTarget, events_of: Callable[[float], Sequence[Ev
     )
 
 
-def private_randomness(noise: str, seed: int) -> PrivateRandomness:
-    """The randomness that a configuration's ``noise`` names; ``seed`` is read for ``seeded`` only."""
-    # With torch, which reading a configuration does not need.
-    from fairpate.nn.private_fit import OsRandomness, SeededRandomness
-
-    return SeededRandomness(seed) if noise == "seeded" else OsRandomness()
-
-
 class NoisySum(Protocol):
     """Draws noisy sums of tables of whole numbers over several sites; this process holds the table of one site."""
 
@@ -530,7 +521,7 @@ class Method(Section):
         off. Digests leave them out."""
         if self.has_student or self.public_data.self_label is not None:
             return {}
-        return dict.fromkeys(StudentConfig.learning_fields(), "public_data.self_label")
+        return dict.fromkeys(LEARNING_FIELDS, "public_data.self_label")
 
     def check(self) -> None:
         """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
@@ -644,14 +635,17 @@ class PrivateMethod(Method):
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
         """The source of secret samples and Gaussian noise."""
-        return private_randomness(self.noise, stream_seed(self.seed, stream))
+        # With torch, which reading a configuration does not need.
+        from fairpate.nn.private_fit import OsRandomness, SeededRandomness
+
+        return SeededRandomness(stream_seed(self.seed, stream)) if self.noise == "seeded" else OsRandomness()
 
     @property
     def source(self) -> NoiseSource:
         # Anybody with the configuration can draw seeded noise again and subtract it.
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
-    def require_replacing(self) -> None:
+    def check(self) -> None:
         """Raise ConfigError for a relation that no sensitive attribute has, if the attribute alone is protected."""
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
@@ -676,16 +670,6 @@ class PrivateMethod(Method):
                 f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
                 "logistic."
             )
-
-
-class AttributeMethod(PrivateMethod):
-    """A private method that treats features and labels as public."""
-
-    protects_attribute_only: ClassVar[bool] = True
-
-    def check(self) -> None:
-        """Raise ConfigError for a target under another relation."""
-        self.require_replacing()
 
 
 class ReleasingMethod(PrivateMethod):

@@ -140,11 +140,6 @@ class MatrixGame:
         two_largest_E2 = np.sort(self._scale_EG1[:, :, 0], axis=1)[:, -2:]
         return float(np.linalg.norm(two_largest_E2, axis=1).max())
 
-    def to(self, device: torch.device) -> None:
-        """Move sums and coefficients to the device of the model, where predictions are made."""
-        for name in ("_sums_KC", "pull_KC", "common_pull_KC", "own_pull_KC"):
-            setattr(self, name, getattr(self, name).to(device))
-
     def observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
         """Add the predictions of a part of the batch to the sums that the next :meth:`ascend` uses and clears.
 
@@ -179,19 +174,16 @@ class MatrixGame:
         shrink_E11 = self.radius / np.maximum(norm_E11, self.radius)
         self.matrix_EGC = shrink_E11 * matrix_EGC
         # shrink^2 times the cost is that of the shrunk matrix, without squaring it again.
-        self._write(
-            self.pull_KC, self.weight * (self._scale_EG1 * self.matrix_EGC - shrink_E11 * shrink_E11 * cost_E1C)
-        )
+        pull_EGC = self.weight * (self._scale_EG1 * self.matrix_EGC - shrink_E11 * shrink_E11 * cost_E1C)
+        self.pull_KC[self.num_classes :] = torch.from_numpy(pull_EGC.reshape(-1, self.num_classes))
 
     def split_pulls(self) -> None:
         """Update the two parts of ``pull_KC``: ``own_pull_KC`` is the part that depends on the group (coefficients less
         their mean over groups), ``common_pull_KC`` is the rest."""
         gain_EGC = self._scale_EG1 * self.matrix_EGC
-        self._write(self.own_pull_KC, self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True)))
+        own_EGC = self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True))
+        self.own_pull_KC[self.num_classes :] = torch.from_numpy(own_EGC.reshape(-1, self.num_classes))
         torch.sub(self.pull_KC, self.own_pull_KC, out=self.common_pull_KC)
-
-    def _write(self, table_KC: Tensor, values_EGC: FloatArray) -> None:
-        table_KC[self.num_classes :] = torch.from_numpy(values_EGC.reshape(-1, self.num_classes))
 
 
 class FermiLoss:
@@ -272,7 +264,9 @@ def fermi_training(
     # A configuration is read without torch.
     from fairpate.nn.private_fit import GaussianNoise, PrivateTraining, StepPlan, training_device
 
-    game.to(training_device(model))
+    # Sums and coefficients are where predictions are made.
+    for name in ("_sums_KC", "pull_KC", "common_pull_KC", "own_pull_KC"):
+        setattr(game, name, getattr(game, name).to(training_device(model)))
     hides_group_alone = config.mode != "all"
     noise, plan_of = GaussianNoise(randomness), steps.steps
     rate = config.matrix_learning_rate / plan_of.expected_batch_size
@@ -480,10 +474,6 @@ class DpFermi(DpSgdFamily):
         declared = {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
         return super().unread | declared
 
-    def check(self) -> None:
-        """Raise ConfigError for a target under adding or removing a record where only the attribute is protected."""
-        self.require_replacing()
-
     def train(self, training: Training) -> Trained:
         """Release the group shares, then train model and matrices against each other."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
@@ -515,7 +505,7 @@ class DpFermi(DpSgdFamily):
         if settings.mode == "sens_public_batches":
             # From the training seed: a public partition needs no secret randomness.
             generator = training.generator(Stream.TRAINING)
-            sampler = PublicPartitions(len(private), round(steps.steps.expected_batch_size), generator)
+            sampler = PublicPartitions(len(private), round(steps.steps.expected_batch_size), generator).next
         with training.reporter.stage(self.method) as advance:
             events = fermi_training(
                 training.model,

@@ -80,7 +80,7 @@ from fairpate.config import (
 from fairpate.data import Dataset
 from fairpate.methods.base import (
     NO_NOISE,
-    AttributeMethod,
+    PrivateMethod,
     Progress,
     Trained,
     Training,
@@ -193,7 +193,7 @@ def train_f_ld(
     def gradients(rows: Tensor, _: float) -> list[Tensor]:
         outputs, labels, cells_B = model(descent.features(rows)), y[rows], cells[rows]
         loss = functional.cross_entropy(outputs, labels)
-        if ascent.is_active:
+        if ascent.multipliers_UGK.any():
             here_UG = parity.group_sizes(cells_B)
             values = parity.values(outputs, labels)
             # A size of 0 counts as 1: a NaN in the branch that `where` leaves out would still reach the gradient.
@@ -277,11 +277,6 @@ class Ascent:
         # A cap of 0 leaves all multipliers at 0.
         cap = config.max_multiplier
         self._ascent = DualAscent(size, learning_rate=config.dual_step, cap=cap) if cap else None
-
-    @property
-    def is_active(self) -> bool:
-        """True where any multiplier is not 0."""
-        return bool(self.multipliers_UGK.any())
 
     def step(self, violations_UGK: Tensor) -> None:
         """Raise the multipliers along the signed violations."""
@@ -496,7 +491,7 @@ def train_pf_ld(
         # By the number that the batch represents: the real size of a secret sample is private.
         scale = 1 / (share * len(y))
         # While no multiplier is at work no group is read, and the slopes' sensitivity is 0.
-        if not ascent.is_active:
+        if not ascent.multipliers_UGK.any():
             total = guided.cross_entropy(x_B, y_B)
             torch._foreach_mul_(total, scale)
             return total
@@ -583,11 +578,12 @@ def sampling_rate(config: PfLdConfig, num_records: int) -> float:
     return min(1.0, config.batch_size / num_records)
 
 
-class PfLd(AttributeMethod):
+class PfLd(PrivateMethod):
     """Noise is calibrated to the target, which protects one sensitive attribute."""
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper
+    protects_attribute_only: ClassVar[bool] = True
 
     method: str = "pf_ld"
     pf_ld: PfLdConfig = PfLdConfig()

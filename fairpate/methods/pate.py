@@ -361,11 +361,6 @@ class Spending:
         verdicts = [charges[-1].outcome.verdict for charges in self.charges_Q if charges[-1].outcome is not None]
         return ["answered" if verdict == "answer" else verdict for verdict in verdicts]
 
-    @property
-    def num_reservations(self) -> int:
-        """Number of charged queries, including those that a crash left open."""
-        return sum(len(charges) for charges in self.charges_Q)
-
     def submitted(self, start: int, stop: int) -> Event:
         """The event of queries start .. stop - 1 at the cost fixed before they were asked: every reservation in
         full."""
@@ -423,7 +418,9 @@ class ReleasePlan:
     """All that fixes a release of labels before the first vote: a ``method`` with its settings, the ``dataset`` as its
     voters see it, and the public records that are the ``queries``.
 
-    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``unit``: the change that moves one vote.
+    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``unit``: the change that moves one vote;
+    ``source``: where noise comes from; ``counted_beforehand``: how many queries are counted although released labels
+    may decide to submit fewer, 0 without such a decision.
     """
 
     method: VotingMethod
@@ -432,20 +429,12 @@ class ReleasePlan:
     mechanism: Mechanism
     budget: BudgetConfig | None
     unit: Unit
-
-    @property
-    def source(self) -> NoiseSource:
-        """The source of noise."""
-        return OsEntropy() if self.method.noise == "os_entropy" else SeededSource(self.method.seed)
+    source: NoiseSource
+    counted_beforehand: int
 
     def worst_case(self, num_queries: int) -> Event:
         """The cost of ``num_queries`` for any votes, for the unit that is protected."""
         return of_teachers(self.mechanism.worst_case(num_queries), self.unit)
-
-    @property
-    def counted_beforehand(self) -> int:
-        """Number of queries counted although released labels may decide to submit fewer; 0 without such a decision."""
-        return (self.method.aggregator.num_queries or 0) if self.method.queries.admission is not None else 0
 
     def count_fitting(self) -> int:
         """The number of planned queries that the budget has room for; all of them if that depends on votes.
@@ -576,7 +565,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
     """
     by_service = len(result.replies) < len(spending.charges_Q)
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
-    num_planned = spending.num_reservations
+    num_planned = sum(len(charges) for charges in spending.charges_Q)
     if plan.method.queries.admission is not None:
         # Released labels may have made the rounds submit fewer than configured. A reservation that a crash left open
         # counts unchanged: no label decides over a crash.
@@ -761,7 +750,14 @@ class VotingMethod(Method):
             # The target limits the ledger as well: a service that asks after the run may not pass it.
             budget = BudgetConfig(epsilon=target.epsilon)
         return ReleasePlan(
-            method=self, dataset=asked, queries=queries, mechanism=mechanism, budget=budget, unit=self.unit_of(asked)
+            method=self,
+            dataset=asked,
+            queries=queries,
+            mechanism=mechanism,
+            budget=budget,
+            unit=self.unit_of(asked),
+            source=OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed),
+            counted_beforehand=0 if self.queries.admission is None else self.aggregator.num_queries or 0,
         )
 
     def planned_queries(self, queries: Split) -> int:

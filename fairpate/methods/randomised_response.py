@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
-from fairpate.methods.base import AttributeMethod, Stream, Trained, Training
+from fairpate.methods.base import PrivateMethod, Stream, Trained, Training
 from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, GameRules, Mixing, fair_mixing, fit_mixture
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import FloatArray, ParityCells, ParityConfig, require_codes
@@ -137,11 +137,12 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
     return learn
 
 
-class RandomisedResponse(AttributeMethod):
+class RandomisedResponse(PrivateMethod):
     """Local differential privacy for one sensitive attribute: the method learns from the reported groups only."""
 
     title: ClassVar[str] = "randomised response"
     paper: ClassVar[str] = "Mozannar et al. 2020"
+    protects_attribute_only: ClassVar[bool] = True
 
     method: str = "randomised_response"
     randomised_response: RandomisedResponseConfig = RandomisedResponseConfig()

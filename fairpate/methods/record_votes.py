@@ -552,7 +552,9 @@ ONE_RECORD = int(_CONSTANT / _LENGTH * (UNITS - 1))
 """The first number of every vote, so that a sum of votes counts records."""
 _AT_ONCE = 8192
 _COMPARED = 2000  # public records, with one another
-_MOST_STEPS = 500
+# Of convex functions that return their value and gradient. The last step is taken if steps run out: it is
+# post-processing, and no guarantee rests on the minimum.
+_SOLVER: dict[str, Any] = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": 500}}
 
 
 class VectorsConfig(TaughtConfig):
@@ -723,11 +725,6 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
     # The sum over C classes carries C independent noises.
     weights_M = balancing_weights(phi_MW, moments_CW.sum(axis=0), ridge=noise * math.sqrt(len(moments_CW)))
     rule_CW = matched_rule(phi_MW, moments_CW, weights_M, ridge=ridge * noise)
-    return labels_of_rule(rule_CW, phi_MW)
-
-
-def labels_of_rule(rule_CW: DoubleArray, phi_MW: DoubleArray) -> PoolLabels:
-    """The pool's labels by the linear rule (C, W)."""
     return labels_of_chances(softmax(phi_MW @ rule_CW.T, axis=1))
 
 
@@ -761,7 +758,7 @@ def balancing_weights(phi_MW: DoubleArray, mean_W: DoubleArray, *, ridge: float)
         value = logsumexp(scores_M) - tilt_W @ mean_W + ridge / 2 * tilt_W @ tilt_W
         return float(value), softmax(scores_M) @ phi_MW - mean_W + ridge * tilt_W
 
-    weights_M: DoubleArray = softmax(phi_MW @ _minimum(objective, np.zeros(len(mean_W))))
+    weights_M: DoubleArray = softmax(phi_MW @ minimize(objective, np.zeros(len(mean_W)), **_SOLVER).x)
     return weights_M
 
 
@@ -776,11 +773,5 @@ def matched_rule(phi_MW: DoubleArray, moments_CW: DoubleArray, weights_M: Double
         slope_CW = (softmax(scores_MC, axis=1) * weights_M[:, None]).T @ phi_MW - moments_CW + ridge * rule_CW
         return float(value), slope_CW.ravel()
 
-    return _minimum(objective, np.zeros(moments_CW.size)).reshape(moments_CW.shape)
-
-
-def _minimum(objective: Callable[[DoubleArray], tuple[float, DoubleArray]], start: DoubleArray) -> DoubleArray:
-    """Minimise a convex function that returns its value and gradient."""
-    # The last step is taken if steps run out: it is post-processing, and no guarantee rests on the minimum.
-    found: DoubleArray = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS}).x
-    return found
+    rule_CW: DoubleArray = minimize(objective, np.zeros(moments_CW.size), **_SOLVER).x.reshape(moments_CW.shape)
+    return rule_CW

@@ -63,6 +63,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
+from scipy.special import softmax
 from torch import Tensor
 
 from fairpate.config import ConfigError, Count, NetworkConfig, Positive, RayConfig, StudentConfig
@@ -79,7 +80,6 @@ from fairpate.methods.record_votes import (
     WeightedBallot,
     balancing_weights,
     labels_of_chances,
-    labels_of_rule,
     matched_rule,
     rule_network,
     with_noise,
@@ -472,7 +472,8 @@ class ResidualVotes(RulesOfRecords):
         """Publish the last rule itself, or train a student on its labels of the public pool where settings ask for
         one."""
         rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
-        trained = self.published(training, released, rule_CW, labels_of_rule(rule_CW, pool_MW / UNITS))
+        said = labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
+        trained = self.published(training, released, rule_CW, said)
         pool = f"{len(pool_MW):,} public records"
         moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
         model = "the linear rule itself" if trained.architecture else f"a student, taught by {pool}"
@@ -494,18 +495,14 @@ def noisy_moments(
         return with_noise(exact_RW, stddev=stddev, source=source, row=f"{name}, class")
 
     draw = noisy_sum or here
-    # Only noise lies on and below the diagonal of this sum; it belongs to no number and is left out.
-    above = np.triu(draw(np.triu(exact_WW, 1), stddev=_over_root_two(stddev), name="moments"), 1)
-    (diagonal,) = draw(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
-    return above + above.T + np.diag(diagonal)
-
-
-def _over_root_two(stddev: float) -> float:
     less = math.nextafter(stddev / math.sqrt(2), math.inf)
     # The quotient is rounded too: a float lower, the variance would be less than half of what is priced.
     while 2 * Fraction(less) ** 2 < Fraction(stddev) ** 2:
         less = math.nextafter(less, math.inf)
-    return less
+    # Only noise lies on and below the diagonal of this sum; it belongs to no number and is left out.
+    above = np.triu(draw(np.triu(exact_WW, 1), stddev=less, name="moments"), 1)
+    (diagonal,) = draw(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
+    return above + above.T + np.diag(diagonal)
 
 
 def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:

@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fairpate.config import GnmaxConfig, Section, StudentConfig
+from fairpate.config import LEARNING_FIELDS, GnmaxConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import as_names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
@@ -76,7 +76,7 @@ class SfPate(PateFamily):
         if self.sf_pate.variant == "sf_s":
             # Teachers read how all are trained.
             read, has_student = ("augment", "training"), self.public_data.self_label is not None
-            unread = [field for field in StudentConfig.learning_fields() if field not in read and not has_student]
+            unread = [field for field in LEARNING_FIELDS if field not in read and not has_student]
         return dict.fromkeys(unread, "sf_pate.variant")
 
     @property

@@ -41,7 +41,7 @@ from typing import Any, Literal, get_args
 import jinja2
 import yaml
 
-from fairpate.config_reader import read_yaml, values_digest
+from fairpate.config import read_yaml, values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import PathIn, check_output_file, write_atomically
 from fairpate.pages import decimal, delta_text, epsilon_text, least_wrong, most_detected, percent

@@ -32,8 +32,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig
-from fairpate.config_reader import determining_values, values_digest
+from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig, determining_values, values_digest
 from fairpate.data import Dataset, load_data, load_once
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically

@@ -27,8 +27,7 @@ import numpy as np
 import yaml
 
 from fairpate import __version__
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import config_digest, determining_values, read_yaml
+from fairpate.config import ConfigError, DataConfig, config_digest, determining_values, read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding

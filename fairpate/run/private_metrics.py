@@ -201,7 +201,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     )
     # The accuracy in other orders would reveal the one that is not shown.
     if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
-        spread = spread.without_accuracy()
+        spread = replace(spread, orders=tuple(replace(order, accuracy=math.nan) for order in spread.orders))
     return Assessment(
         evaluations={"student with IDP3": headline, "student without refusals": unrefused},
         measured_N=measured,

@@ -51,8 +51,7 @@ from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
-from fairpate.config import ConfigError, DataConfig, ModelConfig
-from fairpate.config_reader import Override, determining_values, read_yaml, values_digest
+from fairpate.config import ConfigError, DataConfig, ModelConfig, Override, determining_values, read_yaml, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -117,7 +116,6 @@ from fairpate.run.release_log import (
     save_release,
     spent,
     standing_remarks,
-    take_choice,
     take_release,
 )
 from fairpate.terminal import Reporter, listing
@@ -984,8 +982,7 @@ def _opened(
         if dataset.embedding is not None and not run.embedding.exists():
             save_embedding(dataset.embedding, run.embedding)  # it made the features that the student will read
         if release_of is not None:
-            take_release(run, release_of)
-            take_choice(run, release_of, values_digest(config.settings_without()))
+            take_release(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
         # A quiet run that nobody is asked about needs no words.

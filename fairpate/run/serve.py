@@ -91,7 +91,7 @@ from fairpate.methods.pate import (
     place_of,
     state_for_service,
 )
-from fairpate.pages import delta_text, epsilon_text
+from fairpate.pages import delta_text
 from fairpate.run.context import (
     RunDirectory,
     RunDirectoryError,
@@ -102,7 +102,7 @@ from fairpate.run.context import (
     write_json,
 )
 from fairpate.run.folder import as_trained, finished_run, load_for, open_run_directory, record_data
-from fairpate.run.release_log import LedgerMeter, Odometer, OdometerError, ReleaseLog, state_folder
+from fairpate.run.release_log import COLUMNS, LedgerMeter, Odometer, OdometerError, ReleaseLog, state_folder
 from fairpate.terminal import Output, listing, require_extra, say, show
 from fairpate.types import UsageError, UserError
 
@@ -717,15 +717,9 @@ def describe_totals(*, data: str | None, delta: float) -> Output:
         raise OdometerError(
             f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."
         )
-    at = f"epsilon at {delta_text(delta)}"
-    table = listing(
-        "data set", "unit", "relation", "releases", f"{at}, fixed beforehand", "adaptive", "limit", "not private"
-    )
+    table = listing(*(name.replace("epsilon", f"epsilon at {delta_text(delta)}") for name in COLUMNS))
     for total in totals:
-        limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
-        sums = (epsilon_text(total.epsilon), epsilon_text(total.epsilon_adaptive))
-        counts = (str(total.releases), *sums, limit, str(total.not_private))
-        table.add_row(total.data, total.unit, total.relation, *counts)
+        table.add_row(*total.cells)
     return Output(facts={"totals": totals}, words=table)
 
 

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import flattened, read_yaml
+from fairpate.config import ConfigError, DataConfig, flattened, read_yaml
 from fairpate.sites.secure_sum import ENDED, Draw, PublicKeys, SiteKey, SumError
 from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 

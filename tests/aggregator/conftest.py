@@ -16,6 +16,13 @@ def path(tmp_path):
 
 
 @pytest.fixture
+def short_pauses(monkeypatch):
+    """A service tries again, looks again and prices again a tenth of a second later."""
+    for place in ("writer._REOPEN_PAUSE_S", "writer._SHARED_S", "api._ANALYSTS_AGE_S", "api._OPERATORS_AGE_S"):
+        monkeypatch.setattr(f"aggregator.service.{place}", 0.1)
+
+
+@pytest.fixture
 def service(tmp_path):
     """``service(**settings)`` starts one service and returns its URL; all are stopped after the test."""
     with contextlib.ExitStack() as stack:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import fairpate
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import config_digest
+from fairpate.config import ConfigError, DataConfig, config_digest
 from fairpate.data import DataError, Dataset
 from fairpate.methods.base import configured
 

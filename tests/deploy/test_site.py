@@ -25,7 +25,7 @@ import ten_minutes  # noqa: E402
 
 import fairpate  # noqa: E402
 from fairpate.cli.summaries import as_yaml, fields_of  # noqa: E402
-from fairpate.config_reader import config_digest  # noqa: E402
+from fairpate.config import config_digest  # noqa: E402
 from fairpate.methods.base import all_methods, resolved  # noqa: E402
 from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairpate.config import ConfigError, SweepConfig
-from fairpate.config_reader import config_digest, parse_config
+from fairpate.config import ConfigError, SweepConfig, config_digest, parse_config
 from fairpate.methods.base import Method, method_names, resolved
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 

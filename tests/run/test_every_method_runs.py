@@ -12,8 +12,7 @@ from each_method import ASKING, ATTRIBUTE, METHODS, RANDOMISED, UNPROTECTED, con
 from rich.console import Console
 from small_runs import FILES, QUIET, read_json
 
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import apply_override, config_digest
+from fairpate.config import ConfigError, DataConfig, apply_override, config_digest
 from fairpate.data import find_entry, load_data
 from fairpate.methods.base import ReleasingMethod, configured, find_method
 from fairpate.methods.raco_dp import named_constraints

@@ -3,7 +3,7 @@
 import pytest
 from small_runs import run
 
-from fairpate.config_reader import config_digest
+from fairpate.config import config_digest
 from fairpate.files import StorageError
 from fairpate.run.context import RunDirectoryError
 from fairpate.run.folder import create_run_directory

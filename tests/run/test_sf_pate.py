@@ -12,8 +12,7 @@ import torch
 from small_runs import read_json
 
 from aggregator.service.server import ServiceSettings
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import apply_override, config_digest
+from fairpate.config import ConfigError, DataConfig, apply_override, config_digest
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods import sf_pate
 from fairpate.methods.base import configured as load
