@@ -108,11 +108,11 @@ class Chain:
 
     def after(self, head: Head, kind: str, text: str) -> Head:
         """Return the head once this entry follows ``head``."""
-        inner, outer = self._inner.copy(), self._outer.copy()
+        (number, digest), inner, outer = head, self._inner.copy(), self._outer.copy()
         # Canonical JSON holds no line break, so the parts cannot be shifted into one another.
-        inner.update(f"{head.digest}\n{kind}\n{text}".encode())
+        inner.update(f"{digest}\n{kind}\n{text}".encode())
         outer.update(inner.digest())
-        return Head(head.number + 1, outer.hexdigest())
+        return Head(number + 1, outer.hexdigest())
 
 
 class Header(NamedTuple):
@@ -141,9 +141,10 @@ def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
 def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -> Iterator[Row]:
     """Yield every entry after ``head``, its digest checked. LedgerError at the first that does not follow."""
     for row in rows:
-        head = chain.after(head, row[1], row[2])
+        number, kind, text, digest = row
+        head = chain.after(head, kind, text)
         # No comparison in constant time: a process that can write entries can read the key in the same store.
-        if (row[0], row[3]) != head:
+        if head != (number, digest):
             raise LedgerError(f"{name}: entry {head.number} was changed or removed; restore the ledger from a copy.")
         yield row
 
