@@ -20,10 +20,10 @@ import numpy as np
 import papers
 
 from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax
-from fairpate.config import RayConfig, config_digest, merge, read_yaml
+from fairpate.config import RayConfig, merge, read_yaml
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import dp_one_vs_rest
-from fairpate.methods.base import configured
+from fairpate.methods.base import config_digest, configured
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, RenyiFilter
 from fairpate.privacy.discrete_gaussian import SeededSource

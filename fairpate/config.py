@@ -1,4 +1,4 @@
-"""The sections of a configuration, its reader, and the digest of what it computes.
+"""The sections of a configuration and its reader.
 
 One schema serves YAML, the command line and Python.
 
@@ -12,8 +12,7 @@ there. For one cell they are merged, later ones on top: the configuration that `
 the data set's and the method's; settings that the cell's method does not read are left out.
 
 :func:`parse_config` reports every fault in the user's words: field, value and what was expected, which is the remedy
-too. :func:`config_digest` identifies what a configuration computes, without the places where that happens and without
-what it does not read. Sections mean the same in every method: a setting is unread where another one makes it irrelevant
+too. Sections mean the same in every method: a setting is unread where another one makes it irrelevant
 (:func:`unread_because_of`), such as the widths of an architecture that is not used or the momentum of another
 optimiser. What the settings of one method leave unread is in ``Method.unread``.
 
@@ -36,8 +35,7 @@ from copy import deepcopy
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import yaml
 from pydantic import (
@@ -80,13 +78,12 @@ def nearest(value: object, known: Iterable[object]) -> str:
 PLACE = re.compile(r"[\w.]+:[\w.]+")
 ALLOWED = "FAIRPATE_ALLOW_CODE"
 REMEDY = f"if you trust it, set {ALLOWED}=1 in the environment"
-# Where this package is installed, so are these, on every node.
-_INSTALLED = ("fairpate", "teachers", "aggregator", "student")
 _imported: set[str] = set()
 
 
 def may_run(place: str) -> bool:
     """Return whether code that a file names at ``place`` may run: it ran already, or the user allows any code."""
+    # What ran in this process already may have done anything by now.
     return place in _imported or os.environ.get(ALLOWED) == "1"
 
 
@@ -113,16 +110,6 @@ def named_object(place: str) -> Any:
     # Its code has run in this process, so that a file that names it changes nothing.
     _imported.add(place)
     return found
-
-
-def is_own_file(module: ModuleType) -> bool:
-    """Return whether the module is in the working directory, where another machine would not find it."""
-    file, name = getattr(module, "__file__", None), module.__name__.partition(".")[0]
-    if file is None or name in _INSTALLED:
-        return False
-    place = Path(file).resolve()
-    # A virtual environment is often below the working directory.
-    return place.is_relative_to(Path.cwd().resolve()) and "site-packages" not in place.parts
 
 
 LARGEST = 1e12
@@ -220,6 +207,7 @@ class HashedSplit(Section):
 
     @model_validator(mode="after")
     def _leaves_private_records(self) -> Self:
+        # What they leave is the training part.
         if self.test_share + self.validation_share >= 1:
             raise ValueError(
                 f"Expected test_share + validation_share < 1, got {self.test_share} and {self.validation_share}."
@@ -264,6 +252,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _is_divided_in_one_way(self) -> DataConfig:
+        # A hash decides record by record, so that no number of records can be set.
         for part in ("test", "validation"):
             if self.split is not None and (number := getattr(self, f"num_{part}")) is not None:
                 raise ValueError(
@@ -362,6 +351,7 @@ class BackboneConfig(Section):
 
     @model_validator(mode="after")
     def _has_a_file_where_needed(self) -> Self:
+        # The other layers would stay random.
         if self.trainable == "head" and self.weights is None:
             raise ValueError("Expected weights with trainable: head, got null; give a file, or leave it out.")
         return self
@@ -454,6 +444,7 @@ class RayConfig(Section):
     @property
     def num_threads(self) -> int:
         """The threads of one actor."""
+        # An actor with a share of a CPU still computes.
         return max(1, int(self.num_cpus))
 
 
@@ -486,6 +477,7 @@ class PrivacyTarget(Terms):
 
     @model_validator(mode="after")
     def _is_priced(self) -> PrivacyTarget:
+        # There is no Renyi curve here for a replaced record of a sample.
         if self.relation == "replace one" and self.accounting == "rdp":
             raise ValueError("Expected accounting: pld with relation: replace one, got rdp.")
         return self
@@ -789,6 +781,7 @@ def axis_fields(axis: str) -> list[str]:
 
 def overlapping(one: str, other: str) -> bool:
     """Return whether two axes, or two fields, set the same field or a part of it."""
+    # With a dot at the end: `noise` is no part of `noise_stddev`.
     pairs = itertools.product(axis_fields(one), axis_fields(other))
     return any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a, b in pairs)
 
@@ -1051,6 +1044,7 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
             elif fault["type"] == "value_error":  # our own checks name the value in their message
                 faults.append(f"{path}: {expected(fault)}.")
             else:
+                # A long value would hide the other faults.
                 got = repr(fault["input"])
                 got = got if len(got) <= _ECHO_LENGTH else f"{got[:_ECHO_LENGTH]}..."
                 faults.append(f"{path}: {expected(fault)}, got {got}.")
@@ -1086,6 +1080,7 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a YAML file.") from error
     except (UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+    # An empty file, or one of comments alone.
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -1156,6 +1151,7 @@ def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return ``values`` over ``defaults``, section by section."""
     merged = dict(defaults)
     for name, value in values.items():
+        # A value replaces a section as a whole, and so does a section a value.
         both_sections = isinstance(value, dict) and isinstance(merged.get(name), dict)
         merged[name] = merge(merged[name], value) if both_sections else value
     return merged
@@ -1207,41 +1203,6 @@ PLACES = (
 )
 
 
-class Configuration(Protocol):
-    """The part of a method's configuration that its digest needs (:class:`fairpate.methods.base.Method`)."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def data(self) -> DataConfig: ...
-    @property
-    def unread(self) -> Mapping[str, str]: ...
-    def model_dump(self, *, mode: str = ...) -> dict[str, Any]: ...
-
-
-def config_digest(config: Configuration) -> str:
-    """Return twelve hexadecimal digits that identify what ``config`` computes, on any machine."""
-    return values_digest(determining_values(config))
-
-
-def determining_values(config: Configuration, values: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the plain values that determine what ``config`` computes, without paths and without unread settings.
-
-    ``values`` None are those of ``config``.
-    """
-    kept = without(config.model_dump(mode="json") if values is None else values, (*PLACES, *config.unread))
-    # Left out at their defaults, so that runs from before they could be set keep their digests.
-    if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
-        del kept["evaluation"]
-    elif kept.get("evaluation", {}).get("metrics") == "outside":
-        kept = without(kept, ("evaluation.metrics", "evaluation.score_edges"))
-    if kept["data"].get("split") is None:
-        kept = without(kept, ("data.split",))
-    if "keep" in (aggregator := kept.get("aggregator", {})) and not aggregator["keep"]:
-        kept = without(kept, ("aggregator.keep",))
-    return kept
-
-
 def without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
     """Return nested ``values`` without the dotted ``fields``."""
     # Sections that lose nothing are shared with ``values``: a sweep asks thousands of times.
@@ -1257,7 +1218,7 @@ def without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def values_digest(values: dict[str, Any]) -> str:
-    """Return the digest of :func:`determining_values`."""
+    """Return twelve hexadecimal digits that identify plain values on any machine."""
     # 48 bits: of ten thousand configurations two share a digest with a probability below 1e-6.
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 

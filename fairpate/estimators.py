@@ -265,20 +265,18 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     features = table.visible(options)
     require_columns(rows, [column for column, _ in features], name)
     x = encode(rows, features, name, faults)
-
-    def coded(coding: Any, what: str) -> Values | None:
-        if coding.column not in rows.column_names:
-            return None
-        found = cells(rows, coding.column, name, faults)
-        return codes_of(found, coding, what, may_lack=what == "class").numpy()
-
-    labels, groups = coded(table.label, "class"), None
+    labels: Values | None = None
+    groups: Values | None = None
+    if table.label.column in rows.column_names:
+        found = cells(rows, table.label.column, name, faults)
+        labels = codes_of(found, table.label, "class", may_lack=True).numpy()
     chosen = table.chosen_groups(options).values()
     if {group.column for group in chosen} <= set(rows.column_names):
         crossed: Values = np.zeros(len(rows), dtype=np.int64)
         for group in chosen:
+            own = codes_of(cells(rows, group.column, name, faults), group, "group").numpy()
             # The last group changes first, as in :meth:`Declaration.group_names`.
-            crossed = crossed * len(group.names) + np.asarray(coded(group, "group"))
+            crossed = crossed * len(group.names) + own
         groups = np.array(table.group_names(options))[crossed]
     faults.require_none()
     person, persons = table.person, None
@@ -889,49 +887,45 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "copy."
             )
         try:
-            return cls._from_files(folder)
+            values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
+            if values["format"] != _FORMAT:
+                raise ValueError(f"expected format {_FORMAT}, found {values['format']}")  # noqa: TRY301 - reported below
+            for name, digest in values["files"].items():
+                # Only these names: a folder may come from others, and a name such as `../x` would lead out of it.
+                if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
+                    raise ValueError(f"{name} does not match its checksum")  # noqa: TRY301 - as above
+            config = configured(folder / _CONFIG)
+            estimator = cls(config.method)
+            known = parameters_of(config.method).keys() & type(config).model_fields.keys()
+            estimator.set_params(
+                **{name: getattr(config, name) for name in known},
+                embedding=_plain(config.data.embedding),
+                sensitive_feature=values["sensitive_feature"],
+                declaration=values.get("declaration"),
+                random_state=config.seed,
+            )
+            statement = PrivacyStatement.from_json(values["statement"])
+            student = load_student(folder / _STUDENT)
+            estimator.student_, estimator.network_ = student, student.network
+            estimator.config_, estimator.statement_ = config, statement
+            estimator.classes_, estimator.groups_ = (
+                np.array(values[each]["values"], dtype=values[each]["type"]) for each in ("classes", "groups")
+            )
+            estimator.n_features_in_ = values["num_features"]
+            if values["feature_names"] is not None:
+                # Of type object, as scikit-learn sets it and compares it.
+                estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
+            estimator.events_ = tuple(map(event_from, statement.events))
+            estimator.noise_ = statement.noise
+            estimator.privacy_ = Price(
+                epsilon=float("inf") if statement.epsilon is None else statement.epsilon,
+                delta=statement.delta,
+                unit=statement.unit,
+                relation=statement.relation,
+                accounting=statement.accounting,  # type: ignore[arg-type]
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StudentFileError(f"{folder}: not a readable estimator ({error}); restore it from a copy.") from error
-
-    @classmethod
-    def _from_files(cls, folder: Path) -> Self:
-        values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
-        if values["format"] != _FORMAT:
-            raise ValueError(f"expected format {_FORMAT}, found {values['format']}")
-        for name, digest in values["files"].items():
-            # Only these names: a folder may come from others, and a name such as `../x` would lead out of it.
-            if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
-                raise ValueError(f"{name} does not match its checksum")
-        config = configured(folder / _CONFIG)
-        estimator = cls(config.method)
-        known = parameters_of(config.method).keys() & type(config).model_fields.keys()
-        estimator.set_params(
-            **{name: getattr(config, name) for name in known},
-            embedding=_plain(config.data.embedding),
-            sensitive_feature=values["sensitive_feature"],
-            declaration=values.get("declaration"),
-            random_state=config.seed,
-        )
-        statement = PrivacyStatement.from_json(values["statement"])
-        student = load_student(folder / _STUDENT)
-        estimator.student_, estimator.network_ = student, student.network
-        estimator.config_, estimator.statement_ = config, statement
-        estimator.classes_, estimator.groups_ = (
-            np.array(values[each]["values"], dtype=values[each]["type"]) for each in ("classes", "groups")
-        )
-        estimator.n_features_in_ = values["num_features"]
-        if values["feature_names"] is not None:
-            # Of type object, as scikit-learn sets it and compares it.
-            estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
-        estimator.events_ = tuple(map(event_from, statement.events))
-        estimator.noise_ = statement.noise
-        estimator.privacy_ = Price(
-            epsilon=float("inf") if statement.epsilon is None else statement.epsilon,
-            delta=statement.delta,
-            unit=statement.unit,
-            relation=statement.relation,
-            accounting=statement.accounting,  # type: ignore[arg-type]
-        )
         return estimator
 
     def card(

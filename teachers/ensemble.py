@@ -43,7 +43,7 @@ from fairpate import __version__
 from fairpate.config import AugmentConfig, ShardsConfig, TeachersTraining
 from fairpate.files import Location, Storage, exists, join, read, write
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
-from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
+from fairpate.nn.models import CONVOLUTIONAL, build_architecture, scale_bytes
 from fairpate.types import UserError
 from teachers.teacher import Engine, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
@@ -341,7 +341,7 @@ def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
 
 
 def _one_by_one(spec: TeacherSpec) -> bool:
-    return is_convolutional(spec.model) and spec.model.trainable == "all"
+    return spec.model.name in CONVOLUTIONAL and spec.model.trainable == "all"
 
 
 def _bounded(queries: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:

@@ -47,7 +47,7 @@ from fairpate.nn.fit import (
     frozen_features,
     precision_of,
 )
-from fairpate.nn.models import ScaleBytes, build_model, is_convolutional, scale_bytes
+from fairpate.nn.models import CONVOLUTIONAL, ScaleBytes, build_model, scale_bytes
 
 Engine = Literal["loop", "stacked"]
 StackedWeights = dict[str, Tensor]
@@ -444,7 +444,7 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
 
     Stacking is faster for small models; on a CPU, for dense ones alone. One residual network keeps a device busy.
     """
-    trains_convolutions = is_convolutional(model) and model.trainable == "all"
+    trains_convolutions = model.name in CONVOLUTIONAL and model.trainable == "all"
     is_large = model.name.startswith(("resnet", "densenet"))
     return "loop" if trains_convolutions and (device == "cpu" or is_large) else "stacked"
 

@@ -87,7 +87,7 @@ def run(
             more noise.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.methods.base import configured, start_values
+    from fairpate.methods.base import configured, resolved
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
 
@@ -116,8 +116,7 @@ def run(
         options = ["out=null", *options]  # not the folder of the run whose release is used
     # Any of the three starts from what fits the data set; with none, from the embedded example.
     path = config or (base.EXAMPLES / "color_digits.yaml" if (method, data, epsilon) == (None, None, None) else None)
-    start = start_values(options, method) if path is None else read_yaml(path)
-    found = configured(start if path is None else path, options, method=method)
+    found = resolved(options, method) if path is None else configured(path, options, method=method)
     if dry_run:
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
         return _dry_run(found, release_of, None if path is not None or is_named else options)
@@ -383,6 +382,7 @@ def assess(
             fair_at=rule,
         )
         page = out or Path(f"{predictions.name.split('.')[0]}-fairness.html")
+        # Its numbers are exact: for its owner alone.
         write_text(page, found.html(made_on=datetime.now(UTC).date().isoformat()), private=True)
     words = Group(found, Text(""), facts([("page", str(page))]))
     return Output(facts=found.to_json() | {"file": page}, words=words)
@@ -503,6 +503,7 @@ def specify(
         if fair_at is not None:
             with base.checked_arguments("--fair-at"):
                 rule = fair_rule(fair_at)
+            # --disparity is a limit of the default notion.
             if rule.notion in limits or (rule.notion == DEFAULT_NOTION and disparity is not None):
                 raise UsageError(f"--fair-at: {rule.notion} is limited twice; leave one out.")
             limits |= {rule.notion: rule.limit}
@@ -579,6 +580,7 @@ def dossier(
         raise UsageError(f"--for: expected one of {', '.join(FORMS)}, got {form}.")
     if out is not None:
         check_output_file(out, "--out", suffixes=(".json",))
+    # Before the form is filled in: a key that cannot be read is refused now.
     secret = None if key is None else read_key(key)
 
     def sign(content: bytes) -> dict[str, str]:
@@ -607,6 +609,7 @@ def verify(
     """
     from fairpate.run.bundle import verify_bundle
 
+    # A bundle is a zip file or a folder, a dossier JSON.
     if path.suffix == ".json":
         from fairpate.run.bundle import verify_dossier
         from fairpate.sites.plan import public_keys

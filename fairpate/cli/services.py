@@ -40,7 +40,8 @@ def list_data(data_dir: base.DataDir = None) -> Output:
 
     table = listing("name", "task", "sensitive attribute", "records", "licence", "here")
     found = []
-    for each in list_datasets(data_dir or _data_dir_from_environment()):
+    folder = os.environ.get("FAIRPATE_DATA")
+    for each in list_datasets(data_dir or (Path(folder) if folder else None)):
         entry, here = each.entry, "yes" if each.present else "no"
         rows = "" if entry.rows is None else f"{entry.rows:,}"
         table.add_row(entry.name, entry.task, entry.sensitive, rows, entry.licence, here)
@@ -54,11 +55,11 @@ def fetch_data(name: base.DatasetName, data_dir: base.DataDir = None, options: b
     """Download a data set from its publisher and verify its checksum."""
     from fairpate.data import fetch
 
-    target = data_dir or _data_dir_from_environment()
-    if target is None:
+    target = data_dir or os.environ.get("FAIRPATE_DATA")
+    if not target:
         raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
     options_of_loader = base.data_config(name, options, None).options
-    files = fetch(name, target, options=options_of_loader, stage=Reporter().stage)
+    files = fetch(name, Path(target), options=options_of_loader, stage=Reporter().stage)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 
@@ -140,11 +141,6 @@ def check_data(
     # Exit code 1 where a run would refuse the records, so that scripts notice.
     facts = strict(found) | {"remarks": [READING_TELLS], "questions": questions}
     return Output(facts=facts, words=check_table(found, name, questions), code=int(bool(found.refused)))
-
-
-def _data_dir_from_environment() -> Path | None:
-    folder = os.environ.get("FAIRPATE_DATA")
-    return Path(folder) if folder else None
 
 
 ledger_app = base.Commands(
@@ -783,6 +779,7 @@ def simulate_plan(
     from fairpate.sites.simulate import simulate
 
     given = {"--method": method, "--epsilon": epsilon, "--may-vanish": may_vanish, "--may-collude": may_collude}
+    # As words: one party plans with them, as by `fairpate site plan`.
     planning = [str(word) for option, value in given.items() if value is not None for word in (option, value)]
     planning += [word for value in overrides or [] for word in ("--set", value)]
     with waiting("sites"):

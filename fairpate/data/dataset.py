@@ -581,7 +581,6 @@ SET_ASIDE: dict[str, frozenset[Origin]] = {
     "validation": frozenset({"validation"}),
     "test": frozenset({"held_out", "test"}),
 }
-Mask = npt.NDArray[np.bool_]
 
 
 def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int) -> dict[str, Split]:

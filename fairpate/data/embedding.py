@@ -470,17 +470,13 @@ def read_embedding(path: Path) -> Embedding:
         side = values["config"].pop("pixels", _SIDE) or 0
         values["config"].pop("steps", None)
         config = EmbeddingConfig.model_validate(values["config"])
-
-        def components(prefix: str, config: EmbeddingConfig, side: int) -> Components:
-            named = {name: tensors[f"{prefix}.{name}"] for name in _COMPONENTS}
-            return Components(config=config, side=side, **named)
-
         graph = None
         if "scale" in values:
             others_VKD = tensors["graph.others_VKD"].float().numpy()
             halves_VK = tensors["graph.half_squares_VK"].numpy()
+            edges = {name: tensors[f"edges.{name}"] for name in _COMPONENTS}
             graph = Graph(
-                components=components("edges", EmbeddingConfig(num_components=_GRAPH_COMPONENTS), 0),
+                components=Components(config=EmbeddingConfig(num_components=_GRAPH_COMPONENTS), side=0, **edges),
                 copies=[
                     Nearness(scale=values["scale"], others_KD=others_KD, half_squares_K=halves_K)
                     for others_KD, halves_K in zip(others_VKD, halves_VK, strict=True)
@@ -497,9 +493,10 @@ def read_embedding(path: Path) -> Embedding:
                 raise ValueError("expected a graph of finite coordinates")  # noqa: TRY301
         if not 0 < values["radius"] < math.inf:
             raise ValueError(f"expected a positive radius, got {values['radius']}")  # noqa: TRY301 - reported below
+        own = {name: tensors[f"components.{name}"] for name in _COMPONENTS}
         return Embedding(
             config=config,
-            components=components("components", config, side),
+            components=Components(config=config, side=side, **own),
             graph=graph,
             radius=values["radius"],
             record_shape=tuple(values["record_shape"]),

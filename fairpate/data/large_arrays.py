@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fairpate.files import CACHE_VARIABLE, cache_dir, write_atomically
-from fairpate.types import UserError, torch
+from fairpate.types import IntArray, UserError, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,7 +205,6 @@ def run_of(rows: npt.NDArray[np.int64]) -> slice | None:
 
 
 _AT_ONCE = 2**15
-IntArray = npt.NDArray[np.int64]
 
 
 def as_names(names: Iterable[str]) -> Names:

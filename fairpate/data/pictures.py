@@ -53,7 +53,7 @@ from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import TableFaults, codes, read_table, require_columns
 from fairpate.files import cache_dir
-from fairpate.types import DataError, DataSettingsError, torch
+from fairpate.types import DataError, DataSettingsError, IntArray, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -197,10 +197,9 @@ def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faul
 LABEL_FLIP = 0.25
 FIRST_HIGH_DIGIT = 5
 GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
-Codes = npt.NDArray[np.int64]
 
 
-def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -> npt.NDArray[np.uint8]:
+def paint(grey: PixelArray, colour: IntArray, *, visible: bool = True) -> PixelArray:
     """Colour the ink (N, height, width): it goes to channel 0 (red) or 1 (green) of (N, 2, height, width).
 
     Where colour is not ``visible`` the ink has one channel: (N, 1, height, width).
@@ -214,7 +213,7 @@ def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -
 
 
 def _coloured(
-    request: Request, grey: npt.NDArray[np.uint8], digits: Codes, names: Sequence[str], flips: npt.NDArray[np.float64]
+    request: Request, grey: PixelArray, digits: IntArray, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> dict[str, Any]:
     """The coloured digits. The colour is the noisy binary label, flipped with the record's probability in ``flips``."""
     # Flips are hashes of names and no stream: another record must not change the label of this one.
@@ -257,7 +256,7 @@ def load_color_digits(request: Request) -> LoadedRecords:
 
 
 @cache
-def _published() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _published() -> tuple[PixelArray, IntArray]:
     """The ink (1797, 8, 8) and the digits, read once per process. Callers must copy before they write."""
     from sklearn.datasets import load_digits  # costs a second, and no other loader needs it
 
@@ -296,7 +295,7 @@ def load_color_mnist(request: Request) -> LoadedRecords:
     return LoadedRecords(**coloured, origins=origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
 
 
-def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> npt.NDArray[np.uint8]:
+def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> PixelArray:
     """Read the bytes of an idx file of so many dimensions: 3 of images, 1 of labels."""
     # The pinned bytes are the gzipped ones; 16 says that they begin with a header of gzip.
     content = zlib.decompress(read_any(file, data_dir)[1], wbits=zlib.MAX_WBITS | 16)

@@ -58,7 +58,6 @@ from fairpate.types import DEFAULT_NOTION, IntArray
 from fairpate.types import NotionName as NotionName
 
 FloatArray = npt.NDArray[np.float64]
-IndexArray = npt.NDArray[np.int64]
 
 _REPLICATES_PER_CHUNK = 64
 
@@ -190,7 +189,7 @@ def _answered_records(
     *,
     num_groups: int,
     num_classes: int,
-) -> tuple[IndexArray, IndexArray, FloatArray]:
+) -> tuple[IntArray, IntArray, FloatArray]:
     predicted, groups = np.asarray(predictions), np.asarray(groups_N)
     labels = np.zeros(len(groups), dtype=np.int64) if labels_N is None else np.asarray(labels_N)
     # Records that were not answered are left out first: their predictions may be placeholders.
@@ -213,7 +212,7 @@ def _answered_records(
     return indices("groups_N", groups[keep], num_groups), indices("labels_N", labels[keep], num_labels), mass_NC
 
 
-def indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IndexArray:
+def indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IntArray:
     """The values as codes below ``stop``. ValueError for any that is none, under the argument's ``name``."""
     indices_N = values_N.astype(np.int64)
     # Numbers that are not whole are refused, and not truncated to codes.
@@ -674,7 +673,7 @@ class LabelledRecords:
     """Public records with their votes, groups, probabilities of each label, and outcomes as 0 or 1."""
 
     votes_MW: FloatArray
-    groups_M: IndexArray
+    groups_M: IntArray
     likely_MY: FloatArray
     outcome_MJ: FloatArray
 

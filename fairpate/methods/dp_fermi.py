@@ -107,8 +107,10 @@ class MatrixGame:
 
     ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``;
     None: 1.5 sqrt(C), half as much again as the norm where predictions and groups are independent. A ``weight``
-    (lambda) of 0 leaves all matrices at 0. The arrays are so small that numpy is faster than torch. ``pull_KC`` holds
-    the coefficients of the linear term: for a record with targets t and predictions F it is ``<t @ pull_KC, F>``.
+    (lambda) of 0 leaves all matrices at 0. ``record_sensitivity`` and ``group_sensitivity`` bound, in L2, how far a
+    record moves the gradient with respect to the matrices, and how far a change of its group does. The arrays are so
+    small that numpy is faster than torch. ``pull_KC`` holds the coefficients of the linear term: for a record with
+    targets t and predictions F it is ``<t @ pull_KC, F>``.
     """
 
     def __init__(
@@ -122,23 +124,15 @@ class MatrixGame:
             raise ValueError(f"Expected weight >= 0 and radius > 0, got {weight} and {radius}.")
         self.weight, self.radius, self.num_classes = weight, radius, num_classes
         self._scale_EG1 = 2 / np.sqrt(shares)[:, :, None]
+        # A record's gradient is scale F in its row less 2 W F in all: |F| <= 1, and |W| <= radius.
+        self.record_sensitivity = float(self._scale_EG1.max()) + 2 * radius
+        # Another group takes the predictions, of norm at most 1, from one row to another; the term in W stays.
+        two_largest_E2 = np.sort(self._scale_EG1[:, :, 0], axis=1)[:, -2:]
+        self.group_sensitivity = float(np.linalg.norm(two_largest_E2, axis=1).max())
         self.matrix_EGC = np.zeros((*shares.shape, num_classes))
         # One row per column of the targets: labels come first, and pull nothing.
         self._sums_KC = torch.zeros(num_classes + shares.size, num_classes)
         self.pull_KC, self.common_pull_KC, self.own_pull_KC = (torch.zeros_like(self._sums_KC) for _ in range(3))
-
-    @property
-    def record_sensitivity(self) -> float:
-        """Bound on the L2 norm of one record's gradient of psi with respect to the matrices."""
-        # scale F in the record's row less 2 W F in all: |F| <= 1, and |W| <= radius.
-        return float(self._scale_EG1.max()) + 2 * self.radius
-
-    @property
-    def group_sensitivity(self) -> float:
-        """Bound on the L2 change of the gradient with respect to the matrices when one record changes its group."""
-        # Another group takes the predictions, of norm at most 1, from one row to another; the term in W stays.
-        two_largest_E2 = np.sort(self._scale_EG1[:, :, 0], axis=1)[:, -2:]
-        return float(np.linalg.norm(two_largest_E2, axis=1).max())
 
     def observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
         """Add the predictions of a part of the batch to the sums that the next :meth:`ascend` uses and clears.

@@ -56,7 +56,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -135,30 +135,29 @@ class FldConfig(FairLoopConfig):
     )
     tolerance: NotNegative = Field(0.0, description="Violations up to this size raise no multiplier.")
 
-    @property
-    def fit(self) -> FitConfig:
-        """Settings of the optimiser and its schedule, over all epochs."""
-        return FitConfig(
-            epochs=self.warmup_epochs + self.epochs,
-            batch_size=self.batch_size,
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            schedule=self.schedule,
-        )
-
 
 def parity_of(config: FldConfig, dataset: Dataset, reporter: Reporter | None = None) -> MeanParity:
-    """The parity constraint of ``config`` over the groups of a data set; ``reporter`` is warned of levelling down."""
-    parity = MeanParity(
+    """The parity constraint of ``config`` over the groups of a data set.
+
+    ``reporter`` is warned where equal losses may be reached by raising the loss of the better-served group.
+    """
+    # The loss of a group with share s weighs at least 1 - c / s in what two groups under multipliers up to c minimise
+    # together. Below 0 it is raised. The better-served group may be the smaller one, whose share is private and at most
+    # 1 / 2.
+    cap, num_groups = config.max_multiplier, dataset.num_groups
+    if reporter is not None and config.constraint == "accuracy_parity" and cap * num_groups > 1:
+        reporter.note(
+            "warning",
+            f"multipliers up to {cap:g} may keep accuracy parity by serving the better group worse: above a "
+            "group's share of the records they raise its loss. Look at the accuracy of each group, or keep "
+            f"max_multiplier below the smallest share, which is at most {1 / num_groups:.2g}.",
+        )
+    return MeanParity(
         constraint=config.constraint,
         num_groups=dataset.num_groups,
         num_classes=dataset.num_classes,
         sharpness=config.sharpness,
     )
-    warning = parity.levels_down(config.max_multiplier)
-    if warning is not None and reporter is not None:
-        reporter.note("warning", warning)
-    return parity
 
 
 def train_f_ld(
@@ -310,7 +309,13 @@ class Descent:
 
         if len(x) != len(y) or not len(x):
             raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
-        fit = config.fit
+        fit = FitConfig(
+            epochs=config.warmup_epochs + config.epochs,
+            batch_size=config.batch_size,
+            optimizer=config.optimizer,
+            learning_rate=config.learning_rate,
+            schedule=config.schedule,
+        )
         self._x, self._generator, self._batch_size = x, generator, fit.batch_size
         self._sizes: list[int] = np.diff(batch_bounds(len(x), fit.batch_size)).tolist()
         self._learning_rates = [epoch_learning_rate(fit, epoch) for epoch in range(fit.epochs)]
@@ -610,7 +615,6 @@ class PfLd(PrivateMethod):
 
 
 _MOST_FEATURES = 1000  # the solver keeps square matrices of them
-Objective = Callable[[Any], tuple[float, FloatArray]]
 
 
 class CovarianceConfig(Section):
@@ -643,7 +647,8 @@ def coefficients(
     size = features_ND.shape[1]
     if size > _MOST_FEATURES:
         raise ValueError(f"Expected at most {_MOST_FEATURES} features with the constant, got {size}; choose f_ld.")
-    loss = logistic_loss(features_ND, np.where(labels_N == 1, 1.0, -1.0), ridge=config.ridge)
+    # The constant, the last feature, is not penalised.
+    signs_N, penalised_D = np.where(labels_N == 1, 1.0, -1.0), np.append(np.ones(size - 1), 0.0)
     covariance_GD = covariances(features_ND, groups_N, num_groups=num_groups)
     basis_DK: FloatArray | None = None
     constraints: list[LinearConstraint] = []
@@ -656,15 +661,17 @@ def coefficients(
         constrained_JD = covariance_GD[:1] if num_groups == 2 else covariance_GD
         constraints.append(LinearConstraint(constrained_JD, -config.max_covariance, config.max_covariance))
 
-    def within(u_K: FloatArray) -> tuple[float, FloatArray]:
-        if basis_DK is None:
-            return loss(u_K)
-        value, slope_D = loss(basis_DK @ u_K)
-        return value, basis_DK.T @ slope_D
+    def loss(u_K: FloatArray) -> tuple[float, FloatArray]:
+        theta_D = u_K if basis_DK is None else basis_DK @ u_K
+        margins_N, kept_D = signs_N * (features_ND @ theta_D), penalised_D * theta_D
+        # ln(1 + e^-m), which overflows for no margin.
+        value = np.logaddexp(0, -margins_N).mean() + config.ridge / 2 * kept_D @ kept_D
+        slope_D = -features_ND.T @ (signs_N * expit(-margins_N)) / len(signs_N) + config.ridge * kept_D
+        return float(value), slope_D if basis_DK is None else basis_DK.T @ slope_D
 
     # The problem is convex, so the start changes the number of steps alone; at 0 every covariance is within bounds.
     found = minimize(
-        within,
+        loss,
         np.zeros(size if basis_DK is None else basis_DK.shape[1]),
         jac=True,
         method="SLSQP",
@@ -681,20 +688,6 @@ def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num
     member_NG = np.eye(num_groups)[groups_N]
     covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
     return covariance_GD
-
-
-def logistic_loss(features_ND: FloatArray, signs_N: FloatArray, *, ridge: float) -> Objective:
-    """The mean loss under ``ridge``, with its gradient, as a function of theta; the last feature is not penalised."""
-    penalised_D = np.append(np.ones(features_ND.shape[1] - 1), 0.0)
-
-    def objective(theta_D: FloatArray) -> tuple[float, FloatArray]:
-        margins_N, kept_D = signs_N * (features_ND @ theta_D), penalised_D * theta_D
-        # ln(1 + e^-m), which overflows for no margin.
-        value = np.logaddexp(0, -margins_N).mean() + ridge / 2 * kept_D @ kept_D
-        slope_D = -features_ND.T @ (signs_N * expit(-margins_N)) / len(signs_N)
-        return float(value), slope_D + ridge * kept_D
-
-    return objective
 
 
 class CovarianceConstraint(UnprotectedMethod):

@@ -103,13 +103,6 @@ class VotesFile:
     num_voters: int
 
 
-def resolved(config: VotesConfig) -> VotesConfig:
-    """``config`` with absolute paths and the number of voters in the file. Errors as :func:`read_votes_file`."""
-    assert config.path is not None
-    places = {"path": config.path.absolute(), "test": None if config.test is None else config.test.absolute()}
-    return config.model_copy(update={**places, "num_voters": read_votes_file(config).num_voters})
-
-
 def read_votes_file(config: VotesConfig) -> VotesFile:
     """Read the whole file, and the one of test records. VotesFileError lists every fault."""
     path = config.path

@@ -243,21 +243,6 @@ class MeanParity:
         total_UK = multipliers_UGK.sum(dim=1) / self.population_sizes(labels_N).clamp(min=1)[:, None]
         return total_UK[:, None] - multipliers_UGK / sizes_UG[..., None]
 
-    def levels_down(self, max_multiplier: float) -> str | None:
-        """A warning where equal losses may be reached by raising the loss of the better-served group; else None.
-
-        The loss of a group with share s weighs at least ``1 - c / s`` in what two groups under multipliers up to c
-        minimise together. Below 0 it is raised. The better-served group may be the smaller one, whose share is private
-        and at most 1 / 2.
-        """
-        if self.constraint != "accuracy_parity" or max_multiplier * self.num_groups <= 1:
-            return None
-        return (
-            f"multipliers up to {max_multiplier:g} may keep accuracy parity by serving the better group worse: above a "
-            "group's share of the records they raise its loss. Look at the accuracy of each group, or keep "
-            f"max_multiplier below the smallest share, which is at most {1 / self.num_groups:.2g}."
-        )
-
 
 class ValueAlong:
     """The inner product of a record's value h with a direction, to be differentiated. Targets (B, 1 + K) hold label and

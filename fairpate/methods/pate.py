@@ -296,12 +296,12 @@ def fit_student(
     config: StudentTraining, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
 ) -> nn.Module:
     """Train a student on released labels; ``options`` as :func:`student.student.train_student` takes them."""
-    from fairpate.nn.models import is_convolutional  # imports torch, as the next
+    from fairpate.nn.models import CONVOLUTIONAL  # imports torch, as the next
     from student.student import train_student
 
     threads = torch.get_num_threads()
     # Small dense layers are slower on several threads.
-    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if is_convolutional(config.model) else 1)
+    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if config.model.name in CONVOLUTIONAL else 1)
     try:
         with reporter.stage("student") as advance:
             return train_student(
@@ -374,7 +374,8 @@ class Spending:
             for charge in charges
             if charge.outcome is None or charge.outcome.is_charged
         ]
-        return self.terms.mechanism.realised(self._votes(touched))
+        votes_QC = np.array(touched, dtype=np.int64).reshape(-1, self.terms.num_classes)
+        return self.terms.mechanism.realised(votes_QC)
 
     def as_in_paper(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
@@ -384,10 +385,8 @@ class Spending:
             if charges[-1].outcome is not None and charges[-1].outcome.is_charged
         ]
         rejected = np.array([verdict == "fairness" for _, verdict in ended], dtype=np.bool_)
-        return self.terms.mechanism.as_in_paper_rdp(self._votes([votes for votes, _ in ended]), rejected_Q=rejected)
-
-    def _votes(self, rows: Sequence[Sequence[int]]) -> IntArray:
-        return np.array(rows, dtype=np.int64).reshape(len(rows), self.terms.num_classes)
+        votes_QC = np.array([votes for votes, _ in ended], dtype=np.int64).reshape(-1, self.terms.num_classes)
+        return self.terms.mechanism.as_in_paper_rdp(votes_QC, rejected_Q=rejected)
 
 
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:

@@ -299,9 +299,8 @@ class PrivateKnn(VotingMethod):
     def _clusters(self, public: Split) -> Clusters:
         assert self.aggregator.num_queries is not None
         rows = hashlib.blake2b(public.x.numpy().tobytes()).digest()
-        return clusters_of(
-            UnorderedPool.of(public), rows, self._places(public), self.aggregator.num_queries, self._training_seed
-        )
+        seed = stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn takes seeds of 32 bits
+        return clusters_of(UnorderedPool.of(public), rows, self._places(public), self.aggregator.num_queries, seed)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """The release plan; the number of queries is fixed unless a budget is configured."""
@@ -360,12 +359,8 @@ class PrivateKnn(VotingMethod):
         )
 
     def _places(self, public: Split) -> Places:
-        settings = self.private_knn
-        return places_of(UnorderedPool.of(public), settings.embedding, settings.num_components, self._training_seed)
-
-    @property
-    def _training_seed(self) -> int:
-        return stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn takes seeds of 32 bits
+        settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32  # as for clusters
+        return places_of(UnorderedPool.of(public), settings.embedding, settings.num_components, seed)
 
     def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
         private, settings = dataset.private, self.private_knn

@@ -64,7 +64,7 @@ import numpy.typing as npt
 from pydantic import Field, field_serializer
 
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PrivacyTarget, Section
-from fairpate.fairness.rates import FloatArray, IndexArray, divide, indices
+from fairpate.fairness.rates import FloatArray, divide, indices
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
@@ -72,7 +72,7 @@ from fairpate.methods.parity import DualAscent
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event, epsilon_of_curve
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
-from fairpate.types import functional, torch
+from fairpate.types import IntArray, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -108,7 +108,7 @@ class Partition:
             raise ValueError(f"Expected {allowed}, got {label}, {group}.")
         return label * self.num_groups + group
 
-    def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IndexArray:
+    def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IntArray:
         """The cell of every record, shape (N,). ValueError for a label or group out of range."""
         cells_N = np.zeros(len(np.asarray(labels_N)), dtype=np.int64)
         sides = (("labels_N", labels_N, self.num_labels), ("groups_N", groups_N, self.num_groups))

@@ -107,36 +107,6 @@ def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatA
     return recovered_GYC
 
 
-def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *, shrunk: float = 1.0) -> Learner:
-    """The reduction of Agarwal et al. 2018 over logistic regression: a mixture of linear rules, for two classes.
-
-    Where gaps are ``shrunk`` to a share of themselves, multipliers grow faster and higher by as much.
-    """
-    # Uniform reports show no gap, and there is nothing to scale.
-    per_gap = 1 / shrunk if shrunk else 1.0
-
-    def learn(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:
-        rules = GameRules(
-            num_rounds=config.num_rounds,
-            dual_bound=config.dual_bound * per_gap,
-            learning_rate=config.learning_rate * per_gap,
-            max_gap=max_gap,
-            reference_group=config.reference_group,
-        )
-        cells = ParityCells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
-        features = scale_bytes(x).flatten(1).double().numpy()
-        members = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
-        coefficients = []
-        for member in members:
-            if isinstance(member, sklearn.linear_model.LogisticRegression):
-                coefficients.append(np.append(member.coef_[0], member.intercept_[0]))
-            else:  # a constant rule
-                coefficients.append(np.append(np.zeros(features.shape[1]), 1.0 if member.classes_[0] == 1 else -1.0))
-        return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
-
-    return learn
-
-
 class RandomisedResponse(PrivateMethod):
     """Local differential privacy for one sensitive attribute: the method learns from the reported groups only."""
 
@@ -175,17 +145,43 @@ class RandomisedResponse(PrivateMethod):
         return self.randomised_response.learner == "exponentiated_gradient"
 
     def learner(self, training: Training, shrunk: float) -> Learner:
-        """The configured learner, for gaps that are ``shrunk`` to a share of themselves."""
-        dataset = training.dataset
-        if self.randomised_response.learner == "exponentiated_gradient":
-            return exponentiated_gradient(self.randomised_response, dataset.num_groups, shrunk=shrunk)
+        """The configured learner, for gaps that are ``shrunk`` to a share of themselves.
+
+        The exponentiated gradient is the reduction of Agarwal et al. 2018 over logistic regression: a mixture of linear
+        rules, for two classes. Its multipliers grow faster and higher by as much as gaps shrink.
+        """
+        config, dataset = self.randomised_response, training.dataset
+        # Uniform reports show no gap, and there is nothing to scale.
+        per_gap = 1 / shrunk if shrunk else 1.0
+
+        def exponentiated_gradient(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:
+            rules = GameRules(
+                num_rounds=config.num_rounds,
+                dual_bound=config.dual_bound * per_gap,
+                learning_rate=config.learning_rate * per_gap,
+                max_gap=max_gap,
+                reference_group=config.reference_group,
+            )
+            cells = ParityCells.of(
+                labels.numpy(), reported.numpy(), num_groups=dataset.num_groups, constraint=config.constraint
+            )
+            features = scale_bytes(x).flatten(1).double().numpy()
+            members = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
+            coefficients = []
+            for member in members:
+                if isinstance(member, sklearn.linear_model.LogisticRegression):
+                    coefficients.append(np.append(member.coef_[0], member.intercept_[0]))
+                else:  # a constant rule
+                    constant = 1.0 if member.classes_[0] == 1 else -1.0
+                    coefficients.append(np.append(np.zeros(features.shape[1]), constant))
+            return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
 
         def f_ld(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:  # noqa: ARG001
             # F-LD drives violations to 0 for any allowed gap.
             parity, generator = parity_of(self.f_ld, dataset), training.generator(Stream.TRAINING)
             return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
 
-        return f_ld
+        return f_ld if config.learner == "f_ld" else exponentiated_gradient
 
     def train(self, training: Training) -> ResponseTrained:
         """Randomise the group of each record once, and learn from the reported groups.

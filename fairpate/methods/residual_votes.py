@@ -58,7 +58,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -273,10 +273,6 @@ class ResidualVotesConfig(VectorsConfig):
         "deviation of the noise divided by the number of records.",
     )
 
-    def rounds(self, curvature: Curvature) -> int:
-        """The number of releases of residuals."""
-        return self.public_rounds if curvature == "public" else self.private_rounds
-
     @property
     def bound(self) -> int:
         """The largest norm of a residual, in units of 1 / :data:`UNITS`."""
@@ -285,7 +281,7 @@ class ResidualVotesConfig(VectorsConfig):
     def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
         """The events of all releases, which together cost as much as one Gaussian release with noise multiplier
         ``noise``."""
-        shares, rounds = _SHARES[curvature], self.rounds(curvature)
+        shares, rounds = _SHARES[curvature], self.public_rounds if curvature == "public" else self.private_rounds
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
         # A residual of at most ``bound`` units, times a vote of at most U units.
         # All rounds have equal parts of what is left.
@@ -382,14 +378,12 @@ class ResidualVotes(RulesOfRecords):
     def multiplier(self) -> float:
         """The noise multiplier of one Gaussian release that costs as much as all releases, for either kind of
         curvature."""
-
-        def of_plan(curvature: Curvature) -> float:
-            return noise_within(self.target, lambda noise: self.residual_votes.events(noise, curvature))
-
-        chosen = self.residual_votes.curvature
+        settings, kinds = self.residual_votes, get_args(Curvature)
+        if settings.curvature is not None:
+            kinds = (settings.curvature,)
         # Both plans have the same total of squared sensitivity over variance: the prices differ by rounding.
         # The larger noise serves both, because the sums are released before the curvature is chosen.
-        return of_plan(chosen) if chosen else max(of_plan("public"), of_plan("private"))
+        return max(noise_within(self.target, partial(settings.events, curvature=kind)) for kind in kinds)
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
         """Return None where released sums decide how many more releases there are."""
@@ -457,7 +451,7 @@ class ResidualVotes(RulesOfRecords):
                 # A shift common to all classes changes no softmax, so it is taken out.
                 rule_CW = _START * (found_CW - found_CW.mean(axis=0)) @ inverse_WW
             steps = []
-            for number in range(settings.rounds(curvature)):
+            for number in range(events[-1].count):
                 left = partial(residuals, rule_CW=whole_rule(rule_CW), bound=settings.bound)
                 # Named by the round: under a seed, all rounds would otherwise draw the same noise.
                 steps.append(noisy_sum(left, events[-1], f"residuals {number}"))

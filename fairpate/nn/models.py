@@ -34,6 +34,7 @@ from fairpate.types import UserError
 
 HEAD_OF = {"resnet18": "fc", "resnet50": "fc", "densenet121": "classifier"}
 CONVOLUTIONAL = frozenset({"hog_logistic", "lenet", "tanh_cnn", "cnn", *BACKBONES})
+"""Names of the architectures that read images (B, channels, height, width)."""
 _TORCH: Any = torch  # torch.library and torch.ops carry no types
 _PUBLISHED = "IMAGENET1K_V1"
 _PARAMETER_FREE = "num_batches_tracked"
@@ -288,11 +289,6 @@ def build_architecture(config: ModelConfig, *, input_shape: tuple[int, ...], num
     """The model of :func:`build_model` for a state that is loaded next; a weights file is not read."""
     # Seeded although it is overwritten: initialising then leaves the caller's random state as it was.
     return build_model(config, input_shape=input_shape, num_classes=num_classes, generator_seed=0, reads_file=False)
-
-
-def is_convolutional(config: ModelConfig) -> bool:
-    """True if the architecture reads images (B, channels, height, width)."""
-    return config.name in CONVOLUTIONAL
 
 
 def memory_format_for(x: Tensor) -> torch.memory_format:

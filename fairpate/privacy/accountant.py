@@ -32,7 +32,7 @@ import scipy
 
 from fairpate.privacy import gnmax, loss_distributions
 from fairpate.privacy.loss_distributions import LossDistribution
-from fairpate.types import IntArray, Relation, Tail, Unit
+from fairpate.types import IntArray, MechanismParameters, Relation, Tail, Unit
 
 
 class Event(Protocol):
@@ -566,11 +566,7 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
 
 def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, float]:
     """The mechanism's parameters, as :mod:`fairpate.privacy.gnmax` names them."""
-    return {
-        "threshold": event.threshold,
-        "threshold_stddev_votes": event.threshold_stddev_votes,
-        "noise_stddev_votes": event.noise_stddev_votes,
-    }
+    return {each.name: getattr(event, each.name) for each in fields(MechanismParameters)}
 
 
 def _happened(events: Sequence[Event]) -> list[Event]:

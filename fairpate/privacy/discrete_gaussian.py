@@ -26,8 +26,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from fairpate.types import IntArray
+
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 WordArray = npt.NDArray[np.uint64]
 
 OS_ENTROPY = "os_entropy"

@@ -945,15 +945,14 @@ def mean_trials(gamma: float, eta: float) -> float:
 
 @event_rdp.register
 def _(event: SecretTrials, orders_A: FloatArray) -> FloatArray:
-    def of_trial(orders: FloatArray) -> FloatArray:
-        return np.asarray(np.maximum.reduce([accountant.rdp(events, orders) for events in event.trials]))
-
     orders_B = np.array(DEFAULT_ORDERS)
-    # Any order b will do, the same for all a: the least bound.
-    extra = np.min((1 - 1 / orders_B) * of_trial(orders_B) - math.log(event.gamma) / orders_B)
-    curve_A: FloatArray = (
-        of_trial(orders_A) + (1 + event.eta) * extra + math.log(event.expected_trials) / (orders_A - 1)
+    of_trial_B, of_trial_A = (
+        np.maximum.reduce([accountant.rdp(events, orders) for events in event.trials])
+        for orders in (orders_B, orders_A)
     )
+    # Any order b will do, the same for all a: the least bound.
+    extra = np.min((1 - 1 / orders_B) * of_trial_B - math.log(event.gamma) / orders_B)
+    curve_A: FloatArray = of_trial_A + (1 + event.eta) * extra + math.log(event.expected_trials) / (orders_A - 1)
     return curve_A
 
 

@@ -372,15 +372,15 @@ def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
     log_gamma = float(np.interp(mean, means, log_gammas))
     if not means[0] < mean < means[-1]:
         raise NotRecomputedError(f"SecretTrials of {mean:g} trials at eta {eta:g}")
-
-    def largest(at: FloatArray) -> FloatArray:
-        curves = [
-            sum((_renyi_curve(each, at) for each in events if each["count"]), 0 * at) for events in event["trials"]
-        ]
-        return np.asarray(np.maximum.reduce(curves))
-
-    inside = (largest(_TRIAL_ORDERS) * (_TRIAL_ORDERS - 1) - log_gamma) / _TRIAL_ORDERS
-    return np.asarray(largest(orders) + (1 + eta) * float(inside.min()) + math.log(mean) / (orders - 1))
+    # The dearest of the settings, at the orders of the trial inside and at those outside.
+    trial, outside = (
+        np.maximum.reduce(
+            [sum((_renyi_curve(each, at) for each in events if each["count"]), 0 * at) for events in event["trials"]]
+        )
+        for at in (_TRIAL_ORDERS, orders)
+    )
+    inside = (trial * (_TRIAL_ORDERS - 1) - log_gamma) / _TRIAL_ORDERS
+    return np.asarray(outside + (1 + eta) * float(inside.min()) + math.log(mean) / (orders - 1))
 
 
 def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:

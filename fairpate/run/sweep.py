@@ -42,8 +42,6 @@ from fairpate.config import (
     SweepPart,
     apply_override,
     axis_fields,
-    config_digest,
-    determining_values,
     flattened,
     merge,
     nearest,
@@ -59,7 +57,9 @@ from fairpate.files import PathIn, private_folder, write_atomically
 from fairpate.methods.base import (
     Method,
     all_methods,
+    config_digest,
     configured,
+    determining_values,
     find_method,
     fitted,
     read_of,

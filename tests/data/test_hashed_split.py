@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import fairpate
-from fairpate.config import ConfigError, DataConfig, config_digest
+from fairpate.config import ConfigError, DataConfig
 from fairpate.data import DataError, Dataset
-from fairpate.methods.base import configured
+from fairpate.methods.base import config_digest, configured
 
 DECLARED: dict[str, Any] = {
     "name": "clinic",

@@ -12,10 +12,10 @@ import pytest
 import torch
 from priced import priced
 
-from fairpate.config import ModelConfig, PrivacyTarget, config_digest, determining_values
+from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.methods import raco_dp
-from fairpate.methods.base import configured
+from fairpate.methods.base import config_digest, configured, determining_values
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, priced_training, refined
 from fairpate.nn.models import build_model
