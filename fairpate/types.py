@@ -73,7 +73,7 @@ class FairRule:
             raise ValueError(f"fair_at: expected a limit above 0 and at most 1, got {self.limit}.")
 
     def __str__(self) -> str:
-        """As a configuration says it: NOTION=LIMIT."""
+        """Return the rule as a configuration has it: NOTION=LIMIT."""
         return f"{self.notion}={self.limit}"
 
 

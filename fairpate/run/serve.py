@@ -380,18 +380,17 @@ def _student_on_ray(
     """Serve copies of the student on Ray Serve, which restarts failed ones; yield a function that returns whether they
     serve."""
     require_extra("serve", "--replicas")
-    from student.server import serve_student, stop_student
+    from student.server import student_served
 
-    with _ray(config, detach=False):
-        # The replicas share what one actor of the run reserved.
-        cpus = config.num_cpus / num_replicas
-        try:
-            serve_student(
-                run.student, host=settings.host, port=settings.port, num_replicas=num_replicas, cpus_per_replica=cpus
-            )
-            yield lambda: True
-        finally:
-            stop_student()
+    # The replicas share what one actor of the run reserved.
+    cpus = config.num_cpus / num_replicas
+    with (
+        _ray(config, detach=False),
+        student_served(
+            run.student, host=settings.host, port=settings.port, num_replicas=num_replicas, cpus_per_replica=cpus
+        ),
+    ):
+        yield lambda: True
 
 
 def stop_aggregator(root: Path) -> None:
@@ -626,7 +625,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
     config = open_run_directory(run.root)[1] if run is not None and run.config.exists() else None
     if run is not None and isinstance(config, VotingMethod):
-        outcome = read_ledger(place.ledger).outcome
+        outcome = read_ledger(place.ledger).outcome_of.get
         try:
             if isinstance(config, OwnVotes):
                 dataset = read_votes_file(config.votes).dataset
