@@ -90,7 +90,8 @@ class Stream:
 
     def __init__(self, mechanism: ConfidentGnmax, votes: VoteBatch, seed: int, delta: float) -> None:
         self._mechanism, self._votes, self._delta = mechanism, votes, delta
-        self._labels = mechanism.labels(votes.votes_QC, keys=list(votes.record_ids), source=SeededSource(seed))
+        keys = list(votes.record_ids)
+        self._labels, _, _ = mechanism.draw(votes.votes_QC, keys=keys, source=SeededSource(seed))
         price_QA = accountant.rdp_of_each_data_dependent(mechanism.realised(votes.votes_QC), _ORDERS_A)
         self._spent_QA = np.cumsum(price_QA, axis=0)
         self._num_groups = int(votes.groups_Q.max()) + 1

@@ -547,10 +547,12 @@ def fair_rule(said: Any) -> FairRule:
         return said
     if isinstance(said, Mapping):
         notion, limit = said.get("notion", DEFAULT_NOTION), said.get("limit", FairRule().limit)
+    # In either spelling, as names of notions have underscores.
     elif str(said).replace("_", "-") == "four-fifths":
         return FOUR_FIFTHS
     else:
         notion, has_notion, limit = str(said).rpartition("=")
+        # A number alone is a limit of the default notion.
         notion = notion.strip() if has_notion else DEFAULT_NOTION
     names = get_args(NotionName)
     if notion not in names:
@@ -1064,6 +1066,7 @@ def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[
         parts = [part for part in get_args(section) if part is not type(None)]
         if len(parts) == 1 and type(None) in get_args(section):  # a section that may be null
             (section,) = parts
+    # Some sections are records, such as the parameters of a mechanism.
     return getattr(section, "model_fields", None) or getattr(section, "__dataclass_fields__", {})
 
 
@@ -1102,6 +1105,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        # `<<` merges an anchor and names no field.
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.value != "<<"]
         for name in names:
             if names.count(name) > 1:
@@ -1256,6 +1260,7 @@ def is_read(name: str, value: Any, settings: Mapping[str, Any]) -> bool:
 def unread_because_of(name: str, settings: Mapping[str, Any]) -> str | None:
     """Return the field whose value keeps ``name`` from being read; None if ``name`` may be read."""
     section, _, field = name.rpartition(".")
+    # Only these two have widths to choose.
     if section.endswith("model") and field == "hidden" and settings.get(f"{section}.name") not in ("mlp", "cnn"):
         return f"{section}.name"
     if name in ("backbone.norm", "backbone.trainable"):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -72,7 +73,7 @@ class FairRule:
             raise ValueError(f"fair_at: expected a limit above 0 and at most 1, got {self.limit}.")
 
     def __str__(self) -> str:
-        """As a configuration says it: NOTION=LIMIT."""
+        """Return the rule as a configuration has it: NOTION=LIMIT."""
         return f"{self.notion}={self.limit}"
 
 
@@ -442,6 +443,9 @@ def worded(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_type_hints = cache(get_type_hints)
+
+
 def restored(kind: type[ItemT], value: Any) -> ItemT:
     """Return what :func:`strict` made of a value of the type ``kind``: records and tuples again, NaN for a null number.
 
@@ -452,7 +456,7 @@ def restored(kind: type[ItemT], value: Any) -> ItemT:
         if not isinstance(value, Mapping):
             raise TypeError(f"expected the fields of {kind.__name__}, got {value!r}")
         # Annotations are text under `from __future__ import annotations`: only this evaluates them.
-        types = get_type_hints(kind)
+        types = _type_hints(kind)
         found = kind(**{name: restored(types.get(name, object), each) for name, each in value.items()})
     elif get_origin(kind) is tuple:
         # All items of one type: no record has a tuple of several.

@@ -118,6 +118,7 @@ def run(
     path = config or (base.EXAMPLES / "color_digits.yaml" if (method, data, epsilon) == (None, None, None) else None)
     found = resolved(options, method) if path is None else configured(path, options, method=method)
     if dry_run:
+        # Other voters are of interest where the method was chosen for the user.
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
         return _dry_run(found, release_of, None if path is not None or is_named else options)
     return outcome(run_method(found, Reporter(asks=not yes), release_of=release_of, with_graph=True))
@@ -311,6 +312,7 @@ def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
         with base.checked_arguments("--fair-at"):
             rule = fair_rule(fair_at)
         placed = placed.model_copy(update={"evaluation": config.evaluation.model_copy(update={"fair_at": str(rule)})})
+    # Quiet, since stages would look as if the model were trained again.
     with waiting("report"):
         return outcome(run_method(placed, Reporter(quiet=True), with_graph=True))
 
@@ -536,7 +538,7 @@ def audit(
     return Output(
         facts={**found.to_json(), "page": page},
         words="\n".join([*lines, found.headline, found.power_words, str(page)]),
-        code=int(found.refuted),
+        code=int(found.refuted),  # so that a script notices
     )
 
 
@@ -634,5 +636,5 @@ def verify(
     return Output(
         facts={"holds": verdict.holds, **asdict(verdict)},
         words="\n".join([*lines, f"head         {verdict.digest}", verdict.words]),
-        code=int(not verdict.holds),
+        code=int(not verdict.holds),  # so that a script notices
     )

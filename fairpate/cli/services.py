@@ -58,6 +58,7 @@ def fetch_data(name: base.DatasetName, data_dir: base.DataDir = None, options: b
     target = data_dir or os.environ.get("FAIRPATE_DATA")
     if not target:
         raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
+    # Which files there are may depend on the loader's own options.
     options_of_loader = base.data_config(name, options, None).options
     files = fetch(name, Path(target), options=options_of_loader, stage=Reporter().stage)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
@@ -633,6 +634,7 @@ def make_plan(
         may_collude: Sites that may collude with the coordinator without exposing the others.
         method: weighted_votes, record_votes, residual_votes or teacher_votes.
     """
+    # Before an embedding is fitted, which takes a while.
     check_output_file(output, "--output", suffixes=(".json",))
     from fairpate.methods.base import resolved
     from fairpate.sites import plan as plans
@@ -713,7 +715,7 @@ def join_plan(
         yes: Agree to --plan without being asked, as in a script.
     """
     if yes and plan is None:
-        # Otherwise a script that is repeated would agree, and pay, for whatever plan the address serves next.
+        # Otherwise a script that is repeated would agree, and pay, for any plan that the address serves next.
         raise UsageError("--yes: agrees to one plan; name it with --plan DIGEST, which `fairpate site plan` printed.")
     if out is not None:
         check_output_folder(out, "--out")

@@ -698,7 +698,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         origins=origins if any(origin != "any" for origin, _ in per_part) else None,
         person_ids=persons.names() if person else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
-        mapped=pixels or (x if x.is_mapped else None),
+        mapped=pixels or (x if x.file else None),
         naming=table.model_dump_json(),
         # Of a person's records, each protected by itself, one that is replaced may be of another person.
         keeps_names=request.unit is None if person else bool(table.identity.key),

@@ -92,7 +92,7 @@ def train_sgd(
     home = next(model.parameters()).device
     model.to(training_device(model))
     fit(model, x, y, config, generator=generator, on_epoch=lambda epoch, _: on_progress(epoch + 1, config.epochs))
-    # The caller goes on with the model where it was.
+    # The caller expects the model on its own device.
     model.to(home)
     event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0, relation=relation)
     return Trained(model=model, events=(event,), noise=NO_NOISE)

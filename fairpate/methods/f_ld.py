@@ -482,7 +482,7 @@ def train_pf_ld(
         # A slope of 0 has no direction, and its length of 0 takes the record out.
         directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
         lengths_J, directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
-        # Without noise it is 0, whatever the sensitivity.
+        # Without noise it is 0 for any sensitivity.
         stddev = noise.gradient and noise.gradient * gradient_sensitivity(slopes_UGK, clip_norm=config.clip_norm)
         on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
 

@@ -151,6 +151,7 @@ class ParityCells:
 
     def rates(self, positive_N: npt.ArrayLike) -> FloatArray:
         """P[h = 1 | group, event] of hard or probabilistic predictions, shape (G, E); NaN in an empty cell."""
+        # An empty cell has no rate; 0 would count as one.
         count_GE = self.counts()
         rate_GE: FloatArray = np.divide(
             self.sums(positive_N), count_GE, out=np.full(count_GE.shape, np.nan), where=count_GE > 0
@@ -177,6 +178,7 @@ class MeanParity:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(U, G, K): one constraint each."""
+        # A loss is one number, and of two classes one probability determines the other.
         num_populations = self.num_classes if self.constraint == "equalized_odds" else 1
         is_scalar = self.constraint == "accuracy_parity" or self.num_classes == 2
         return num_populations, self.num_groups, 1 if is_scalar else self.num_classes

@@ -209,7 +209,7 @@ def open_ledger(
     ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
     try:
         ledger.actions = run.actions
-        _, lost = missing_labels(run, queries, ledger.outcome)
+        _, lost = missing_labels(run, queries, ledger.outcome_of.get)
         stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if lost or len(ledger.outcome_of) < stated:
             lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"

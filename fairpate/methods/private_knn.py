@@ -64,6 +64,7 @@ from teachers.ray_pool import (
     RayNeighbourhood,
     Sampler,
     blocks_of,
+    label_counts,
     start_ray,
 )
 
@@ -329,7 +330,7 @@ class PrivateKnn(VotingMethod):
 
             def ask(x: Tensor, names: Sequence[str]) -> IntArray:
                 places, neighbourhood = found()
-                return neighbourhood.nearest(places(x), names).counts(dataset.num_classes)
+                return label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
 
             yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
 
@@ -339,7 +340,7 @@ class PrivateKnn(VotingMethod):
         found = self._neighbourhood(dataset, places)
 
         def counts(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
-            return found.nearest(places(torch.from_numpy(features)), names).counts(dataset.num_classes)
+            return label_counts(found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes)
 
         def count_votes(questions: Sequence[Question]) -> IntArray:
             names = [question.query.record_id for question in questions]

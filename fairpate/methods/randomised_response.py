@@ -206,7 +206,7 @@ class RandomisedResponse(PrivateMethod):
         # Every reported group mixes true ones: a gap between them is a share of the true gap, and so is the bound.
         shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
         mixing = None
-        # What cannot be learned from reports tells of them.
+        # An error of the learner depends on the reports, and so reveals something about them.
         with training.reporter.stage(self.method), spent(events, noise=source.label):
             model = self.learner(training, shrunk)(x[first], y[first], reported[first], config.max_gap * shrunk)
             if inverse_GG is not None:

@@ -457,7 +457,7 @@ class ResidualVotes(RulesOfRecords):
                 steps.append(noisy_sum(left, events[-1], f"residuals {number}"))
                 # From released sums alone, so that the rule of the next round is public.
                 rule_CW = rule_CW + settings.step * steps[-1] / UNITS**2 @ inverse_WW
-        # Not which curvature: it tells of a draw that is not charged yet. The report says it.
+        # Not which curvature: that would reveal something about a draw that is not charged yet. The report says it.
         training.reporter.note("votes", f"{pool_MW.shape[1]} numbers per class")
         arrays |= {"residuals_RCW": np.stack(steps), "rule_CW": rule_CW}
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))

@@ -349,8 +349,14 @@ def confident_gnmax_rdp(
             pricing.write_exponents(exponent_UA[:, columns])
         exponent_UA /= orders - 1
         rdp_QA = exponent_UA[distinct.inverse_Q]
+    any_votes_A = confident_gnmax_rdp_data_independent(
+        threshold=threshold,
+        threshold_stddev_votes=threshold_stddev_votes,
+        noise_stddev_votes=noise_stddev_votes,
+        orders_A=orders,
+    )
     # The joint cost never exceeds the data-independent one: only rounding does.
-    np.minimum(rdp_QA, query.data_independent_rdp(orders), out=rdp_QA)
+    np.minimum(rdp_QA, any_votes_A, out=rdp_QA)
     return rdp_QA if original_A is None else rdp_QA[:, original_A]
 
 
@@ -372,9 +378,14 @@ def confident_gnmax_rdp_total(
     else:
         distinct = DistinctHistograms.of(ranked_QC[:, -1], _log_q_ranked(ranked_QC, noise_stddev_votes, tail))
         exponent_A = np.concatenate([pricing.total_exponents() for _, pricing in query.pricings(distinct, orders)])
+    any_votes_A = confident_gnmax_rdp_data_independent(
+        threshold=threshold,
+        threshold_stddev_votes=threshold_stddev_votes,
+        noise_stddev_votes=noise_stddev_votes,
+        orders_A=orders,
+    )
     # Rounding alone may leave the range from 0 to the data-independent cost.
-    cap_A = len(ranked_QC) * query.data_independent_rdp(orders)
-    total_A: FloatArray = np.clip(exponent_A / (orders - 1), 0.0, cap_A)
+    total_A: FloatArray = np.clip(exponent_A / (orders - 1), 0.0, len(ranked_QC) * any_votes_A)
     return total_A if original_A is None else total_A[original_A]
 
 
@@ -428,14 +439,6 @@ class _ConfidentQuery:
     def __post_init__(self) -> None:
         _check_threshold(self.threshold, self.threshold_stddev, self.tail)
         _require_positive("noise_stddev_votes", self.noise_stddev)
-
-    def data_independent_rdp(self, orders_A: FloatArray) -> FloatArray:
-        return confident_gnmax_rdp_data_independent(
-            threshold=self.threshold,
-            threshold_stddev_votes=self.threshold_stddev,
-            noise_stddev_votes=self.noise_stddev,
-            orders_A=orders_A,
-        )
 
     def single_exponents(self, ranked_1C: IntArray, orders_A: FloatArray) -> FloatArray:
         """(alpha - 1) R of one online query, shape (1, A): nothing to group, nothing to tabulate."""

@@ -1044,9 +1044,9 @@ class LedgerMeter:
         counted."""
         stored = self._log.stored()
         # `num_queries` is what the ledger surely held, not the room that was counted ahead.
-        if stored is not None and ledger.num_reservations < stored.num_queries:
+        if stored is not None and len(ledger.keys) < stored.num_queries:
             raise RunDirectoryError(
-                f"{ledger.name}: lacks {stored.num_queries - ledger.num_reservations} of {stored.num_queries} queries "
+                f"{ledger.name}: lacks {stored.num_queries - len(ledger.keys)} of {stored.num_queries} queries "
                 "that were charged; restore all its files from one copy made later."
             )
         self.settle(ledger)
@@ -1054,7 +1054,7 @@ class LedgerMeter:
 
     def settle(self, ledger: Ledger) -> None:
         """Set the odometer's count to what the ledger holds."""
-        self._settled = ledger.num_reservations
+        self._settled = len(ledger.keys)
         # A ledger that was opened and never asked is no release.
         if self._settled or self._log.stored() is not None:
             # Past a limit too: these queries were charged, and a refusal would leave them out of the sum.
@@ -1065,7 +1065,7 @@ class LedgerMeter:
         if num_reservations <= self._held:
             return
         if self._ledger is not None:  # the ledger has these for good: an older copy of its files lacks some of them
-            self._settled = self._ledger.num_reservations
+            self._settled = len(self._ledger.keys)
         # Room for a block: one durable write here serves many charges. No further than the ledger's own budget: room
         # beyond it could never be charged.
         block = max(num_reservations, queries_that_fit(self._terms, num_reservations + _BLOCK - 1))

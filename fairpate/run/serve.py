@@ -327,16 +327,16 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             stack.callback(server.stop)
         else:
             require_extra("serve", "--replicas")
-            from student.server import serve_student, stop_student
+            from student.server import student_served
 
             ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
             stack.enter_context(_ray(ray, detach=False))
-            stack.callback(stop_student)
             # The replicas share what one actor of the run reserved.
             cpus = ray.num_cpus / num_replicas
-            serve_student(
+            served = student_served(
                 run.student, host=settings.host, port=settings.port, num_replicas=num_replicas, cpus_per_replica=cpus
             )
+            stack.enter_context(served)
         # As Ctrl-C, so that the server finishes its requests.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at {settings.url} (documentation: /docs)")
@@ -598,7 +598,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
     config = open_run_directory(run.root)[1] if run is not None and run.config.exists() else None
     if run is not None and isinstance(config, VotingMethod):
-        outcome = read_ledger(place.ledger).outcome
+        outcome = read_ledger(place.ledger).outcome_of.get
         try:
             if isinstance(config, OwnVotes):
                 dataset = read_votes_file(config.votes).dataset

@@ -1,11 +1,8 @@
 import contextlib
 import re
-import tempfile
-from pathlib import Path
 
 import httpx
 import pytest
-from local_postgres import Server, programs
 from serving import ANALYST, running, tokens_of_both_roles
 
 
@@ -49,15 +46,3 @@ def place(request, tmp_path):
 def database(postgres, request):
     """A ledger's place in a database."""
     return postgres.url(re.sub(r"\W", "-", request.node.name))
-
-
-@pytest.fixture(scope="module")
-def own_server():
-    """A PostgreSQL server that a test may stop; each test leaves it running."""
-    pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
-    if programs() is None:
-        pytest.skip("PostgreSQL is not installed")
-    with tempfile.TemporaryDirectory(prefix="fairpate-postgres-") as folder:
-        Path(folder).chmod(0o755)
-        with Server(Path(folder) / "server") as server:
-            yield server

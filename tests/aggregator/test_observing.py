@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
 
 from aggregator.session import VotesUnavailableError
-from fairpate.http_server import Buckets, JsonLines, RequestRate, TlsFiles, open_private, otlp_tracer, tracer_to
+from fairpate.http_server import Buckets, JsonLines, RequestRate, TlsFiles, open_private, tracer_to
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 
@@ -161,7 +161,7 @@ def test_spans_reach_a_collector_by_otlp(service, monkeypatch):
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-    tracer = otlp_tracer()
+    tracer = tracer_to()
     httpx.get(f"{service(tracer=tracer)}/v1/budget")
     deadline_s = time.monotonic() + 10
     while not received and time.monotonic() < deadline_s:  # a span ends a moment after its reply

@@ -73,7 +73,7 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
         seed=config.seed,
         checkpoint_dir=run.teachers,
     )
-    questions = [public_pool(dataset).question(number) for number in range(75, 90)]
+    questions = [public_pool(dataset).questions[number] for number in range(75, 90)]
     x = np.stack([question.features for question in questions])
     expected = collect_votes(ensemble, torch.from_numpy(x))
     voters = ServingTeachers(ensemble, config.ray)
