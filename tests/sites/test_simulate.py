@@ -140,7 +140,7 @@ def test_a_folder_that_exists_is_refused(
 
 def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sites.md").read_text(encoding="utf-8")
-    for method in ("weighted_votes", "residual_votes"):
+    for method in ("weighted_votes", "residual_votes", "dp_fedavg"):
         assert benchmark.table(method) in page, "print it anew: python benchmarks/sites.py --models all --table"
     sums, found = measured.read("site_sums"), " ".join(page.split())
     assert benchmark.sums_table() in page, "print it anew: python benchmarks/sites.py --table"
@@ -154,10 +154,9 @@ def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() ->
         f"lost; {outcomes['ended: too few sites']} ended without a sum"
     ) in found
     errors = [(title, error) for row in measured.read("sites").values() for title, (_, error) in row.items()]
-    others, alone = (
-        max(error for title, error in errors if (title == "alone") == of_alone) for of_alone in (False, True)
-    )
-    assert f"standard errors are up to {others} points (alone: {alone})" in " ".join(page.split())
+    alone, of_sites = (max(error for title, error in errors if title == each) for each in ("alone", "DP-FedAvg"))
+    others = max(error for title, error in errors if title not in ("alone", "DP-FedAvg"))
+    assert f"standard errors are up to {others} points (alone: {alone}; DP-FedAvg: {of_sites})" in found
     rows = {name: {title: mean for title, (mean, _) in row.items()} for name, row in measured.read("sites").items()}
 
     def most(better: str, worse: str, *words: str) -> str:
