@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -62,7 +62,7 @@ class RetryRule:
     first_pause_s: float = 0.25
 
 
-class AggregatorClient:
+class AggregatorClient(AbstractContextManager["AggregatorClient"]):
     """Sends requests to one service; use as a context manager.
 
     ``token`` is sent as a bearer token; ``timeout_s`` limits each attempt. QueryError for a URL that cannot be one of a
@@ -85,9 +85,6 @@ class AggregatorClient:
             self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
         except (httpx.InvalidURL, ValueError) as error:
             raise QueryError(f"{url}: not a URL of a service ({error}).") from error
-
-    def __enter__(self) -> AggregatorClient:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -155,7 +152,16 @@ class AggregatorClient:
             # Asking again is free: a query that was charged has a stored reply.
             time.sleep(self._retry.first_pause_s * 2**attempt)
         if response.status_code != httpx.codes.OK:
-            raise QueryError(_describe(response), status=response.status_code)
+            try:
+                # One a line. A fault that concerns no value, such as a full disk, has an empty one.
+                faults = response.json()["errors"]
+                got = [f"got {each['value']}. " * bool(each["value"]) for each in faults]
+                words = "\n".join(
+                    f"{each['field']}: {of}{each['remedy']}" for each, of in zip(faults, got, strict=True)
+                )
+            except (ValueError, KeyError, TypeError):
+                words = f"{response.url}: status {response.status_code} and no explanation; is this an aggregator?"
+            raise QueryError(words, status=response.status_code)
         try:
             return kind.model_validate_json(response.content)
         except ValidationError as error:
@@ -164,17 +170,6 @@ class AggregatorClient:
 
 def _queries(questions: Sequence[Question]) -> list[Mapping[str, Any]]:
     return [{"id": question} if isinstance(question, int) else question for question in questions]
-
-
-def _describe(response: httpx.Response) -> str:
-    """Return the faults in an error response, one a line."""
-    try:
-        faults = response.json()["errors"]
-        # A fault that concerns no value, such as a full disk, has an empty one.
-        got = [f"got {fault['value']}. " * bool(fault["value"]) for fault in faults]
-        return "\n".join(f"{fault['field']}: {of}{fault['remedy']}" for fault, of in zip(faults, got, strict=True))
-    except (ValueError, KeyError, TypeError):
-        return f"{response.url}: status {response.status_code} and no explanation; is this an aggregator?"
 
 
 # Lines that are kept, characters of one range, and records that one command may ask.
@@ -242,9 +237,12 @@ class QueryShell(cmd.Cmd):
             self._console.print(str(error), style="red", markup=False)
             return False
 
-    def default(self, line: str) -> None:
-        """Raise CommandError for an unknown command, with the nearest known one."""
+    def default(self, line: str) -> bool:  # type: ignore[override]  # the base class knows no end of input
+        """Leave at the end of input; raise CommandError for an unknown command, with the nearest known one."""
         word = line.split()[0]
+        if word == "EOF":
+            self._console.print()
+            return True
         commands = sorted(name[3:] for name in self.get_names() if name.startswith("do_"))
         raise CommandError(f"{word}: unknown command{nearest(word, commands)}.")
 
@@ -291,15 +289,6 @@ class QueryShell(cmd.Cmd):
 
     def do_quit(self, _: str) -> bool:
         """quit: leave."""
-        return True
-
-    def get_names(self) -> list[str]:
-        """Return the names of commands, except the one for the end of input, which is not typed."""
-        return [name for name in super().get_names() if name != "do_EOF"]
-
-    def do_EOF(self, _: str) -> bool:
-        """End of input: leave."""
-        self._console.print()
         return True
 
     def _tell(self, facts: Mapping[str, Any], *words: RenderableType) -> None:

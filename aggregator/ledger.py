@@ -25,13 +25,14 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from pydantic_core import from_json
 
 from aggregator import store
 from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
@@ -47,7 +48,6 @@ from aggregator.store import (
     canonical,
     content_after,
     entry_payload,
-    entry_text,
     is_database,
     shown,
     verified_entries,
@@ -224,11 +224,11 @@ def commit_entry(first: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 class LedgerState:
-    """The state that follows from a ledger's entries: every reservation, its outcome and caller, and the callers'
-    limits.
+    """The state that follows from a ledger's entries: every reservation, its outcome and caller, and callers' limits.
 
-    ``keys``, ``groups`` and ``outcomes`` are by reservation number; an open reservation has the outcome None.
-    ``outcome_of`` finds an outcome by key. ``asked`` lists who asked for which reservations, in order; it only grows.
+    ``keys``, ``groups`` and ``outcomes`` have an item for each reservation, by its number; an open reservation, which
+    is charged too, has the outcome None. ``outcome_of`` has the committed outcomes by key. ``asked`` lists who asked
+    for which reservations, in order; it only grows.
     ``charged_to`` counts the queries charged to each caller; the empty name is the run itself.
     ``limits`` are by caller. ``head`` is the last entry, ``stored_terms`` the terms as they were stored.
     """
@@ -305,15 +305,6 @@ class LedgerState:
         self.outcomes += [None] * len(keys)
         # Last: other threads count reservations by their keys, and may see complete ones only.
         self.keys += keys
-
-    def outcome(self, key: str) -> Outcome | None:
-        """Return the committed outcome of a query, or None."""
-        return self.outcome_of.get(key)
-
-    @property
-    def num_reservations(self) -> int:
-        """The number of queries that were charged, open reservations included."""
-        return len(self.keys)
 
     @property
     def votes_QC(self) -> IntArray:
@@ -418,7 +409,10 @@ def write_store(place: Place, header: Header, rows: Sequence[Row]) -> None:
 
 
 def open_anchor(place: Place) -> Anchor:
-    """Return the anchor at ``place``: a file, or a name in a database, as for ledgers. Nothing is read yet."""
+    """Return the anchor at ``place``: a file, or a name in a database, as for ledgers; it is not read yet.
+
+    UnreachableError where no database answers.
+    """
     if is_database(place):
         from aggregator import postgres
 
@@ -435,7 +429,7 @@ def noted_at(place: Place | None) -> tuple[Head, ...]:
         return (anchor.noted(),)
 
 
-class Ledger(LedgerState):
+class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     """An open ledger: the only writer of its store. Use as a context manager, or call :meth:`close`.
 
     Any thread may read; writes must come one after another. ``hold``, where it is set, is called before each charge
@@ -488,9 +482,6 @@ class Ledger(LedgerState):
                 self._opened = opened.pop_all()
         except (sqlite3.Error, OSError) as error:
             raise LedgerError(f"{name}: cannot be opened for writing ({error}); repair disk or folder.") from error
-
-    def __enter__(self) -> Ledger:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -545,7 +536,7 @@ class Ledger(LedgerState):
         # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
         at_s = round(time.time(), 3)
         entry = reserve_entry(keys, groups, votes_QC, asked, at_s)
-        first = self.num_reservations
+        first = len(self.keys)
         # The hold comes first: a crash in between counts too many, never too few.
         if self.hold is not None:
             self.hold(first + len(keys))
@@ -565,7 +556,11 @@ class Ledger(LedgerState):
 
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
         self.check()
-        text = entry_text(payload)
+        text = canonical(payload)
+        # ValueError for half of a UTF-16 pair, which no reader accepts. Without this escape there is none, and parsing
+        # every entry would be slow.
+        if "\\ud" in text:
+            from_json(text)
         head = self.chain.after(self.head, kind, text)
         try:
             # The store first: an anchor ahead of it would refuse a ledger from which nothing is missing.

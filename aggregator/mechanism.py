@@ -134,10 +134,8 @@ class Mechanism(ABC):
     def realised_rdp(self, votes_QC: IntArray, orders_A: FloatArray) -> FloatArray:
         """Return the Renyi curve of each of these queries, shape (Q, A), for the operator alone."""
         event = self.realised(votes_QC)
-        price_each = accountant.rdp_of_each_data_dependent
-        # A registered type has a function of its own; all others share the one that refuses.
-        if price_each.dispatch(type(event)) is not price_each.dispatch(object):
-            return price_each(event, orders_A)
+        if isinstance(event, accountant.ConfidentGnmaxVotes):
+            return accountant.rdp_of_each_data_dependent(event, orders_A)
         # One by one; where votes do not matter, all queries have the curve of one.
         rows = votes_QC[:, None] if event.data_dependent else votes_QC[:1, None]
         curves = [accountant.rdp_data_dependent([self.realised(row_1C)], orders_A) for row_1C in rows]
@@ -158,7 +156,14 @@ class Mechanism(ABC):
     def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
         """Return whether every voter that the mechanism requires has voted. ValueError unless the votes are counts for
         two or more classes."""
-        return check_votes(votes_QC, num_teachers=num_teachers)
+        # Signed integers only: noise is negative too, and other types would wrap around or be rounded.
+        if votes_QC.ndim != 2 or votes_QC.shape[1] < 2 or votes_QC.dtype.kind != "i":
+            what = f"{votes_QC.dtype} of {votes_QC.shape}"
+            raise ValueError(f"Expected integer votes for at least two classes, got {what}.")
+        if votes_QC.size and votes_QC.min() < 0:
+            raise ValueError("Expected votes >= 0.")
+        totals: list[int] = votes_QC.sum(axis=1).tolist()
+        return totals.count(num_teachers) == len(totals)
 
     def chances(self, counts_QC: IntArray, *, num_teachers: int) -> FloatArray:  # noqa: ARG002 - of the subclass
         """Return the probability of every label given released counts, shape (Q, C); rows sum to one.
@@ -194,17 +199,6 @@ def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityG
     return outcomes
 
 
-def check_votes(votes_QC: IntArray, *, num_teachers: int) -> bool:
-    """Return whether every teacher voted on every query. ValueError unless these are counts for two or more classes."""
-    # Signed integers only: noise is negative too, and other types would wrap around or be rounded.
-    if votes_QC.ndim != 2 or votes_QC.shape[1] < 2 or votes_QC.dtype.kind != "i":
-        raise ValueError(f"Expected integer votes for at least two classes, got {votes_QC.dtype} of {votes_QC.shape}.")
-    if votes_QC.size and votes_QC.min() < 0:
-        raise ValueError("Expected votes >= 0.")
-    totals: list[int] = votes_QC.sum(axis=1).tolist()
-    return totals.count(num_teachers) == len(totals)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ConfidentVotes(MechanismParameters, Mechanism):
     """A noisy argmax after a noisy threshold check. The voters and the kind of release are set by subclasses."""
@@ -218,7 +212,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        labels, confident, noisy_QC = self._labels_and_counts(votes_QC, keys, source)
+        labels, confident, noisy_QC = self.draw(votes_QC, keys=keys, source=source)
         outcomes = gated(labels, groups, gate)
         if self.releases == "counts":
             # After the gate: the counts behind a label that it refused are not released.
@@ -227,17 +221,13 @@ class ConfidentVotes(MechanismParameters, Mechanism):
                     outcomes[query] = replace(outcomes[query], counts=tuple(counts_C))
         return outcomes
 
-    def labels(self, votes_QC: IntArray, *, keys: Sequence[str], source: NoiseSource) -> list[int]:
-        """Return the label of each query whose noisy threshold check passes, else ``NOT_CONFIDENT``.
-
-        Ties are broken uniformly.
-        """
-        return self._labels_and_counts(votes_QC, keys, source)[0]
-
-    def _labels_and_counts(
-        self, votes_QC: IntArray, keys: Sequence[str], source: NoiseSource
+    def draw(
+        self, votes_QC: IntArray, *, keys: Sequence[str], source: NoiseSource
     ) -> tuple[list[int], IntArray, IntArray]:
-        """Return all labels, the rows whose noisy threshold check passes, and the noisy counts of those rows."""
+        """Return all labels, the rows whose noisy threshold check passes, and the noisy counts of those rows.
+
+        The label of a query whose check fails is ``NOT_CONFIDENT``. Ties are broken uniformly.
+        """
         # Word 0 of a row is the check's, the others one per class: no draw shifts another, alone or in a block.
         words = source.words(keys, 1 + votes_QC.shape[1])
         noise_Q = discrete_gaussians(self.threshold_stddev_votes, words[:, 0], source)
@@ -369,7 +359,7 @@ class NearestRecords(ConfidentVotes):
 
     def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
         """Return whether there are at most ``num_teachers`` votes on each query: a sample may be smaller."""
-        check_votes(votes_QC, num_teachers=num_teachers)
+        super().is_complete(votes_QC, num_teachers=num_teachers)
         return bool((votes_QC.sum(axis=1) <= num_teachers).all())
 
 

@@ -25,6 +25,8 @@ import psycopg
 from psycopg import Connection
 
 from aggregator.store import (
+    SCHEMA_VERSION,
+    Chain,
     EntryKind,
     Head,
     Header,
@@ -247,7 +249,7 @@ class PostgresStore:
         try:
             with as_ledger_errors(self._place):
                 if create:
-                    new = Header.new(terms)
+                    new = Header(SCHEMA_VERSION, terms, Chain())
                     self._commits.run(_MAKE, (self._name, new.version, terms, new.chain.key.hex(), *new.start))
                 self._take_advisory_lock(take_over=take_over)
                 # Until `begin` commits, this transaction locks the row: no other writer appends while this one reads
@@ -371,11 +373,11 @@ class DatabaseAnchor:
 
     def __init__(self, place: str) -> None:
         self._place, (self._url, self._name) = shown(place), split_place(place)
-        self._opened: Commits | None = None
+        self._commits = Commits(self._url, self._place)
 
     def make(self, head: Head) -> None:
         try:
-            made = self._commits().run(
+            made = self._commits.run(
                 "INSERT INTO fairpate_anchors VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (self._name, *head)
             )
         except StoreError as error:
@@ -385,7 +387,7 @@ class DatabaseAnchor:
 
     def noted(self) -> Head:
         try:
-            run = self._commits().run
+            run = self._commits.run
             found = run("SELECT number, digest FROM fairpate_anchors WHERE name = %s", (self._name,)).fetchone()
         except StoreError as error:
             raise UnreachableError(f"{self._place}: the anchor cannot be read ({error}); bring it back.") from error
@@ -400,7 +402,7 @@ class DatabaseAnchor:
 
     def note(self, head: Head) -> None:
         # Compared and moved by one statement: no other writer's note comes in between.
-        moved = self._commits().run(
+        moved = self._commits.run(
             "UPDATE fairpate_anchors SET number = %s, digest = %s "
             "WHERE name = %s AND (number < %s OR (number = %s AND digest = %s))",
             (*head, self._name, head.number, *head),
@@ -409,10 +411,4 @@ class DatabaseAnchor:
             raise StoreError(f"{self._place}: is gone, or another writer noted an entry that this one does not have")
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.connection.close()
-
-    def _commits(self) -> Commits:
-        if self._opened is None or self._opened.connection.closed:
-            self._opened = Commits(self._url, self._place)
-        return self._opened
+        self._commits.connection.close()

@@ -5,8 +5,9 @@ distributions where there are any. A limit on the data-independent epsilon is a 
 (:mod:`fairpate.privacy.accountant`) at one order that is fixed before the first query. Every query costs the same, so
 that this filter, too, admits a number of queries that is known beforehand, and stopping there is sound although
 analysts choose queries adaptively. The guarantee is then the limit, not the cost of the queries submitted so far. A
-limit on the data-dependent epsilon ends when private votes decide it, which leaks (:class:`VotesFilter`). Reservations
-count in full, also those of refused and free queries and those that a crash left open.
+limit on the data-dependent epsilon ends when private votes decide it, which leaks. It is also not a filter in the
+accountant's sense: costs differ from query to query, and any order may be the one that is within its limit.
+Reservations count in full, also those of refused and free queries and those that a crash left open.
 
 **Callers.** A caller may have a limit of its own and a quota per day. Callers may act together, so the guarantee is
 that of the shared budget; own limits divide it. Charges and limits are entries of the ledger and outlive a restart. A
@@ -37,8 +38,8 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
@@ -96,53 +97,6 @@ def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> Budg
         epsilon_submitted=epsilon_data_independent(terms, num_queries=num_queries),
         closed=closed,
     )
-
-
-class CountFilter:
-    """Admits at most ``limit`` reservations for any votes."""
-
-    def __init__(self, ledger: Ledger, limit: int) -> None:
-        self._ledger, self._limit = ledger, limit
-
-    def room(self, wanted: int) -> int:
-        """Return how many of ``wanted`` queries fit."""
-        return max(0, min(wanted, self._limit - self._ledger.num_reservations))
-
-    def admit(self, votes_QC: IntArray) -> int:
-        """Return how many of these queries fit, from the first on; they are reserved next."""
-        return self.room(len(votes_QC))
-
-
-class VotesFilter:
-    """Admits reservations while their data-dependent cost stays within the limit; closes at the first that does not.
-
-    Private: votes decide when it closes. It is also not a filter in the sense of :mod:`fairpate.privacy.accountant`:
-    costs differ from query to query, and any order may be the one that is within its limit.
-    """
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._mechanism, self._renyi = ledger.terms.mechanism, _renyi(ledger.terms.budget)
-        self._spent_A = np.zeros(len(_ORDERS_A))
-        self._closed = False
-        # Reservations without an outcome count: a crash may have come after their noise was drawn.
-        if ledger.num_reservations:
-            self._spent_A += self._mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
-
-    def room(self, wanted: int) -> int:
-        """Return how many of ``wanted`` queries may fit, as far as known without their votes."""
-        return 0 if self._closed else wanted
-
-    def admit(self, votes_QC: IntArray) -> int:
-        """Return how many of these queries fit, from the first on; they are reserved next."""
-        if self._closed or not len(votes_QC):
-            return 0
-        for number, price_A in enumerate(self._mechanism.realised_rdp(votes_QC, _ORDERS_A)):
-            if not self._renyi.admits(self._spent_A, price_A):
-                self._closed = True
-                return number
-            # Counted before the reservation: one that fails counts too much, never too little.
-            self._spent_A = self._spent_A + price_A
-        return len(votes_QC)
 
 
 def _renyi(budget: Budget) -> RenyiFilter:
@@ -236,20 +190,16 @@ def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
     return queries_that_fit(replace(terms, budget=budget), most)
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuotaRefusal:
-    """A refusal: ``allowed_now`` new queries are left; the request fits after ``retry_after_s`` (inf: never)."""
+@dataclass(kw_only=True, eq=False)
+class QuotaExceededError(Exception):
+    """A request of ``num_new`` new queries of which ``allowed_now`` are left to its caller.
 
+    It fits after ``retry_after_s`` (inf: never).
+    """
+
+    num_new: int
     allowed_now: int
     retry_after_s: float
-
-
-class QuotaExceededError(Exception):
-    """A request of ``num_new`` new queries that its caller's quota has no room for."""
-
-    def __init__(self, refusal: QuotaRefusal, num_new: int) -> None:
-        super().__init__(f"{num_new} new queries, {refusal.allowed_now} allowed now")
-        self.refusal, self.num_new = refusal, num_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,17 +229,17 @@ class _Bucket:
         return max(0.0, self.level - passed_s * self.rule.max_queries / self.rule.period_s)
 
 
+@dataclass(eq=False)
 class Quotas:
     """Counts how many new queries each caller may ask now: leaky buckets, filled by the charges in the ledger.
 
     ``now_s`` is in seconds since 1970, on the clock of the ledger's charges.
     """
 
-    def __init__(self, rule: QuotaRule) -> None:
-        self._rule = rule
-        self._buckets: dict[str, _Bucket] = {}
+    rule: QuotaRule
+    _buckets: dict[str, _Bucket] = field(default_factory=dict, init=False)
 
-    def refusal(self, ledger: Ledger, caller: str, num_queries: int, *, now_s: float) -> QuotaRefusal | None:
+    def refusal(self, ledger: Ledger, caller: str, num_queries: int, *, now_s: float) -> QuotaExceededError | None:
         """Return why ``caller`` may not be charged with ``num_queries`` now, or None; nothing is taken."""
         free = self.room(ledger, caller, now_s=now_s)
         if num_queries <= free:
@@ -301,7 +251,7 @@ class Quotas:
             # Nothing leaks until a clock that was set back has caught up.
             still_s = max(0.0, bucket.filled_at_s - now_s)
             wait_s = still_s + (num_queries - free) * rule.period_s / rule.max_queries
-        return QuotaRefusal(allowed_now=max(0, math.floor(free)), retry_after_s=wait_s)
+        return QuotaExceededError(num_new=num_queries, allowed_now=max(0, math.floor(free)), retry_after_s=wait_s)
 
     def room(self, ledger: Ledger, caller: str, *, now_s: float) -> float:
         """Return how many new queries ``caller`` may be charged with now; inf without a quota."""
@@ -313,7 +263,7 @@ class Quotas:
         """Return the caller's bucket with all charges counted."""
         # A quota of the caller itself replaces that of the service, in both directions.
         own = ledger.limit_of(caller).per_day
-        rule = self._rule if own is None else QuotaRule(max_queries=own)
+        rule = self.rule if own is None else QuotaRule(max_queries=own)
         bucket = self._buckets.get(caller)
         # Under another rule all earlier charges are counted again, as that rule counts them.
         if bucket is None or bucket.rule != rule:
@@ -413,100 +363,86 @@ class PublicPool:
         """The shape of one record's features."""
         return tuple(self.features.shape[1:])
 
-    def question(self, number: int) -> Question:
-        """Return the record at ``number``. The first call hashes all records."""
-        return self._questions[number]
-
     def posted(self, features: Sequence[Any], group: str) -> Question:
         """Return a record that came with a request; its shape and range were validated."""
-        # In the pool's type before it is hashed: all spellings of a number are one query, and charged once.
-        array = _without_negative_zero(np.asarray(features, dtype=self.features.dtype))
+        # In the pool's type before it is hashed, and -0.0 as 0.0, which is their sum: all spellings of a number are one
+        # query, and charged once.
+        array: Features = np.add(np.asarray(features, dtype=self.features.dtype), self.features.dtype.type(0))
         code = self.group_names.index(group)
         key = query_key(array, code)
         return Question(query=Query(key=key, group=code, record_id=f"posted-{key[:16]}"), features=array)
 
-    def written(self, record: Mapping[str, Any], group: str) -> Question:
-        """Return a record given by its form's columns. ValueError names a column with an undeclared value."""
-        assert self.form is not None
-        features: Any = self.place(self.form.encode(record))
-        return self.posted(features, group)
-
-    def number_of(self, key: str) -> int | None:
-        """Return the number of the record with this content hash; None for a record that is not in the pool."""
-        return self._numbers.get(key)
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each record by its content hash."""
+        return {question.query.key: number for number, question in enumerate(self.questions)}
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {question.query.key: number for number, question in enumerate(self._questions)}
-
-    @cached_property
-    def _questions(self) -> tuple[Question, ...]:
+    def questions(self) -> tuple[Question, ...]:
+        """All records by number; the first use hashes them."""
+        zero = self.features.dtype.type(0)
         return tuple(
             Question(
-                # The key alone needs equal bytes; voters see the stored record.
-                query=Query(key=query_key(_without_negative_zero(x), group), group=group, record_id=record_id),
+                # The key alone needs equal bytes, with -0.0 as 0.0; voters see the stored record.
+                query=Query(key=query_key(np.add(x, zero), group), group=group, record_id=record_id),
                 features=x,
             )
             for x, group, record_id in zip(self.features, self.groups_N.tolist(), self.record_ids, strict=True)
         )
 
 
-def _without_negative_zero(features: Features) -> Features:
-    """Return ``features`` with -0.0 as 0.0: equal values get equal bytes, so that a record has one key."""
-    # IEEE 754: -0.0 + 0.0 is 0.0, and no other number changes.
-    return np.add(features, features.dtype.type(0))
-
-
 class AggregatorSession:
-    """Asks the teachers of one ledger, within its budget. All methods may be called from any thread."""
+    """Asks the teachers of one ``ledger``, within its budget. All methods may be called from any thread.
+
+    Where votes decide when the budget ends, it ends at the first query whose data-dependent cost has no room.
+    """
 
     def __init__(self, ledger: Ledger, *, source: NoiseSource) -> None:
         """Raise ValueError unless ``source`` is the kind of noise that the ledger's terms declare."""
         # The terms are what the published statement says about the noise.
         if source.label != ledger.terms.noise:
             raise ValueError(f"Expected a {ledger.terms.noise} source for this ledger, got {source.label}.")
-        self._ledger, self._source = ledger, source
-        self._gate = self._resumed_gate()
-        # Either filter counts the ledger's reservations as spent.
-        self._filter: CountFilter | VotesFilter = (
-            VotesFilter(ledger)
-            if ledger.terms.budget.kind == "data_dependent"
-            else CountFilter(ledger, queries_that_fit(ledger.terms, UNLIMITED))
-        )
+        self.ledger, self._source = ledger, source
+        self._gate: DemographicParityGate | None = None
         self._lock = threading.Lock()
-
-    def _resumed_gate(self) -> DemographicParityGate:
-        terms = self._ledger.terms
-        # Stored nowhere: its state is the counts of the answers that were committed.
-        return DemographicParityGate(
-            terms.gate,
-            num_groups=terms.num_groups,
-            num_classes=terms.num_classes,
-            counts_GC=np.array(self._ledger.counts_GC, dtype=np.int64),
-        )
-
-    @property
-    def terms(self) -> LedgerTerms:
-        """The terms of its ledger."""
-        return self._ledger.terms
+        self._most_queries = queries_that_fit(ledger.terms, UNLIMITED)
+        budget = ledger.terms.budget
+        self._votes_filter = _renyi(budget) if budget.kind == "data_dependent" else None
+        self._spent_A = np.zeros(len(_ORDERS_A))
+        # Reservations without an outcome count: a crash may have come after their noise was drawn.
+        if self._votes_filter is not None and ledger.keys:
+            self._spent_A += ledger.terms.mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
 
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
         """Return the budget after that many new queries, whether or not all of them have room: public values only."""
         return budget_status(
-            self._ledger.terms,
-            num_queries=self._ledger.num_reservations + num_new_queries,
+            self.ledger.terms,
+            num_queries=len(self.ledger.keys) + num_new_queries,
             # Whether one more would have room behind them.
-            closed=self._filter.room(num_new_queries + 1) <= num_new_queries,
+            closed=self.room(num_new_queries + 1) <= num_new_queries,
         )
 
     def room(self, wanted: int) -> int:
         """Return how many of ``wanted`` new queries the budget may have room for, as far as known without votes."""
-        return self._filter.room(wanted)
+        return max(0, min(wanted, self._most_queries - len(self.ledger.keys)))
+
+    def _admitted(self, votes_QC: IntArray) -> int:
+        """Return how many of these queries have room, from the first on; they are reserved next."""
+        count = self.room(len(votes_QC))
+        if self._votes_filter is None or not count:
+            return count
+        for number, price_A in enumerate(self.ledger.terms.mechanism.realised_rdp(votes_QC, _ORDERS_A)):
+            if not self._votes_filter.admits(self._spent_A, price_A):
+                self._most_queries = 0
+                return number
+            # Counted before the reservation: one that fails counts too much, never too little.
+            self._spent_A = self._spent_A + price_A
+        return count
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
         """Store how much ``caller`` may spend from now on. LedgerError if it cannot be written."""
         with self._lock:
-            self._ledger.limit(caller, limit)
+            self.ledger.limit(caller, limit)
 
     def ask(
         self, queries: Sequence[Query], vote: VoteFunction, *, quota: QuotaRoom = lambda _: math.inf
@@ -518,13 +454,13 @@ class AggregatorSession:
         VotesUnavailableError if not all teachers voted, LedgerError if the ledger cannot be written; what was committed
         until then is answered when it is asked again.
         """
-        ledger, terms = self._ledger, self._ledger.terms
+        ledger, terms = self.ledger, self.ledger.terms
         # A query that is given twice is voted on and charged once.
-        distinct = list({query.key: query for query in queries if ledger.outcome(query.key) is None}.values())
+        distinct = list({query.key: query for query in queries if ledger.outcome_of.get(query.key) is None}.values())
         # Without the lock, so that no teacher votes on queries without room; decided again under the lock.
         payers = self._payers(distinct, quota)
         new = [query for query, payer in zip(distinct, payers, strict=True) if payer is not None]
-        new = new[: self._filter.room(len(new))]
+        new = new[: self.room(len(new))]
         if new:
             for query in new:
                 if not 0 <= query.group < terms.num_groups:
@@ -538,7 +474,7 @@ class AggregatorSession:
             with self._lock:
                 self._write(new, votes_QC, quota)
         # As the ledger has it, not as it was drawn: what is not stored does not leave.
-        return tuple([ledger.outcome(query.key) or OverBudget() for query in queries])
+        return tuple([ledger.outcome_of.get(query.key) or OverBudget() for query in queries])
 
     def _payers(self, queries: Sequence[Query], quota: QuotaRoom) -> list[Asker | None]:
         """Return who is charged with each new query: the first asker with room; None where no asker has room.
@@ -546,7 +482,7 @@ class AggregatorSession:
         Room is what both the caller's own limit and its ``quota`` leave. The result holds until the next charge, so
         only the thread that holds the lock may rely on it.
         """
-        ledger = self._ledger
+        ledger = self.ledger
         # Counted down here: the ledger knows these charges only when their block is reserved.
         left: dict[str, float] = {}
         payers: list[Asker | None] = []
@@ -565,29 +501,37 @@ class AggregatorSession:
 
     def _write(self, queries: Sequence[Query], votes_QC: IntArray, quota: QuotaRoom) -> None:
         """Reserve, draw and commit these queries in blocks, as far as they have no outcome and there is room."""
-        ledger = self._ledger
+        ledger, terms = self.ledger, self.ledger.terms
+        if self._gate is None:
+            # Stored nowhere: its state is the counts of the answers that were committed.
+            self._gate = DemographicParityGate(
+                terms.gate,
+                num_groups=terms.num_groups,
+                num_classes=terms.num_classes,
+                counts_GC=np.array(ledger.counts_GC, dtype=np.int64),
+            )
         # Another thread may have got an outcome since these votes were cast.
-        new = [row for row, query in enumerate(queries) if ledger.outcome(query.key) is None]
+        new = [row for row, query in enumerate(queries) if ledger.outcome_of.get(query.key) is None]
         try:
             for start in range(0, len(new), MAX_BLOCK):
                 block = new[start : start + MAX_BLOCK]
                 # Admitted under the lock, right before it is reserved: no other thread can take the same room.
                 payers = self._payers([queries[row] for row in block], quota)
                 charged = [(row, payer) for row, payer in zip(block, payers, strict=True) if payer is not None]
-                charged = charged[: self._filter.admit(votes_QC[[row for row, _ in charged]])]
+                charged = charged[: self._admitted(votes_QC[[row for row, _ in charged]])]
                 if not charged:
                     continue
                 asked, block_QC = [queries[row] for row, _ in charged], votes_QC[[row for row, _ in charged]]
                 keys, groups = [query.key for query in asked], [query.group for query in asked]
                 # Charged first: a crash from here on leaves a charge without an answer, never the reverse.
                 reserved = ledger.reserve(keys, groups, block_QC, [payer for _, payer in charged])
-                outcomes = ledger.terms.mechanism.answer(
+                outcomes = terms.mechanism.answer(
                     block_QC, groups=groups, keys=keys, gate=self._gate, source=self._source
                 )
                 ledger.commit(reserved, outcomes)
         except BaseException:
-            # The gate may have counted what was not committed; after an interrupt too.
-            self._gate = self._resumed_gate()
+            # It may have counted what was not committed; after an interrupt too.
+            self._gate = None
             raise
 
 
@@ -703,7 +647,7 @@ def answer_queries(
         on_progress(len(replies))
     outcomes = [(query, reply) for query, reply in zip(queries, replies, strict=True) if isinstance(reply, Outcome)]
     answered = [(query, reply) for query, reply in outcomes if reply.verdict == "answer"]
-    terms, counts, chances = session.terms, None, None
+    terms, counts, chances = session.ledger.terms, None, None
     if terms.mechanism.releases == "counts":
         rows = [reply.counts for _, reply in answered]
         counts = np.array(rows, dtype=np.int64).reshape(len(rows), terms.num_classes)

@@ -47,10 +47,9 @@ import secrets
 import sqlite3
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
@@ -96,31 +95,24 @@ class Head(NamedTuple):
     digest: str
 
 
-@dataclass(frozen=True)
 class Chain:
-    """Computes the digests of entries, keyed with ``key`` of at most 64 bytes."""
+    """Computes the digests of entries, keyed with ``key`` of at most 64 bytes; None: with a new random key."""
 
-    key: bytes
+    def __init__(self, key: bytes | None = None) -> None:
+        # As long as the digest: RFC 2104, section 3, discourages shorter keys.
+        self.key = secrets.token_bytes(32) if key is None else key
+        assert len(self.key) <= _BLOCK_BYTES
+        # HMAC-SHA256 (RFC 2104) with the key hashed once: half of the time that a long ledger takes to open.
+        block = self.key.ljust(_BLOCK_BYTES, b"\0")
+        self._inner, self._outer = (hashlib.sha256(bytes(b ^ pad for b in block)) for pad in (0x36, 0x5C))
 
     def after(self, head: Head, kind: str, text: str) -> Head:
         """Return the head once this entry follows ``head``."""
-        return Head(number=head.number + 1, digest=self.link(head.digest, kind, text))
-
-    def link(self, previous: str, kind: str, text: str) -> str:
-        """Return the digest of an entry after one with the digest ``previous``."""
+        (number, digest), inner, outer = head, self._inner.copy(), self._outer.copy()
         # Canonical JSON holds no line break, so the parts cannot be shifted into one another.
-        message = f"{previous}\n{kind}\n{text}".encode()
-        # HMAC-SHA256 (RFC 2104) with the key hashed once: half of the time that a long ledger takes to open.
-        inner, outer = (part.copy() for part in self._keyed)
-        inner.update(message)
+        inner.update(f"{digest}\n{kind}\n{text}".encode())
         outer.update(inner.digest())
-        return outer.hexdigest()
-
-    @cached_property
-    def _keyed(self) -> tuple[hashlib._Hash, hashlib._Hash]:
-        assert len(self.key) <= _BLOCK_BYTES
-        block = self.key.ljust(_BLOCK_BYTES, b"\0")
-        return hashlib.sha256(bytes(b ^ 0x36 for b in block)), hashlib.sha256(bytes(b ^ 0x5C for b in block))
+        return Head(number + 1, outer.hexdigest())
 
 
 class Header(NamedTuple):
@@ -130,16 +122,10 @@ class Header(NamedTuple):
     terms: str
     chain: Chain
 
-    @classmethod
-    def new(cls, terms: str) -> Header:
-        """Return the header of a new ledger, with a random key."""
-        # As long as the digest: RFC 2104, section 3, discourages shorter keys.
-        return cls(SCHEMA_VERSION, terms, Chain(secrets.token_bytes(32)))
-
     @property
     def start(self) -> Head:
-        """The head of the chain without entries."""
-        return Head(number=0, digest=self.chain.link("", "terms", self.terms))
+        """The head of the chain without entries: number 0, and a digest of the terms."""
+        return self.chain.after(Head(-1, ""), "terms", self.terms)
 
 
 def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
@@ -154,21 +140,13 @@ def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
 
 def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -> Iterator[Row]:
     """Yield every entry after ``head``, its digest checked. LedgerError at the first that does not follow."""
-    number, digest = head
     for row in rows:
-        number, digest = number + 1, chain.link(digest, row[1], row[2])
+        number, kind, text, digest = row
+        head = chain.after(head, kind, text)
         # No comparison in constant time: a process that can write entries can read the key in the same store.
-        if row[0] != number or row[3] != digest:
-            raise LedgerError(f"{name}: entry {number} was changed or removed; restore the ledger from a copy.")
+        if head != (number, digest):
+            raise LedgerError(f"{name}: entry {head.number} was changed or removed; restore the ledger from a copy.")
         yield row
-
-
-def entry_text(payload: Mapping[str, Any]) -> str:
-    """Return the stored text of an entry. ValueError for text that no reader accepts: half of a UTF-16 pair."""
-    text = canonical(payload)
-    if "\\ud" in text:  # without this escape there is no half; parsing every entry would be slow
-        from_json(text)
-    return text
 
 
 def entry_payload(name: str, number: int, text: str) -> dict[str, Any]:
@@ -322,10 +300,6 @@ def _head_text(head: Head) -> bytes:
     return f"{head.number:020d} {head.digest}\n".encode()
 
 
-def _write_head(path: Path, head: Head) -> None:
-    write_atomically(head_path(path), lambda unfinished: unfinished.write_bytes(_head_text(head)), private=True)
-
-
 def connect(path: Path) -> sqlite3.Connection:
     """Connect as a writer: what it commits is on the disk. LedgerError where the file system cannot do that."""
     # Without isolation level a statement commits by itself: an entry is durable when its INSERT returns. Threads may
@@ -345,26 +319,6 @@ def connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _open_read_only(path: Path) -> sqlite3.Connection:
-    """Connect without changing the folder. LedgerError if there is no such file."""
-    if not path.is_file():
-        raise LedgerError(f"{path}: no such ledger; restore it, or give a run folder or a ledger file that is there.")
-    # Without a write-ahead log no process has the file open, and without `immutable` reading would create one.
-    alone = not beside(path, "-wal").exists()
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if alone else ''}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
-
-
-def _read_header(database: sqlite3.Connection, path: Path) -> Header:
-    """Return the header. LedgerError as :func:`aggregator.store.known_header`."""
-    (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
-    terms, key = "", ""
-    # Asked only under the known schema: another one may have other columns.
-    if version == SCHEMA_VERSION:
-        terms, key = database.execute("SELECT terms, key FROM chain").fetchone()
-    return known_header(str(path), version, terms, key)
-
-
 @contextmanager
 def _reading_errors(path: Path) -> Iterator[None]:
     """Raise errors of SQLite as LedgerError where the ledger is damaged, as UnreachableError where it may be whole."""
@@ -377,46 +331,33 @@ def _reading_errors(path: Path) -> Iterator[None]:
         raise UnreachableError(f"{path}: cannot be read now ({error}); look at its disk.") from error
 
 
-def _complete_or_create(path: Path, terms: str, *, create: bool) -> None:
-    """Make the ledger, whole or not at all, or finish what a crash interrupted. LedgerError where one was lost."""
-    left, unfinished = ledger_files(path), beside(path, ".new")
-    # A crash fell between head and rename: the head proves that the unfinished file is the one it belongs to.
-    if left == [head_path(path)] and unfinished.exists():
-        noted = noted_head(path)
-        with closing(_open_read_only(unfinished)) as database:
-            start = _read_header(database, unfinished).start
-        if noted == start:
-            unfinished.replace(path)
-            return
-    if left or not create:
-        others = f", although {', '.join(file.name for file in left)} is there" if left else ""
-        raise LedgerError(f"{path}: is gone{others}; restore all its files from one copy, or start a new run folder.")
-    header = Header.new(terms)
-    _write_unfinished(unfinished, header, [])
-    # The head comes first: a ledger without one is refused, and a head alone shows that a ledger was there.
-    _write_head(path, header.start)
-    unfinished.replace(path)
+def _write_whole(path: Path, header: Header, rows: Sequence[Row], head: Head) -> None:
+    """Put a whole ledger with the kinds and payloads of ``rows`` and its head at ``path``, or nothing.
 
-
-def _write_unfinished(path: Path, header: Header, rows: Sequence[Row]) -> Head:
-    """Write a whole ledger with the kinds and payloads of ``rows`` under a temporary name; return its head."""
+    LedgerError unless the rows end in the entry ``head``.
+    """
+    unfinished = beside(path, ".new")
     # A log left by a crash must not be replayed into the new file.
-    for file in (path, beside(path, "-wal"), beside(path, "-shm")):
+    for file in (unfinished, beside(unfinished, "-wal"), beside(unfinished, "-shm")):
         file.unlink(missing_ok=True)
     # Made here and not by SQLite, which follows the umask and gives its log the rights of this file.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    head = header.start
+    os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o600))
+    last = header.start
     # Closed before it is renamed: that writes the log back, and the file is whole by itself.
-    with closing(connect(path)) as database:
+    with closing(connect(unfinished)) as database:
         database.execute("BEGIN IMMEDIATE")
         database.execute("CREATE TABLE chain (version INTEGER, terms TEXT, key TEXT)")
         database.execute("CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT, payload TEXT, digest TEXT)")
         database.execute("INSERT INTO chain VALUES (?, ?, ?)", (header.version, header.terms, header.chain.key.hex()))
         for _, kind, text, _ in rows:
-            head = header.chain.after(head, kind, text)
-            database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
+            last = header.chain.after(last, kind, text)
+            database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (last.number, kind, text, last.digest))
         database.execute("COMMIT")
-    return head
+    if last != head:
+        raise LedgerError(f"{path}: the entries to be written do not end in entry {head.number}; nothing was made.")
+    # The head comes first: a ledger without one is refused, and a head alone shows that a ledger was there.
+    write_atomically(head_path(path), lambda file: file.write_bytes(_head_text(head)), private=True)
+    unfinished.replace(path)
 
 
 def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> None:
@@ -425,20 +366,7 @@ def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> N
         left = ledger_files(path)
         if left:
             raise LedgerError(f"{left[0]}: already exists; give another place, or move it aside.")
-        unfinished = beside(path, ".new")
-        if _write_unfinished(unfinished, header, rows) != head:
-            raise LedgerError(f"{path}: the entries to be written do not end in entry {head.number}; nothing was made.")
-        # The head comes first: a ledger without one is refused.
-        _write_head(path, head)
-        unfinished.replace(path)
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    """Return the device and inode of a file. LedgerError for a link and for anything but a regular file."""
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
-        raise LedgerError(f"{path}: is a link or not a file; put the ledger itself there.")
-    return found.st_dev, found.st_ino
+        _write_whole(path, header, rows, head)
 
 
 def _look(path: Path) -> tuple[int, int, int]:
@@ -457,12 +385,23 @@ class SqliteReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        if not path.is_file():
+            remedy = "restore it, or give a run folder or a ledger file that is there"
+            raise LedgerError(f"{path}: no such ledger; {remedy}.")
+        # Without a write-ahead log no process has the file open, and without `immutable` reading would create one.
+        alone = not beside(path, "-wal").exists()
+        uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if alone else ''}"
         with _reading_errors(path):
-            self._database = _open_read_only(path)
+            self._database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
 
     def header(self) -> Header:
+        terms, key = "", ""
         with _reading_errors(self._path):
-            return _read_header(self._database, self._path)
+            (version,) = self._database.execute("SELECT version FROM chain").fetchone() or (None,)
+            # Asked only under the known schema: another one may have other columns.
+            if version == SCHEMA_VERSION:
+                terms, key = self._database.execute("SELECT terms, key FROM chain").fetchone()
+        return known_header(str(self._path), version, terms, key)
 
     def noted(self) -> Head:
         return noted_head(self._path)
@@ -489,8 +428,25 @@ class SqliteStore:
         self._seen: dict[Path, tuple[int, int, int]] = {}  # the files of the open ledger at the last look
         with folder_held(path, create=create):
             if not os.path.lexists(path):
-                _complete_or_create(path, terms, create=create)
-            self._identity = _identity(path)
+                left, unfinished = ledger_files(path), beside(path, ".new")
+                is_whole = left == [head_path(path)] and unfinished.exists()
+                # A crash fell between head and rename: the head proves that the unfinished file belongs to it.
+                if is_whole:
+                    with closing(SqliteReader(unfinished)) as reader:
+                        is_whole = noted_head(path) == reader.header().start
+                if is_whole:
+                    unfinished.replace(path)
+                elif left or not create:
+                    others = f", although {', '.join(file.name for file in left)} is there" if left else ""
+                    remedy = "restore all its files from one copy, or start a new run folder"
+                    raise LedgerError(f"{path}: is gone{others}; {remedy}.")
+                else:
+                    header = Header(SCHEMA_VERSION, terms, Chain())
+                    _write_whole(path, header, [], header.start)
+            found = path.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                raise LedgerError(f"{path}: is a link or not a file; put the ledger itself there.")
+            self._identity = found.st_dev, found.st_ino
             with closing(self.reader()) as reader:
                 reader.header()  # a ledger of another schema is refused as such, also where its head is gone
         # Locked before it is read: no other writer moves the head in between.
@@ -506,7 +462,7 @@ class SqliteStore:
         self._database = connect(self._path)
         # The writer must have opened what was verified, not what was put in its place since.
         last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
-        if _identity(self._path) != self._identity or (last is not None and Head(*last) != head):
+        if _look(self._path)[:2] != self._identity or (last is not None and Head(*last) != head):
             raise LedgerError(f"{self._path}: was replaced while it was opened; open it again.")
         head_file = head_path(self._path)
         files = (self._path, beside(self._path, "-wal"), beside(self._path, "-shm"), head_file)
@@ -599,37 +555,37 @@ class SqliteStore:
             self._head_file = None
 
 
+@dataclass(frozen=True)
 class FileAnchor:
     """The last entry of a ledger, noted in a file of its own."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    path: Path
 
     def make(self, head: Head) -> None:
         """Note ``head`` in a new anchor. LedgerError if an anchor exists already, or none can be made."""
         try:
             # Never over another one, which may hold another ledger to its last entry.
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
                 os.write(descriptor, _head_text(head))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
             # The name as well: an anchor that a loss of power takes away refuses its ledger.
-            sync(self._path.parent)
+            sync(self.path.parent)
         except OSError as error:
-            raise LedgerError(f"{self._path}: no anchor can be made there ({error}); give another place.") from error
+            raise LedgerError(f"{self.path}: no anchor can be made there ({error}); give another place.") from error
 
     def noted(self, *, locked: bool = True) -> Head:
         """Return the entry that was noted last. LedgerError if none is found."""
         try:
-            with self._opened(locked=locked) as descriptor:
-                return self._read(descriptor)
+            with self._opened(locked=locked) as (_, noted):
+                return noted
         except StoreError as error:
             raise LedgerError(str(error)) from error
         except OSError as error:
             what = f"the ledger's anchor cannot be read ({error.strerror})"
-            raise UnreachableError(f"{self._path}: {what}, and notes the last entry; bring it back.") from error
+            raise UnreachableError(f"{self.path}: {what}, and notes the last entry; bring it back.") from error
 
     def look(self) -> None:
         """Raise LedgerError as :meth:`noted` does, without a lock that a writer would wait for."""
@@ -638,10 +594,9 @@ class FileAnchor:
     def note(self, head: Head) -> None:
         """Note ``head`` durably unless a later entry is noted. StoreError if that fails or the entry belongs to another
         ledger."""
-        with self._opened(locked=True) as descriptor:
-            noted = self._read(descriptor)
+        with self._opened(locked=True) as (descriptor, noted):
             if noted.number > head.number or (noted.number == head.number and noted != head):
-                raise StoreError(f"{self._path}: another writer noted entry {noted.number}; here it is {head.number}")
+                raise StoreError(f"{self.path}: another writer noted entry {noted.number}; here it is {head.number}")
             # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
             os.pwrite(descriptor, _head_text(head), 0)
             os.fdatasync(descriptor)
@@ -650,10 +605,10 @@ class FileAnchor:
         """Do nothing: no file stays open."""
 
     @contextmanager
-    def _opened(self, *, locked: bool) -> Iterator[int]:
-        """Open the file, under a lock if it is asked for; a writer holds it only for the moment in which it notes."""
+    def _opened(self, *, locked: bool) -> Iterator[tuple[int, Head]]:
+        """Open and read the file, under a lock if it is asked for; a writer holds it only while it notes an entry."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:
             # Asked again and again, since flock waits without a limit and a paused writer would hold up its successor.
             deadline_s = time.monotonic() + _LOCK_S
@@ -663,14 +618,12 @@ class FileAnchor:
                     break
                 except BlockingIOError as error:
                     if time.monotonic() > deadline_s:
-                        raise StoreError(f"{self._path}: the anchor is held by a process that hangs; end it") from error
+                        raise StoreError(f"{self.path}: the anchor is held by a process that hangs; end it") from error
                     time.sleep(0.01)
-            yield descriptor
+            try:
+                noted = _parsed_head(self.path, os.pread(descriptor, _HEAD_BYTES, 0).decode("ascii", "replace"))
+            except LedgerError as error:
+                raise StoreError(str(error)) from error
+            yield descriptor, noted
         finally:
             os.close(descriptor)
-
-    def _read(self, descriptor: int) -> Head:
-        try:
-            return _parsed_head(self._path, os.pread(descriptor, _HEAD_BYTES, 0).decode("ascii", "replace"))
-        except LedgerError as error:
-            raise StoreError(str(error)) from error

@@ -27,7 +27,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import erfc, log_ndtr
 
 from fairpate.privacy import gnmax
-from fairpate.privacy.loss_distributions import Sum, epsilon_at, poisson_gaussians
+from fairpate.privacy.loss_distributions import Sum, epsilon_and_excess, poisson_gaussians
 from fairpate.types import Relation
 
 FloatArray = npt.NDArray[np.float64]
@@ -164,7 +164,7 @@ def compare_losses(count: int, noise: float, rate: float, relation: Relation, re
 
     def ours() -> float:
         total = poisson_gaussians(count, noise, sampling_rate=rate, relation=relation)
-        return epsilon_at(total, 1e-5)
+        return epsilon_and_excess(total, 1e-5)[0]
 
     def untilted() -> float:
         total = poisson_gaussians(count, noise, sampling_rate=rate, relation=relation)

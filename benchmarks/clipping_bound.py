@@ -24,7 +24,7 @@ import numpy as np
 import papers
 import torch
 
-from fairpate.config_reader import merge, read_yaml
+from fairpate.config import merge, read_yaml
 from fairpate.data import load_data
 from fairpate.methods.base import configured
 from fairpate.methods.f_ld import calibrated_noise, parity_of, train_f_ld

@@ -62,7 +62,7 @@ def run(folder: Path, *, rounds: int, generator: random.Random) -> dict[str, flo
             seconds.append(time.monotonic() - lost_s)
             charged = [charge.key for charge in ledger.charges]
             left_open = sum(charge.outcome is None for charge in ledger.charges)
-            if any(ledger.outcome(key) != outcome for key, outcome in given.items()):
+            if any(ledger.outcome_of.get(key) != outcome for key, outcome in given.items()):
                 raise RuntimeError("An answer was lost.")
             if len(charged) != len(set(charged)):
                 raise RuntimeError("A query was charged twice.")

@@ -31,7 +31,7 @@ import ray
 import torch
 from ray.util.actor_pool import ActorPool
 
-from fairpate.config_reader import apply_override
+from fairpate.config import apply_override
 from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import dp_one_vs_rest, dp_pairwise, joint_table
 from fairpate.methods.base import Method, Training, configured

@@ -19,10 +19,10 @@ from typing import Any
 import measured
 import torch
 
-from fairpate.config import RayConfig
-from fairpate.config_reader import determining_values, flattened
+from fairpate.config import RayConfig, flattened
 from fairpate.data import load_data
 from fairpate.fairness import rates
+from fairpate.methods.base import determining_values
 from fairpate.run.compare import run_cell, train_and_vote, votes_name
 from fairpate.run.context import (
     RunDirectory,

@@ -41,8 +41,7 @@ import numpy as np
 import yaml
 from sklearn.linear_model import LogisticRegression
 
-from fairpate.config import DataConfig
-from fairpate.config_reader import read_yaml
+from fairpate.config import DataConfig, read_yaml
 from fairpate.data import load_data
 from fairpate.data.pictures import WELL_FORMED, base_name
 from fairpate.data.registry import CODEBOOKS

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.config_reader import read_yaml
+from fairpate.config import read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.fairness import rates
 from fairpate.fairness.rates import FloatArray, PopulationEstimate

@@ -20,11 +20,10 @@ import numpy as np
 import papers
 
 from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax
-from fairpate.config import RayConfig
-from fairpate.config_reader import config_digest, merge, read_yaml
+from fairpate.config import RayConfig, merge, read_yaml
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import dp_one_vs_rest
-from fairpate.methods.base import configured
+from fairpate.methods.base import config_digest, configured
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, RenyiFilter
 from fairpate.privacy.discrete_gaussian import SeededSource
@@ -91,7 +90,8 @@ class Stream:
 
     def __init__(self, mechanism: ConfidentGnmax, votes: VoteBatch, seed: int, delta: float) -> None:
         self._mechanism, self._votes, self._delta = mechanism, votes, delta
-        self._labels = mechanism.labels(votes.votes_QC, keys=list(votes.record_ids), source=SeededSource(seed))
+        keys = list(votes.record_ids)
+        self._labels, _, _ = mechanism.draw(votes.votes_QC, keys=keys, source=SeededSource(seed))
         price_QA = accountant.rdp_of_each_data_dependent(mechanism.realised(votes.votes_QC), _ORDERS_A)
         self._spent_QA = np.cumsum(price_QA, axis=0)
         self._num_groups = int(votes.groups_Q.max()) + 1

@@ -20,9 +20,9 @@ from typing import Any
 
 from rich.console import Console
 
-from fairpate.config_reader import apply_override, config_digest, merge, read_yaml
+from fairpate.config import apply_override, merge, read_yaml
 from fairpate.data import load_data
-from fairpate.methods.base import DEFAULT, Method, configured
+from fairpate.methods.base import DEFAULT, Method, config_digest, configured
 from fairpate.pages import epsilon_text
 from fairpate.run.context import RunDirectory, read_json, read_labels, read_statement
 from fairpate.run.run import run_method

@@ -20,8 +20,7 @@ from typing import Any
 import measured
 import torch
 
-from fairpate.config import DataConfig, RayConfig
-from fairpate.config_reader import merge, read_yaml
+from fairpate.config import DataConfig, RayConfig, merge, read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.methods.base import configured
 from fairpate.run.run import run_method

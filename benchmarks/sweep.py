@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fairpate.config import RayConfig, SweepConfig
-from fairpate.config_reader import parse_config
+from fairpate.config import RayConfig, SweepConfig, parse_config
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Handed, compare
 from fairpate.run.sweep import Cell, cells_of, open_sweep_folder

@@ -52,8 +52,18 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from fairpate.config import ConfigError, PrivacyTarget, Section, nearest
-from fairpate.config_reader import flattened, merge, parse_config, placeless_values, read_yaml
+from fairpate.config import (
+    PLACES,
+    ConfigError,
+    PrivacyTarget,
+    Section,
+    flattened,
+    merge,
+    nearest,
+    parse_config,
+    read_yaml,
+    without,
+)
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration
@@ -133,8 +143,8 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[GivenR
     """Check the records that ``fit`` is given; return them with their labels (N,), and set the estimator's column
     attributes."""
     column, found = sensitive_column(estimator.sensitive_feature), None
-    if _are_pictures(X):
-        x, labels = check_X_y(_pictures(X, column), y, allow_nd=True, dtype=None, estimator=estimator)
+    if (pictures := _pictures(X, column)) is not None:
+        x, labels = check_X_y(pictures, y, allow_nd=True, dtype=None, estimator=estimator)
         # validate_data, which would set it, takes tables only.
         estimator.n_features_in_ = int(np.prod(x.shape[1:]))
         # An earlier fit on a frame left them, and public pictures, which have no names of columns, would be refused.
@@ -154,8 +164,8 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[GivenR
 def records_like(estimator: Any, X: Any, groups: Any) -> GivenRecords:
     """Return features with the columns that ``fit`` saw, and groups. ValueError for other columns."""
     column, found = sensitive_column(estimator.sensitive_feature), None
-    if _are_pictures(X):
-        x = check_array(_pictures(X, column), allow_nd=True, dtype=None, estimator=estimator)
+    if (pictures := _pictures(X, column)) is not None:
+        x = check_array(pictures, allow_nd=True, dtype=None, estimator=estimator)
     elif column is None:
         x = validate_data(estimator, X, dtype=np.float32, reset=False)
     else:
@@ -164,11 +174,10 @@ def records_like(estimator: Any, X: Any, groups: Any) -> GivenRecords:
     return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
 
 
-def _are_pictures(X: Any) -> bool:
-    return getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
-
-
-def _pictures(X: Any, column: SensitiveFeature | None) -> Values:
+def _pictures(X: Any, column: SensitiveFeature | None) -> Values | None:
+    """Return pictures as bytes or floats; None for a table."""
+    if getattr(X, "ndim", None) != 4 and not (isinstance(X, list | tuple) and np.ndim(X) == 4):
+        return None
     if column is not None:
         raise ValueError("sensitive_feature: pictures have no columns; give sensitive_features to fit.")
     return np.asarray(X, dtype=None if np.asarray(X).dtype == np.uint8 else np.float32)
@@ -256,20 +265,18 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     features = table.visible(options)
     require_columns(rows, [column for column, _ in features], name)
     x = encode(rows, features, name, faults)
-
-    def coded(coding: Any, what: str) -> Values | None:
-        if coding.column not in rows.column_names:
-            return None
-        found = cells(rows, coding.column, name, faults)
-        return codes_of(found, coding, what, may_lack=what == "class").numpy()
-
-    labels, groups = coded(table.label, "class"), None
+    labels: Values | None = None
+    groups: Values | None = None
+    if table.label.column in rows.column_names:
+        found = cells(rows, table.label.column, name, faults)
+        labels = codes_of(found, table.label, "class", may_lack=True).numpy()
     chosen = table.chosen_groups(options).values()
     if {group.column for group in chosen} <= set(rows.column_names):
         crossed: Values = np.zeros(len(rows), dtype=np.int64)
         for group in chosen:
+            own = codes_of(cells(rows, group.column, name, faults), group, "group").numpy()
             # The last group changes first, as in :meth:`Declaration.group_names`.
-            crossed = crossed * len(group.names) + np.asarray(coded(group, "group"))
+            crossed = crossed * len(group.names) + own
         groups = np.array(table.group_names(options))[crossed]
     faults.require_none()
     person, persons = table.person, None
@@ -340,17 +347,18 @@ def dataset_of(
     if len({np.issubdtype(values.dtype, np.number) for values in given}) > 1:
         raise ValueError("sensitive_features: private and public ones differ, the one are numbers and the other words.")
     groups: Values = np.unique(np.concatenate(given)) if given else np.array([])
-
-    def codes_of(values: Values | None, count: int) -> Values:
-        return np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
+    private_codes, public_codes = (
+        np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
+        for values, count in ((private_z, len(x)), (public_z, len(public_x)))
+    )
 
     # Measured on records that are given later: `fit` has none to measure on.
     nothing = Split(x=x[:0], y=_int64(codes[:0]), z=_int64(codes[:0]), record_id=())
     dataset = Dataset(
         name="records",
         kind="image" if x.ndim == 4 else "tabular",
-        private=replace(_split(x, codes, codes_of(private_z, len(x))), person_id=persons or ()),
-        public=_split(public_x, np.full(len(public_x), -1), codes_of(public_z, len(public_x))),
+        private=replace(_split(x, codes, private_codes), person_id=persons or ()),
+        public=_split(public_x, np.full(len(public_x), -1), public_codes),
         validation=nothing,
         test=nothing,
         label_names=tuple(str(name) for name in classes),
@@ -492,15 +500,6 @@ def _write_student(student: Student, folder: Path) -> None:
         save_embedding(student.embedding, folder / _EMBEDDING)
         student = replace(student, card=replace(student.card, embedding=sha256_of(folder / _EMBEDDING)))
     save_student(student, folder / _STUDENT)
-
-
-def _typed(names: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return an array of names as JSON with its type: numbers, truth values or words. ValueError for other objects."""
-    words = names.astype(str) if names.dtype == object else names
-    # Objects may not be what their text says, and could not be restored from it.
-    if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
-        raise ValueError(f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}.")
-    return {"type": str(names.dtype), "values": words.tolist()}
 
 
 _UNACCOUNTED = (
@@ -772,7 +771,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "student_")
         records = self._records(X, sensitive_features)
-        return self.student_.probabilities(features(records.x), self._codes(records.groups))
+        groups = self._codes(records.groups) if self.student_.card.needs_group else None
+        return self.student_.probabilities(features(records.x), groups)
 
     def predict(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None, random_state: Any = None
@@ -786,8 +786,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "student_")
         seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else _seed_of(random_state)
         records = self._records(X, sensitive_features)
+        groups = self._codes(records.groups) if self.student_.card.needs_group else None
         predicted = self._student_for(records.groups).predict(
-            features(records.x), self._codes(records.groups), generator=np.random.default_rng(seed)
+            features(records.x), groups, generator=np.random.default_rng(seed)
         )
         labels: npt.NDArray[Any] = self.classes_[predicted.labels]
         return labels if self.student_.card.idp3 is None else np.ma.masked_array(labels, mask=~predicted.answered)
@@ -832,19 +833,27 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder = Path(path)
         if folder.exists():
             raise FileExistsError(f"{folder}: exists already; give a new folder.")
+        typed = {}
+        for what, names in (("classes", self.classes_), ("groups", self.groups_)):
+            words = names.astype(str) if names.dtype == object else names
+            # Objects may not be what their text says, and could not be restored from it.
+            if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
+                raise ValueError(
+                    f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}."
+                )
+            typed[what] = {"type": str(names.dtype), "values": words.tolist()}
         folder.parent.mkdir(parents=True, exist_ok=True)
         # In the same folder, so that the rename at the end is one step on one disk.
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             _write_student(self.student_, temporary)
-            config = placeless_values(self.config_)
+            config = without(self.config_.model_dump(mode="json"), PLACES)
             (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-            names, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
+            columns, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
             described = {
                 "format": _FORMAT,
-                "classes": _typed(self.classes_),
-                "groups": _typed(self.groups_),
-                "feature_names": None if names is None else names.tolist(),
+                **typed,
+                "feature_names": None if columns is None else columns.tolist(),
                 "num_features": self.n_features_in_,
                 "sensitive_feature": None if column is None else column.model_dump(mode="json"),
                 "declaration": read_yaml(Path(self.declaration), as_text=True)
@@ -878,49 +887,45 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "copy."
             )
         try:
-            return cls._from_files(folder)
+            values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
+            if values["format"] != _FORMAT:
+                raise ValueError(f"expected format {_FORMAT}, found {values['format']}")  # noqa: TRY301 - reported below
+            for name, digest in values["files"].items():
+                # Only these names: a folder may come from others, and a name such as `../x` would lead out of it.
+                if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
+                    raise ValueError(f"{name} does not match its checksum")  # noqa: TRY301 - as above
+            config = configured(folder / _CONFIG)
+            estimator = cls(config.method)
+            known = parameters_of(config.method).keys() & type(config).model_fields.keys()
+            estimator.set_params(
+                **{name: getattr(config, name) for name in known},
+                embedding=_plain(config.data.embedding),
+                sensitive_feature=values["sensitive_feature"],
+                declaration=values.get("declaration"),
+                random_state=config.seed,
+            )
+            statement = PrivacyStatement.from_json(values["statement"])
+            student = load_student(folder / _STUDENT)
+            estimator.student_, estimator.network_ = student, student.network
+            estimator.config_, estimator.statement_ = config, statement
+            estimator.classes_, estimator.groups_ = (
+                np.array(values[each]["values"], dtype=values[each]["type"]) for each in ("classes", "groups")
+            )
+            estimator.n_features_in_ = values["num_features"]
+            if values["feature_names"] is not None:
+                # Of type object, as scikit-learn sets it and compares it.
+                estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
+            estimator.events_ = tuple(map(event_from, statement.events))
+            estimator.noise_ = statement.noise
+            estimator.privacy_ = Price(
+                epsilon=float("inf") if statement.epsilon is None else statement.epsilon,
+                delta=statement.delta,
+                unit=statement.unit,
+                relation=statement.relation,
+                accounting=statement.accounting,  # type: ignore[arg-type]
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StudentFileError(f"{folder}: not a readable estimator ({error}); restore it from a copy.") from error
-
-    @classmethod
-    def _from_files(cls, folder: Path) -> Self:
-        values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
-        if values["format"] != _FORMAT:
-            raise ValueError(f"expected format {_FORMAT}, found {values['format']}")
-        for name, digest in values["files"].items():
-            # Only these names: a folder may come from others, and a name such as `../x` would lead out of it.
-            if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
-                raise ValueError(f"{name} does not match its checksum")
-        config = configured(folder / _CONFIG)
-        estimator = cls(config.method)
-        known = parameters_of(config.method).keys() & type(config).model_fields.keys()
-        estimator.set_params(
-            **{name: getattr(config, name) for name in known},
-            embedding=_plain(config.data.embedding),
-            sensitive_feature=values["sensitive_feature"],
-            declaration=values.get("declaration"),
-            random_state=config.seed,
-        )
-        statement = PrivacyStatement.from_json(values["statement"])
-        student = load_student(folder / _STUDENT)
-        estimator.student_, estimator.network_ = student, student.network
-        estimator.config_, estimator.statement_ = config, statement
-        estimator.classes_, estimator.groups_ = (
-            np.array(values[each]["values"], dtype=values[each]["type"]) for each in ("classes", "groups")
-        )
-        estimator.n_features_in_ = values["num_features"]
-        if values["feature_names"] is not None:
-            # Of type object, as scikit-learn sets it and compares it.
-            estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
-        estimator.events_ = tuple(map(event_from, statement.events))
-        estimator.noise_ = statement.noise
-        estimator.privacy_ = Price(
-            epsilon=float("inf") if statement.epsilon is None else statement.epsilon,
-            delta=statement.delta,
-            unit=statement.unit,
-            relation=statement.relation,
-            accounting=statement.accounting,  # type: ignore[arg-type]
-        )
         return estimator
 
     def card(
@@ -981,8 +986,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         student = self._student_for(records.groups)
         x, card = features(records.x), student.card
         x = x if student.embedding is None else student.embedding(x)
-        z = np.zeros(len(x), dtype=np.int64) if records.groups is None else self._coded(records.groups)
-        codes = torch.from_numpy(np.searchsorted(self.classes_, labels))
+        z, codes = self._codes(records.groups), torch.from_numpy(np.searchsorted(self.classes_, labels))
+        z = np.zeros(len(x), dtype=np.int64) if z is None else z
         test = Split(x=x, y=codes, z=torch.from_numpy(z), record_id=tuple(map(str, range(len(x)))))
         nothing = test.take([])
         dataset = Dataset(
@@ -1201,12 +1206,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (*found, f"{fitted}{_UNACCOUNTED}", *(() if self.odometer else (_NOT_COUNTED,)))
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
-        """Return the codes of groups if predictions need them."""
-        return self._coded(groups) if groups is not None and self.student_.card.needs_group else None
-
-    def _coded(self, groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the codes of groups; where ``fit`` saw none, their places among the given ones. ValueError for a group
         that ``fit`` did not see."""
+        if groups is None:
+            return None
         names = self.groups_ if len(self.groups_) else np.unique(groups)
         if not np.isin(groups, names).all():
             raise ValueError(f"Expected sensitive_features among {names.tolist()}, got {np.unique(groups).tolist()}.")
@@ -1293,11 +1296,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         is_training_N = keyed_uniform(units, seed=seed, purpose="parts") >= self.validation_share
         rows, kept_apart = np.flatnonzero(is_training_N), np.flatnonzero(~is_training_N)
         pool = {"public_X": public_X, "public_sensitive_features": public_sensitive_features}
-
-        def part(rows: Values, given: Any) -> Any:
-            return None if given is None else np.asarray(given)[rows]
-
-        given = {"sensitive_features": part(rows, sensitive_features), "persons": part(rows, persons)} | pool
+        given: dict[str, Any] = {"sensitive_features": sensitive_features, "persons": persons}
+        given = {name: None if each is None else np.asarray(each)[rows] for name, each in given.items()} | pool
         # Frames keep the names of their columns.
         x, y = _safe_indexing(X if hasattr(X, "columns") else np.asarray(X), rows), labels[rows]
         candidates = [clone(base).set_params(**each) for each in settings]

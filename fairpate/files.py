@@ -125,6 +125,10 @@ def sync(path: Path) -> None:
 
 Location = str | os.PathLike[str]
 _MARKER = ".fairpate-storage"
+_UNUSABLE = (
+    "storage: {}: cannot be written and read from here ({}); give an absolute path or a URI of pyarrow.fs (file://, "
+    "s3://, gs://), and this node the right to read and write there."
+)
 
 
 class StorageError(UserError, OSError):
@@ -160,7 +164,7 @@ def open_storage(uri: str) -> Storage:
         # Read back: a role may write and have no right to read.
         found = read(marker)
     except (OSError, ValueError, ImportError) as error:
-        raise StorageError(_unusable(uri, error)) from error
+        raise StorageError(_UNUSABLE.format(uri, error)) from error
     return Storage(uri=uri, identity=found.decode())
 
 
@@ -178,9 +182,9 @@ def write(location: Location, content: bytes) -> None:
 
     OSError where that fails, ValueError for a URI that pyarrow.fs does not know.
     """
-    place = _local(location)
-    if place is None:
-        filesystem, path = _remote(location)
+    place = _place(location)
+    if not isinstance(place, Path):
+        filesystem, path = place
         with filesystem.open_output_stream(path) as stream:
             stream.write(content)
         return
@@ -191,10 +195,10 @@ def write(location: Location, content: bytes) -> None:
 
 def read(location: Location) -> bytes:
     """Return the content there. FileNotFoundError or another OSError, ValueError as :func:`write`."""
-    place = _local(location)
-    if place is not None:
+    place = _place(location)
+    if isinstance(place, Path):
         return place.read_bytes()
-    filesystem, path = _remote(location)
+    filesystem, path = place
     with filesystem.open_input_file(path) as stream:
         content: bytes = stream.read()
     return content
@@ -202,10 +206,10 @@ def read(location: Location) -> bytes:
 
 def exists(location: Location) -> bool:
     """Return whether something is there, without reading it. Errors as :func:`read`, but none if nothing is there."""
-    place = _local(location)
-    if place is not None:
+    place = _place(location)
+    if isinstance(place, Path):
         return place.is_file()
-    filesystem, path = _remote(location)
+    filesystem, path = place
     return bool(filesystem.get_file_info(path).is_file)
 
 
@@ -215,32 +219,19 @@ def _identity(uri: str) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, ImportError) as error:
-        raise StorageError(_unusable(uri, error)) from error
+        raise StorageError(_UNUSABLE.format(uri, error)) from error
 
 
-def _unusable(uri: str, error: Exception) -> str:
-    return (
-        f"storage: {uri}: cannot be written and read from here ({error}); give an absolute path or a URI of pyarrow.fs "
-        "(file://, s3://, gs://), and this node the right to read and write there."
-    )
-
-
-def _local(location: Location) -> Path | None:
+def _place(location: Location) -> Path | tuple[FileSystem, str]:
+    """Return the path of a local file, or else a file system and the path in it."""
     text = os.fspath(location)
     if "://" not in text:
         return Path(text)
-    if not text.startswith("file://"):
-        return None
-    # Not left to pyarrow, which writes a local file in place and under the umask.
-    _, path = _remote(text)
-    return Path(path)
-
-
-def _remote(location: Location) -> tuple[FileSystem, str]:
     from pyarrow.fs import FileSystem
 
-    filesystem, path = FileSystem.from_uri(os.fspath(location))
-    return filesystem, path
+    filesystem, path = FileSystem.from_uri(text)
+    # Not left to pyarrow, which writes a local file in place and under the umask.
+    return Path(path) if text.startswith("file://") else (filesystem, path)
 
 
 def file_version(path: Path) -> tuple[int, ...]:

@@ -55,10 +55,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fairpate import __version__
-from fairpate.config_reader import expected
+from fairpate.config import expected
 from fairpate.files import file_version
 from fairpate.pages import HEADERS as PAGE_HEADERS
-from fairpate.pages import api_page
+from fairpate.pages import render
 from fairpate.types import UserError
 
 _MAX_FAULTS = 10
@@ -125,10 +125,6 @@ class KnownCaller:
     role: Role
     expires_s: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.role not in ("analyst", "operator"):
-            raise ValueError(f"Expected a role of analyst or operator, got {self.role}.")
-
 
 LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
 
@@ -160,16 +156,16 @@ STRANGERS = RequestRate(per_s=2.0, burst=20.0)
 """The rate of one address whose requests carry no known token; it makes guessing tokens slow."""
 
 
+@dataclass(eq=False)
 class Buckets:
     """One token bucket for each name under one rule, full at the start; the most recently used names are kept."""
 
-    def __init__(self, rule: RequestRate) -> None:
-        self._rule = rule
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+    rule: RequestRate
+    _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict, init=False)
 
     def wait_s(self, name: str, *, now_s: float) -> float:
         """Take one request from the bucket of ``name`` and return 0; if it is empty, return the seconds to wait."""
-        rule = self._rule
+        rule = self.rule
         if math.isinf(rule.per_s):
             return 0.0
         # Removed and inserted again at the end, so that the first entry is the least recently used name.
@@ -480,7 +476,7 @@ def new_app(
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return Response(api_page(app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
+        return Response(render("api.html", document=app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
 
     describe = app.openapi
 
@@ -541,24 +537,23 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
         return open_private(Path(self.baseFilename))
 
 
-def otlp_tracer() -> Any:
-    """Return a tracer that exports spans as the variables OTEL_EXPORTER_OTLP_* say. ImportError without the extra."""
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    return tracer_to(BatchSpanProcessor(OTLPSpanExporter()))
-
-
-def tracer_to(processor: Any) -> Any:
-    """Return a tracer that gives the service's spans to ``processor``."""
+def tracer_to(processor: Any = None) -> Any:
+    """Return a tracer that gives the service's spans to ``processor``; None: exports them as the variables
+    OTEL_EXPORTER_OTLP_* say. ImportError without the extra."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
+    if processor is None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        processor = BatchSpanProcessor(OTLPSpanExporter())
     provider = TracerProvider(resource=Resource.create({"service.name": "fairpate-aggregator"}))
     provider.add_span_processor(processor)
     return provider.get_tracer("fairpate")
 
 
+@dataclass(eq=False)
 class Observed:
     """The outermost ASGI middleware: a request id, a log line and a span per request, and headers of every response.
 
@@ -566,13 +561,14 @@ class Observed:
     one.
     """
 
-    def __init__(self, app: ASGIApp, *, tracer: Any = None, on_response: OnResponse = lambda *_: None) -> None:
-        self._app, self._tracer, self._on_response = app, tracer, on_response
+    app: ASGIApp
+    tracer: Any = None
+    on_response: OnResponse = lambda *_: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and log it when its response starts."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         began_s = time.perf_counter()
         # A caller may send any word as the method; few are distinguished.
@@ -583,12 +579,12 @@ class Observed:
         token = _id_now.set(request_id)
         with contextlib.ExitStack() as opened:
             span = None
-            if self._tracer is not None:
+            if self.tracer is not None:
                 from opentelemetry.trace import SpanKind
                 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
                 span = opened.enter_context(
-                    self._tracer.start_as_current_span(
+                    self.tracer.start_as_current_span(
                         method,
                         context=TraceContextTextMapPropagator().extract(headers),
                         kind=SpanKind.SERVER,
@@ -616,7 +612,7 @@ class Observed:
                         "queries": state.get("num_queries"),
                     }
                     _REQUESTS.info("request", extra=facts)
-                    self._on_response(facts, time.perf_counter() - began_s)
+                    self.on_response(facts, time.perf_counter() - began_s)
                     if span is not None:
                         span.update_name(f"{method} {facts['route']}")
                         attributes = {
@@ -631,7 +627,7 @@ class Observed:
                 await send(message)
 
             try:
-                await self._app(scope, receive, observed)
+                await self.app(scope, receive, observed)
             finally:
                 _id_now.reset(token)
 
@@ -656,17 +652,6 @@ class ConnectionLimits:
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     idle_timeout_s: float = 5.0
-
-    def within_file_limit(self) -> ConnectionLimits:
-        """Raise this process's limit of open files; return fewer connections where it may not be raised enough."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = _OTHER_FILES + 2 * self.max_connections
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft == resource.RLIM_INFINITY or soft >= wanted:
-            return self
-        return replace(self, max_connections=max(1, soft // 4))
 
 
 class LimitedProtocol(H11Protocol):
@@ -694,17 +679,13 @@ class LimitedProtocol(H11Protocol):
             return
         connections: Any = self.connections  # uvicorn's type does not know this protocol
         waiting = [connection for connection in connections if connection.phase != "answer"]
-        addresses = Counter(connection.address for connection in waiting)
-        busiest = addresses.most_common(1)[0][0] if waiting else None
-        most = sorted((one for one in waiting if one.address == busiest), key=lambda one: one.phase_since_s)
+        # Without the port.
+        addresses = {one: one.client[0] if one.client else "" for one in waiting}
+        busiest = Counter(addresses.values()).most_common(1)[0][0] if waiting else None
+        most = sorted((one for one in waiting if addresses[one] == busiest), key=lambda one: one.phase_since_s)
         # Several at once: the choice looks at all connections, which would be slow for each one of a flood.
         for connection in most[: 1 + len(connections) // _EVICTED_SHARE] or [self]:
             connection.abort()
-
-    @property
-    def address(self) -> str:
-        """The address of the client, without the port."""
-        return self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the deadlines of the connection."""
@@ -932,9 +913,17 @@ class HttpServer:
             for name in _PACKAGES:
                 logging.getLogger(name).setLevel(logging.INFO)
         if settings.traces and tracer is None:
-            tracer = otlp_tracer()
+            tracer = tracer_to()
         self._app = app = servable.app(settings, tracer=tracer)
-        limits = settings.limits.within_file_limit()
+        limits = settings.limits
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _OTHER_FILES + 2 * limits.max_connections
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            # Fewer connections where this process's limit of open files may not be raised enough.
+            if soft < wanted:
+                limits = replace(limits, max_connections=max(1, soft // 4))
         # Every choice that uvicorn would make by what is installed is made here: the limits need this parser.
         config = uvicorn.Config(
             app,

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -78,22 +78,13 @@ def glossary() -> Mapping[str, tuple[Term, ...]]:
     }
 
 
-@cache
-def _terms() -> Mapping[str, Term]:
-    """Return the terms by the ids of their HTML elements, and by all names and labels in lower case."""
-    terms = [term for chapter in glossary().values() for term in chapter]
-    by_name = {name.lower(): term for term in terms for name in (term.name, *term.also, *term.labels)}
-    return by_name | {term.key: term for term in terms}
-
-
+@lru_cache(maxsize=1024)
 def term_of(word: str) -> Term | None:
-    """Return the term that explains ``word`` in upper or lower case; None for a word that is not in the glossary."""
-    return _terms().get(word.lower())
-
-
-def term_by_key(key: str) -> Term:
-    """Return the term whose HTML element has this id. KeyError for another."""
-    return _terms()[key]
+    """Return the term that explains ``word`` in upper or lower case, or whose HTML element has this id; None for a word
+    that is not in the glossary."""
+    terms = (term for chapter in glossary().values() for term in chapter)
+    named = ((term, (term.key, term.name, *term.also, *term.labels)) for term in terms)
+    return next((term for term, names in named if word.lower() in map(str.lower, names)), None)
 
 
 def markdown() -> str:
@@ -337,6 +328,15 @@ def scale_end(values: Sequence[float]) -> float:
     return next(end for step in (1, 1.5, 2, 3, 4, 5, 7.5, 10, 20) if (end := round(step * power, 12)) >= largest)
 
 
+def name_of(schema: Mapping[str, Any]) -> str:
+    """The name of a schema of an OpenAPI document, or its kind where it has none."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "anyOf" in schema or "oneOf" in schema:
+        return " or ".join(map(name_of, schema.get("anyOf") or schema["oneOf"]))
+    return str(schema.get("title") or schema.get("type", ""))
+
+
 _OPENS = re.compile(r'popovertarget="(term-[^"]+)"')
 _LOADER = jinja2.PackageLoader("fairpate")
 _PAGES = jinja2.Environment(
@@ -344,7 +344,7 @@ _PAGES = jinja2.Environment(
 )
 # JSON has no NaN: a script in the page could not parse it.
 _PAGES.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False, "separators": (",", ":")}
-_PAGES.globals["term_of"] = term_of
+_PAGES.globals |= {"term_of": term_of, "name_of": name_of}
 _PAGES.globals["resource"] = lambda name: Markup(_LOADER.get_source(_PAGES, name)[0])  # noqa: S704 - our own file
 _FILTERS = (count, counted, decimal, estimate, estimated, interval, number, percent, place, scale_end, zip)
 _PAGES.filters |= {each.__name__: each for each in _FILTERS}
@@ -353,7 +353,7 @@ _PAGES.filters.update(
     delta=delta_text,
     epsilon=epsilon_text,
     # The terms that buttons of a page explain, each once, in their order.
-    terms=lambda html: [term_by_key(key) for key in dict.fromkeys(_OPENS.findall(html))],
+    terms=lambda html: [term_of(key) for key in dict.fromkeys(_OPENS.findall(html))],
     transposed=lambda rows: [list(column) for column in zip(*rows, strict=True)],
     # No line break inside "ε = 2.00". The text was escaped before.
     unbroken=lambda html: Markup(re.sub("([γδε]) = ", "\\1\u00a0=\u00a0", html)),  # noqa: S704
@@ -366,23 +366,8 @@ def render(template: str, **view: Any) -> str:
     return _PAGES.get_template(template).render(**view)
 
 
-Json = Mapping[str, Any]
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
 """With these a browser fetches nothing for the page, even if a value in it asks for that."""
-
-
-def api_page(document: Json) -> str:
-    """Return the page of an OpenAPI 3 document as HTML: every route with its parameters, bodies and responses."""
-    return render("api.html", document=document, name_of=_name)
-
-
-def _name(schema: Json) -> str:
-    """Return the name of a schema, or its kind where it has none."""
-    if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
-    if "anyOf" in schema or "oneOf" in schema:
-        return " or ".join(_name(part) for part in schema.get("anyOf") or schema["oneOf"])
-    return str(schema.get("title") or schema.get("type", ""))
 
 
 if __name__ == "__main__":

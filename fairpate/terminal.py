@@ -154,7 +154,10 @@ def show(output: Output) -> int:
     """Print ``output`` and return its exit code."""
     words = output.words
     if is_for_program():
-        _write({**output.facts, **({} if output.failure is None else _error(output.failure, output.code))})
+        if output.failure is None:
+            _write(output.facts)
+        else:
+            tell_program(output.failure, code=output.code, facts=output.facts)
     elif isinstance(words, Iterator):
         for line in words:
             terminal().print(line, soft_wrap=True)
@@ -176,19 +179,14 @@ def fail(message: str, *, code: int = 1) -> int:
     return code
 
 
-def tell_program(error: str, *, code: int = 1) -> None:
-    """Write the error as the document, where a program asked and no document is written yet."""
-    if is_for_program():
-        _write(_error(error, code))
+def tell_program(error: str, *, code: int = 1, facts: Mapping[str, Any] | None = None) -> None:
+    """Write the error, and ``facts`` if any, as the document, where a program asked and none is written yet."""
+    _write({**(facts or {}), "error": {"message": error, "exit_code": code}})
 
 
 def say(text: str) -> None:
     """Print a remark on standard error."""
     terminal(stderr=True).print(text, soft_wrap=True)
-
-
-def _error(message: str, code: int) -> dict[str, Any]:
-    return {"error": {"message": message, "exit_code": code}}
 
 
 def _write(values: Mapping[str, Any]) -> None:
@@ -229,20 +227,16 @@ class Pace:
             self._first = (now, done)
         self._last = (now, done, total)
 
-    def left_s(self) -> float | None:
-        """Return the seconds until all steps are done at this pace; None while it is not known."""
+    def words(self) -> str:
+        """Return the time until all steps are done at this pace, in words; empty while it is not known."""
         if self._first is None or self._last is None:
-            return None
+            return ""
         took_s, steps = self._last[0] - self._first[0], self._last[1] - self._first[1]
         if steps <= 0 or took_s < _LEAST_S:
-            return None
+            return ""
         # Less the time since the last report: the number falls between two reports too.
-        return max(0.0, took_s / steps * (self._last[2] - self._last[1]) - (self.clock() - self._last[0]))
-
-    def words(self) -> str:
-        """Return the time left in words; empty while it is not known."""
-        left_s = self.left_s()
-        return "" if left_s is None else f"about {duration(left_s)} left"
+        left_s = took_s / steps * (self._last[2] - self._last[1]) - (self.clock() - self._last[0])
+        return f"about {duration(max(0.0, left_s))} left"
 
 
 def duration(seconds: float) -> str:
@@ -272,11 +266,11 @@ class Reporter:
             return
         # A bar needs a terminal on which lines that were printed can be drawn over.
         shown = _bar if self.console.is_terminal and not self.console.is_dumb_terminal else _lines
-        with shown(self.console, f"{name:<{_NAME_WIDTH}}", patience_s) as advance, heard_by(advance, self._announce):
+        with (
+            shown(self.console, f"{name:<{_NAME_WIDTH}}", patience_s) as advance,
+            heard_by(advance, lambda step, seconds: self.note("", f"{step}: about {duration(seconds)}")),
+        ):
             yield advance
-
-    def _announce(self, step: str, seconds: float) -> None:
-        self.note("", f"{step}: about {duration(seconds)}")
 
     def consent(self, question: str) -> None:
         """Ask the person at the terminal, if this reporter asks. UsageError without a terminal, or without consent."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -67,11 +68,12 @@ class FairRule:
     limit: float = 0.1
 
     def __post_init__(self) -> None:
+        # A limit of 0 would call no model fair, as rates of a sample always differ a little.
         if not 0 < self.limit <= 1:
             raise ValueError(f"fair_at: expected a limit above 0 and at most 1, got {self.limit}.")
 
     def __str__(self) -> str:
-        """As a configuration says it: NOTION=LIMIT."""
+        """Return the rule as a configuration has it: NOTION=LIMIT."""
         return f"{self.notion}={self.limit}"
 
 
@@ -199,6 +201,7 @@ class MechanismParameters:
     def __post_init__(self) -> None:
         if math.isnan(self.threshold):
             raise ValueError("Expected threshold to be a number, got nan.")
+        # Tables of noise end there; an infinite threshold needs none.
         if MAX_THRESHOLD_VOTES < abs(self.threshold) < math.inf:
             raise ValueError(f"Expected |threshold| <= {MAX_THRESHOLD_VOTES:.0f} or infinite, got {self.threshold}.")
         for name in ("threshold_stddev_votes", "noise_stddev_votes"):
@@ -357,6 +360,7 @@ class PrivacyStatement:
         lines = []
         for each in fields(self):
             value = getattr(self, each.name)
+            # What is undefined or empty is left out.
             values = list(value) if isinstance(value, tuple) else [] if value is None or value == {} else [value]
             names = [each.name.replace("_", " "), *[""] * len(values)]
             lines += [f"{name:<30}{item}" for name, item in zip(names, values, strict=False)]
@@ -424,6 +428,7 @@ def strict(value: Any) -> Any:
         return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple | Iterator):
         return [strict(item) for item in value]
+    # A class may be a dataclass too, and has no values.
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: strict(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, PurePath):
@@ -438,6 +443,9 @@ def worded(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_type_hints = cache(get_type_hints)
+
+
 def restored(kind: type[ItemT], value: Any) -> ItemT:
     """Return what :func:`strict` made of a value of the type ``kind``: records and tuples again, NaN for a null number.
 
@@ -448,7 +456,7 @@ def restored(kind: type[ItemT], value: Any) -> ItemT:
         if not isinstance(value, Mapping):
             raise TypeError(f"expected the fields of {kind.__name__}, got {value!r}")
         # Annotations are text under `from __future__ import annotations`: only this evaluates them.
-        types = get_type_hints(kind)
+        types = _type_hints(kind)
         found = kind(**{name: restored(types.get(name, object), each) for name, each in value.items()})
     elif get_origin(kind) is tuple:
         # All items of one type: no record has a tuple of several.
@@ -464,18 +472,17 @@ def restored(kind: type[ItemT], value: Any) -> ItemT:
 
 
 Advance = Callable[[int, int], None]
-# By context and not global: runs in several threads of a process do not report to each other's listener.
-_listener: ContextVar[Advance | None] = ContextVar("listener", default=None)
 Announce = Callable[[str, float], None]
-_announcer: ContextVar[Announce | None] = ContextVar("announcer", default=None)
+# By context and not global: runs in several threads of a process do not report to each other's listener.
+_listener: ContextVar[tuple[Advance | None, Announce | None]] = ContextVar("listener", default=(None, None))
 _LONG_S = 20.0
 
 
 def tell(done: int, total: int) -> None:
     """Report that ``done`` of ``total`` steps are done."""
-    listener = _listener.get()
-    if listener is not None:
-        listener(done, total)
+    advance, _ = _listener.get()
+    if advance is not None:
+        advance(done, total)
 
 
 def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
@@ -490,7 +497,7 @@ def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
         if not (done := min(start + size, count)):
             return
         tell(done, count)
-        expected_s, announce = (time.monotonic() - started_s) * count / done, _announcer.get()
+        expected_s, (_, announce) = (time.monotonic() - started_s) * count / done, _listener.get()
         if start == 0 and expected_s >= _LONG_S and announce is not None:
             announce(f"{what} of {count:,} records", expected_s)
 
@@ -499,6 +506,7 @@ def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
     """Yield the items, and report each one as done when the next is asked for."""
     for number, item in enumerate(items, 1):
         yield item
+        # By now the caller has worked on it.
         tell(number, len(items))
 
 
@@ -506,12 +514,11 @@ def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
 def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[None]:
     """Inside, ``advance(done, total)`` is called for every reported step, and ``announce(step, seconds)`` at the
     beginning of a long one."""
-    token, announcing = _listener.set(advance), _announcer.set(announce)
+    token = _listener.set((advance, announce))
     try:
         yield
     finally:
         _listener.reset(token)
-        _announcer.reset(announcing)
 
 
 class Later:

@@ -8,7 +8,8 @@ service. Errors, bodies, tokens, rates and headers are those of every service (:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class SharedGate:
     def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
 
-    def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
+    async def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
         """Return which of these predictions, in this order, may be answered."""
         # Nothing is awaited between two predictions, so that the requests of two clients do not mix.
         return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
@@ -212,11 +213,7 @@ def student_in_one_process(
     """
     card, offer = read_card(path), None
     if card.idp3 is not None:
-        gate = SharedGate(card.idp3, len(card.group_names), len(card.label_names))
-
-        async def offer(groups: list[int], labels: list[int]) -> list[bool]:
-            return gate.offer(groups, labels)
-
+        offer = SharedGate(card.idp3, len(card.group_names), len(card.label_names)).offer
     replica = StudentReplica(path, offer, form)
     return student_app(lambda: replica, tokens=tokens, rate=rate, tracer=tracer)
 
@@ -262,17 +259,15 @@ def application(arguments: dict[str, Any]) -> Any:
     return deployed.bind(served.student, gate)
 
 
-def serve_student(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> None:
-    """Start the deployments inside a running Ray and return when they answer. StudentFileError for a bad file."""
+@contextmanager
+def student_served(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> Iterator[None]:
+    """Serve copies of the student inside a running Ray until the block ends. StudentFileError for a bad file."""
     from ray import serve
 
     arguments = {"student": path.absolute(), "num_replicas": num_replicas, "cpus_per_replica": cpus_per_replica}
-    serve.start(http_options={"host": host, "port": port})
-    serve.run(application(arguments), name="student", route_prefix="/")
-
-
-def stop_student() -> None:
-    """End the deployments of :func:`serve_student`."""
-    from ray import serve
-
-    serve.shutdown()
+    try:
+        serve.start(http_options={"host": host, "port": port})
+        serve.run(application(arguments), name="student", route_prefix="/")
+        yield
+    finally:
+        serve.shutdown()

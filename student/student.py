@@ -392,7 +392,7 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
     inputs = [{"name": "records", "type": str(records.numpy().dtype), "shape": ["N", *records.shape[1:]]}]
     if card.mixing is not None:
         inputs.append({"name": "groups", "type": "int64", "shape": ["N"]})
-    description = {
+    description: dict[str, Any] = {
         "format": PORTABLE_FORMAT,
         "sha256": hashlib.sha256(graph).hexdigest(),
         "opset": OPSET,
@@ -402,8 +402,28 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
         "label": "draw one from the probabilities" if card.is_randomised else "the class of the largest probability",
         "groups": {"attribute": card.sensitive_attribute, "names": list(card.group_names), "needed": card.needs_group},
         "encoding": encoding,
-        "reject_option": None if card.idp3 is None else _reject_option(card),
+        "reject_option": None,
     }
+    if card.idp3 is not None:
+        margin = card.idp3.max_disparity
+        # IDP3 (FairPATE, Algorithm 2): the rule, and the state that the caller has to keep.
+        description["reject_option"] = {
+            # JSON has no infinity: null is a margin that refuses nothing.
+            "rule": asdict(card.idp3) | {"max_disparity": margin if np.isfinite(margin) else None},
+            "state": {
+                "name": "counts",
+                "shape": [len(card.group_names), len(card.label_names)],
+                "starts_with": 0,
+                "means": "answers so far, by group and class; the order of records matters",
+            },
+            "steps": [
+                "Of a record of group g with label k: n = sum(counts[g]).",
+                f"While {_COLD[card.idp3.cold_start]} < min_count, or no other group has an answer: answer.",
+                f"Otherwise r = (counts[g][k] + 1) / (n + 1), and answer if r - {_OTHER[card.idp3.gap]} < "
+                "max_disparity, compared exactly; null never refuses.",
+                "Answered: counts[g][k] += 1. Refused: give no label, and change nothing.",
+            ],
+        }
     return PortableStudent(graph=graph, description=description)
 
 
@@ -501,26 +521,3 @@ def _check(
         if found.shape != expected[:count].shape or not apart <= (_MOST_APART if card.is_randomised else 0):
             what = f"predicts something other than the student on {apart:.0%} of {count} public records"
             raise PortableError(f"model.onnx: {what}, so it is not published.")
-
-
-def _reject_option(card: StudentCard) -> dict[str, Any]:
-    """Describe IDP3 (FairPATE, Algorithm 2): the rule, and the state that the caller has to keep."""
-    assert card.idp3 is not None
-    margin = card.idp3.max_disparity
-    return {
-        # JSON has no infinity: null is a margin that refuses nothing.
-        "rule": asdict(card.idp3) | {"max_disparity": margin if np.isfinite(margin) else None},
-        "state": {
-            "name": "counts",
-            "shape": [len(card.group_names), len(card.label_names)],
-            "starts_with": 0,
-            "means": "answers so far, by group and class; the order of records matters",
-        },
-        "steps": [
-            "Of a record of group g with label k: n = sum(counts[g]).",
-            f"While {_COLD[card.idp3.cold_start]} < min_count, or no other group has an answer: answer.",
-            f"Otherwise r = (counts[g][k] + 1) / (n + 1), and answer if r - {_OTHER[card.idp3.gap]} < max_disparity, "
-            "compared exactly; null never refuses.",
-            "Answered: counts[g][k] += 1. Refused: give no label, and change nothing.",
-        ],
-    }

@@ -43,7 +43,7 @@ from fairpate import __version__
 from fairpate.config import AugmentConfig, ShardsConfig, TeachersTraining
 from fairpate.files import Location, Storage, exists, join, read, write
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
-from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
+from fairpate.nn.models import CONVOLUTIONAL, build_architecture, scale_bytes
 from fairpate.types import UserError
 from teachers.teacher import Engine, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
@@ -77,12 +77,12 @@ class PoolError(UserError, RuntimeError):
     """Work that a pool could not finish; the cause is chained."""
 
 
+@dataclass(eq=False)
 class BlockPool:
     """Computes ``function(shared, item, device)`` for many items: one after another in this process, for a machine
     without Ray or a single GPU. A subclass has workers. ``device`` is the torch device of every worker."""
 
-    def __init__(self, device: str = "cpu"):
-        self.device = device
+    device: str = "cpu"
 
     def carry(self, module: ModuleType) -> None:
         """Send the code of ``module`` to workers where it is not installed; this process has it."""
@@ -132,15 +132,16 @@ def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size:
 
     Which rows stay depends on their own shard only. The hash is independent of the one that assigns teachers.
     """
-
-    def rank(row: int) -> bytes:
-        return hashlib.blake2b(record_ids[row].encode(), key=key, person=_TRIM, digest_size=16).digest()
-
-    # Sorted back: the hash decides which rows stay, and nothing else.
-    return [
-        rows if len(rows) <= max_size else np.sort(np.array(sorted(rows.tolist(), key=rank)[:max_size]))
-        for rows in rows_T
-    ]
+    kept = []
+    for rows in rows_T:
+        first = np.arange(len(rows))
+        if len(rows) > max_size:
+            names = (record_ids[row].encode() for row in rows)
+            ranks = [hashlib.blake2b(name, key=key, person=_TRIM, digest_size=16).digest() for name in names]
+            # Sorted back: the hash decides which rows stay, and nothing else.
+            first = np.sort(sorted(range(len(rows)), key=ranks.__getitem__)[:max_size])
+        kept.append(rows[first])
+    return kept
 
 
 def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:
@@ -203,8 +204,10 @@ def load_block(location: Location) -> ArrayWeights:
     return weights
 
 
-def is_intact(location: Location) -> bool:
+def is_stored(storage: Storage | None, location: Location, _: str = "") -> bool:
     """Return whether ``location`` holds a complete checkpoint, reading all of it; a damaged one is logged."""
+    if storage is not None:
+        storage.require_here()
     if not exists(location):
         return False
     try:
@@ -242,19 +245,17 @@ def blocks_in(
     """Return all teachers in blocks of ``size``, named by ``content_of`` their indices, and the storage, if any."""
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
-
-    def block(indices: tuple[int, ...]) -> Block:
-        content = content_of(indices)
-        name = content
+    blocks = []
+    for start in range(0, num_teachers, size):
+        indices = tuple(range(start, min(start + size, num_teachers)))
+        name = content = content_of(indices)
         if storage is not None:
             # A plain name is a hash of whole shards: where others may list names, an attacker who knows all records but
             # one could try candidates for it. Only readers of checkpoints can read the storage's marker, the key.
             sealed = hashlib.blake2b(content.encode(), key=storage.identity.encode(), digest_size=16).hexdigest()
             name = f"{content.rpartition('-')[0]}-{sealed}.safetensors"
-        return Block(teacher_indices=indices, content=content, checkpoint=join(folder, name))
-
-    teachers = range(num_teachers)
-    return tuple(block(tuple(teachers[start : start + size])) for start in range(0, num_teachers, size)), storage
+        blocks.append(Block(teacher_indices=indices, content=content, checkpoint=join(folder, name)))
+    return tuple(blocks), storage
 
 
 def computed(
@@ -272,39 +273,24 @@ def computed(
     """
     # Workers read and write a shared storage, so they test it; a local folder is known to this process alone.
     readers = BlockPool() if storage is None else workers
-    is_stored = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
-    missing = [position for position in range(len(blocks)) if not is_stored[position]]
-    finished = teacher_counter(blocks, on_progress)
-    finished(*(position for position in range(len(blocks)) if is_stored[position]))
+    found = dict(readers.run(is_stored, storage, (block.checkpoint for block in blocks)))
+    missing = [position for position in range(len(blocks)) if not found[position]]
+    sizes, report = [len(block.teacher_indices) for block in blocks], on_progress or (lambda *_: None)
+    done = sum(size for position, size in enumerate(sizes) if found[position])
+    if done:
+        report(done, sum(sizes))
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
     items = ((blocks[position], given(blocks[position].teacher_indices)) for position in missing)
     for number, result in workers.run(function, shared, items):
         yield blocks[missing[number]], result
-        finished(missing[number])  # once its caller has stored it
+        done += sizes[missing[number]]  # once its caller has stored it
+        report(done, sum(sizes))
 
 
 def digest_of(blocks: Sequence[Block]) -> str:
     """Return sixteen hexadecimal digits that identify the content of these blocks. The digest is private."""
     names = "\n".join(block.content for block in blocks)
     return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-
-
-def _is_stored(storage: Storage | None, checkpoint: str, _: str) -> bool:
-    if storage is not None:
-        storage.require_here()
-    return is_intact(checkpoint)
-
-
-def teacher_counter(blocks: tuple[Block, ...], on_progress: Progress | None) -> Callable[..., None]:
-    """Return a function of positions of finished blocks, which reports the number of finished teachers."""
-    sizes, done = [len(block.teacher_indices) for block in blocks], set[int]()
-
-    def finished(*positions: int) -> None:
-        done.update(positions)
-        if on_progress is not None and positions:
-            on_progress(sum(sizes[position] for position in done), sum(sizes))
-
-    return finished
 
 
 def count_block(
@@ -355,7 +341,7 @@ def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
 
 
 def _one_by_one(spec: TeacherSpec) -> bool:
-    return is_convolutional(spec.model) and spec.model.trainable == "all"
+    return spec.model.name in CONVOLUTIONAL and spec.model.trainable == "all"
 
 
 def _bounded(queries: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
@@ -478,7 +464,14 @@ def train_ensemble(
     def given(teachers: tuple[int, ...]) -> list[ArrayShard]:
         return [(shard.x.numpy(), shard.y.numpy()) for shard in shards(teachers)]
 
-    size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
+    size = config.block_size
+    if not size:
+        size = _STACKED_BLOCK if workers.device == "cpu" else _ACCELERATED_BLOCK
+        # Of a head few weights are stored, and every block computes the features of all queries.
+        if config.model.trainable != "head":
+            model = build_architecture(config.model, input_shape=tuple(private.x.shape[1:]), num_classes=num_classes)
+            teacher_bytes = sum(int(value.nbytes) for value in model.state_dict().values())
+            size = max(1, min(size if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))
     blocks, storage = blocks_in(
         checkpoint_dir, config.num_teachers, size, lambda teachers: block_name(shards(teachers), spec, teachers, engine)
     )
@@ -505,7 +498,13 @@ def collect_votes(
 
     Workers count and add up; each returns one total.
     """
-    finished = teacher_counter(ensemble.blocks, on_progress)
+    sizes, done = [len(block.teacher_indices) for block in ensemble.blocks], list[int]()
+
+    def finished(position: int) -> None:
+        done.append(sizes[position])
+        if on_progress is not None:
+            on_progress(sum(done), sum(sizes))
+
     # Counts travel in the smallest type that holds all teachers.
     ballot = _Ballot(
         spec=ensemble.spec, queries=queries_x.numpy(), count_type=np.min_scalar_type(ensemble.num_teachers)
@@ -571,12 +570,3 @@ def tensors_of(source: str | ArrayWeights) -> StackedWeights:
     """Return a block's weights, or read them where ``source`` is their location."""
     weights = load_block(source) if isinstance(source, str) else source
     return {name: torch.tensor(value) for name, value in weights.items()}
-
-
-def _block_size(spec: TeacherSpec, engine: Engine, device: str, input_shape: tuple[int, ...]) -> int:
-    stacked = _STACKED_BLOCK if device == "cpu" else _ACCELERATED_BLOCK
-    if spec.model.trainable == "head":  # few weights are stored, and every block computes the features of all queries
-        return stacked
-    model = build_architecture(spec.model, input_shape=input_shape, num_classes=spec.num_classes)
-    teacher_bytes = sum(int(value.nbytes) for value in model.state_dict().values())
-    return max(1, min(stacked if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))

@@ -34,7 +34,7 @@ import sklearn
 from threadpoolctl import threadpool_limits
 
 from fairpate import __version__
-from fairpate.config import ShardsConfig, is_own_file
+from fairpate.config import ShardsConfig
 from fairpate.files import Storage
 from fairpate.nn.models import scale_bytes, seeded_torch
 from fairpate.types import UserError, torch
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from fairpate.data.dataset import Split
 
 Factory = Callable[..., Any]
+# Where this package is installed, so are these, on every node.
+_INSTALLED = ("fairpate", "teachers", "aggregator", "student")
 _DEFINITION = 1  # to be raised with any change after which the same inputs give other votes
 _PREDICTIONS, _FAILED = "predictions", "failed"
 _log = logging.getLogger(__name__)
@@ -81,7 +83,13 @@ def own_modules(factory: Factory) -> list[ModuleType]:
     waiting = [getattr(factory, "__module__", "")]
     while waiting:
         module = sys.modules.get(waiting.pop())
-        if module is None or module.__name__ in found or not is_own_file(module):
+        file = getattr(module, "__file__", None)
+        if module is None or file is None or module.__name__ in found:
+            continue
+        place = Path(file).resolve()
+        # Another machine finds what is installed there, and a virtual environment is often below the working directory.
+        is_installed = module.__name__.partition(".")[0] in _INSTALLED or "site-packages" in place.parts
+        if is_installed or not place.is_relative_to(Path.cwd().resolve()):
             continue
         found[module.__name__] = module
         held = vars(module).values()

@@ -52,7 +52,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
@@ -79,7 +79,9 @@ from teachers.ensemble import (
 from teachers.teacher import TeacherSpec
 
 Coordinates = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
+Nearest = npt.NDArray[np.void]
+"""The nearest sampled records of each query (Q, K), nearest first: ``squared`` distance, ``order`` among equals and
+``label``. The places of missing records have an infinite distance and no label."""
 LARGEST_COORDINATE = 2**19
 MOST_COORDINATES = 2**12
 """D of them: every sum of products of two is then below 2^53, where ``float64`` stops being exact."""
@@ -122,35 +124,15 @@ class Voters:
         is_sampled[sampled] = True
         return np.flatnonzero(is_sampled[self.person_N])
 
-    def nearest_first(self, rows: IntArray, squared: Floats) -> IntArray:
-        """Return positions in ``rows``, which have these squared distances: nearest first, one of each person."""
-        # The last key counts first: distance, then the keyed hash, then the label.
-        places = np.lexsort((self.labels_N[rows], self.order_N[rows], squared))
-        if self.person_N is None:
-            return places
-        # The nearest record of each person, who moves the counts no more than a record does.
-        _, first = np.unique(self.person_N[rows[places]], return_index=True)
-        return places[np.sort(first)]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Nearest:
-    """The nearest sampled records of each query (Q, K), nearest first: ``squared`` distance, ``order`` among equals and
-    ``label``.
-
-    The places of missing records have an infinite distance and no label.
-    """
-
-    records_QK: npt.NDArray[np.void]
-
-    def counts(self, num_classes: int) -> IntArray:
-        """Return ``votes_QC``, the number of these records that have each label."""
-        labels_QK = self.records_QK["label"]
-        votes_QC = np.zeros((len(labels_QK), num_classes), dtype=np.int64)
-        queries, places = (labels_QK != _NOBODY).nonzero()
-        # `+=` would count several records of one label once.
-        np.add.at(votes_QC, (queries, labels_QK[queries, places]), 1)
-        return votes_QC
+def label_counts(nearest_QK: Nearest, num_classes: int) -> IntArray:
+    """Return ``votes_QC``, the number of these records that have each label."""
+    labels_QK = nearest_QK["label"]
+    votes_QC = np.zeros((len(labels_QK), num_classes), dtype=np.int64)
+    queries, places = (labels_QK != _NOBODY).nonzero()
+    # `+=` would count several records of one label once.
+    np.add.at(votes_QC, (queries, labels_QK[queries, places]), 1)
+    return votes_QC
 
 
 def blocks_of(
@@ -192,27 +174,28 @@ def check_coordinates(coordinates_ND: Coordinates) -> None:
         )
 
 
+@dataclass(eq=False)
 class Sampler:
     """Draws secret Poisson samples of blocks of records; each call draws another sample."""
 
-    def __init__(self, sampling_rate: float, seed: int | None = None) -> None:
-        self._rate, self._seed = sampling_rate, seed
-        self._randomness = OsRandomness()
-        self._batches: dict[tuple[int, int], PoissonBatches] = {}
-        # Threads that draw at the same time might get one sample twice.
-        self._lock = threading.Lock()
+    rate: float
+    seed: int | None = None
+    _randomness: OsRandomness = field(default_factory=OsRandomness, init=False)
+    _batches: dict[tuple[int, int], PoissonBatches] = field(default_factory=dict, init=False)
+    # Threads that draw at the same time might get one sample twice.
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def rows(self, query: str, block: int, size: int) -> IntArray:
         """Return the rows, ascending, of a sample for one query of the ``size`` records or persons of a block."""
         with self._lock:
-            if self._seed is not None:
+            if self.seed is not None:
                 # Seven bytes, since torch takes seeds of 63 bits.
-                digest = hashlib.blake2b(f"{self._seed} {block} {query}".encode(), digest_size=7).digest()
-                batches = PoissonBatches(size, self._rate, SeededRandomness(int.from_bytes(digest)))
+                digest = hashlib.blake2b(f"{self.seed} {block} {query}".encode(), digest_size=7).digest()
+                batches = PoissonBatches(size, self.rate, SeededRandomness(int.from_bytes(digest)))
             else:
                 # Kept from query to query: coins drawn beyond one sample are the start of the next.
                 if (block, size) not in self._batches:
-                    self._batches[block, size] = PoissonBatches(size, self._rate, self._randomness)
+                    self._batches[block, size] = PoissonBatches(size, self.rate, self._randomness)
                 batches = self._batches[block, size]
             rows: IntArray = batches.next().numpy()
         return rows
@@ -233,20 +216,20 @@ def nearest_of_samples(
         for block in blocks:
             found = merged([found, _nearest_in(block, queries_QD[some], names[some], count, sampler)])
         parts.append(found)
-    return Nearest(records_QK=np.concatenate([part.records_QK for part in [_nobody(0, count), *parts]]))
+    return np.concatenate([_nobody(0, count), *parts])
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
     """Return the nearest of all parts: the same K records as one search through all of them would find."""
-    count, all_Q = parts[0].records_QK.shape[1], np.concatenate([part.records_QK for part in parts], axis=1)
-    # The same three keys as in `nearest_first`: a record that is not there, at an infinite distance, comes last.
+    count, all_Q = parts[0].shape[1], np.concatenate(parts, axis=1)
+    # The same three keys as in `_nearest_in`: a record that is not there, at an infinite distance, comes last.
     first = np.lexsort((all_Q["label"], all_Q["order"], all_Q["squared"]), axis=1)[:, :count]
-    return Nearest(records_QK=np.take_along_axis(all_Q, first, axis=1))
+    nearest_QK: Nearest = np.take_along_axis(all_Q, first, axis=1)
+    return nearest_QK
 
 
 def _nobody(num_queries: int, count: int) -> Nearest:
-    absent = np.array((np.inf, 2**64 - 1, _NOBODY), dtype=_RECORD)
-    return Nearest(records_QK=np.full((num_queries, count), absent))
+    return np.full((num_queries, count), np.array((np.inf, 2**64 - 1, _NOBODY), dtype=_RECORD))
 
 
 def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], count: int, sampler: Sampler) -> Nearest:
@@ -263,8 +246,14 @@ def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], co
         if block.person_N is None and len(rows) > count:
             kept = squared <= np.partition(squared, count - 1)[count - 1]  # all of the farthest's equals
             rows, squared = rows[kept], squared[kept]
-        rows = rows[block.nearest_first(rows, squared)[:count]]
-        near = found.records_QK[query, : len(rows)]
+        # The last key counts first: distance, then the keyed hash, then the label.
+        places = np.lexsort((block.labels_N[rows], block.order_N[rows], squared))
+        if block.person_N is not None:
+            # The nearest record of each person, who moves the counts no more than a record does.
+            _, first = np.unique(block.person_N[rows[places]], return_index=True)
+            places = places[np.sort(first)]
+        rows = rows[places[:count]]
+        near = found[query, : len(rows)]
         near["squared"], near["order"], near["label"] = (
             squared_QN[query, rows],
             block.order_N[rows],
@@ -300,20 +289,6 @@ class _Task:
     position: int
     item: Any
     losses: int = 0
-
-
-class _Queue:
-    """Tasks to compute in order, each item read when its turn comes; lost tasks come first. False when empty."""
-
-    def __init__(self, items: Iterable[Any]):
-        self._fresh = (_Task(position=position, item=item) for position, item in enumerate(items))
-        self.waiting: deque[_Task] = deque()
-
-    def __bool__(self) -> bool:
-        if not self.waiting:
-            # One item ahead at most: a shard is copied only when a worker can take it.
-            self.waiting.extend(itertools.islice(self._fresh, 1))
-        return bool(self.waiting)
 
 
 class RayPool(BlockPool):
@@ -360,16 +335,20 @@ class RayPool(BlockPool):
         if not self._ready and not self._starting:
             raise PoolError("The pool is closed; use it as `with RayPool(config) as pool`.")
         # Put once: as a plain argument the shared value would travel with every item.
-        reference, queue = ray.put(shared), _Queue(items)
+        reference = ray.put(shared)
+        fresh = (_Task(position=position, item=item) for position, item in enumerate(items))
+        waiting = deque(itertools.islice(fresh, 1))
         pending: dict[Any, tuple[Any, _Task]] = {}
-        while queue or pending:
+        while waiting or pending:
             try:
                 # One task per actor, then one that waits; none waits while an actor that starts could do it.
                 load = Counter(actor for actor, _ in pending.values())
                 for depth in range(1 if self._starting else _ITEMS_PER_ACTOR):
                     for actor in self._ready:
-                        if load[actor] == depth and queue:
-                            task = queue.waiting.popleft()
+                        if load[actor] == depth and waiting:
+                            task = waiting.popleft()
+                            # One item ahead at most: a shard is copied only when a worker can take it.
+                            waiting.extend(itertools.islice(fresh, 0 if waiting else 1))
                             call = actor.run.remote(function, reference, task.item, self.device)
                             pending[call] = (actor, task)
                             load[actor] += 1
@@ -388,13 +367,17 @@ class RayPool(BlockPool):
                     error.cause, ray.exceptions.RayError
                 ):
                     raise PoolError(f"A block of teachers failed on a worker: {error.cause or error}") from error
-                self._replace(actor)
+                if actor in self._ready:  # its other task may have reported the loss already
+                    # It may be alive and only out of reach: ended, so that nothing it still computes is counted.
+                    self._ready.remove(actor)
+                    ray.kill(actor)
+                    self._start_actor()
                 _log.warning("Blocks lost with their worker, computed again: 1")
                 task.losses += 1
                 if task.losses > MOST_LOSSES:
                     what = f"A block of teachers was lost {task.losses} times: {error}"
                     raise PoolError(f"{what} If memory ran out, lower ray.num_actors.") from error
-                queue.waiting.appendleft(task)
+                waiting.appendleft(task)
                 continue
             yield task.position, result
 
@@ -439,15 +422,6 @@ class RayPool(BlockPool):
         else:
             self._failed_starts = 0
             self._ready.append(actor)
-
-    def _replace(self, actor: Any) -> None:
-        import ray
-
-        if actor in self._ready:  # its other task may have reported the loss already
-            # It may be alive and only out of reach: ended, so that nothing it still computes is counted.
-            self._ready.remove(actor)
-            ray.kill(actor)
-            self._start_actor()
 
 
 def number_of_actors(config: RayConfig) -> int:
@@ -827,15 +801,18 @@ class VoterWatch:
 _TIMEOUT_S = 300.0
 
 
+@dataclass(eq=False, repr=False)
 class LocalNeighbourhood:
     """All private records in this process."""
 
-    def __init__(self, blocks: Sequence[Voters], *, count: int, sampler: Sampler) -> None:
-        self._blocks, self._count, self._sampler = blocks, count, sampler
+    blocks: Sequence[Voters]
+    _: KW_ONLY
+    count: int
+    sampler: Sampler
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
         """Return the nearest of fresh samples to each query."""
-        return nearest_of_samples(self._blocks, queries_QD, names, count=self._count, sampler=self._sampler)
+        return nearest_of_samples(self.blocks, queries_QD, names, count=self.count, sampler=self.sampler)
 
     def are_answering(self) -> bool:
         """Return True: this process answers."""
@@ -843,7 +820,7 @@ class LocalNeighbourhood:
 
     def close(self) -> None:
         """Release the records in memory."""
-        self._blocks = []
+        self.blocks = []
 
 
 class RayNeighbourhood(_ServingActors):

@@ -47,7 +47,7 @@ from fairpate.nn.fit import (
     frozen_features,
     precision_of,
 )
-from fairpate.nn.models import ScaleBytes, build_model, is_convolutional, scale_bytes
+from fairpate.nn.models import CONVOLUTIONAL, ScaleBytes, build_model, scale_bytes
 
 Engine = Literal["loop", "stacked"]
 StackedWeights = dict[str, Tensor]
@@ -134,11 +134,6 @@ class TeacherSpec:
     augment: AugmentConfig = UNCHANGED
     max_shard_size: int | None = None
 
-    @property
-    def largest_batch(self) -> int:
-        """The largest number of records in a batch."""
-        return min(self.fit.batch_size, self.max_shard_size or self.fit.batch_size)
-
 
 def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
     """Return teacher number ``teacher`` before training, in its shard's precision (``uint8`` means ``float32``)."""
@@ -146,11 +141,6 @@ def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
     seed = seed_of(spec.seed, teacher, INITIALISATION)
     model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes, generator_seed=seed)
     return model.to(shard.x.dtype if shard.x.is_floating_point() else torch.float32)
-
-
-def stack_weights(weights: Sequence[StackedWeights]) -> StackedWeights:
-    """Return one dictionary of (T, ...) tensors from T dictionaries of equal keys."""
-    return {name: torch.stack([teacher[name] for teacher in weights]) for name in weights[0]}
 
 
 def seed_of(seed: int, teacher: int, purpose: int) -> int:
@@ -180,7 +170,7 @@ def train_stacked(
     def rehearse(count: int) -> None:
         # On records of zeros, as many as the configuration allows: how many teachers fit must not follow private
         # shards.
-        num_records, like = spec.max_shard_size or spec.largest_batch, shards[0]
+        num_records, like = spec.max_shard_size or spec.fit.batch_size, shards[0]
         public = Shard(x=like.x.new_zeros(num_records, *like.x.shape[1:]), y=like.y.new_zeros(num_records))
         _Stack([public] * count, spec, indices[:count], device).rehearse()
 
@@ -191,14 +181,16 @@ def train_stacked(
         size = stack_that_fits(rehearse, memory, len(shards))
     trained: list[StackedWeights] = []
     for start in range(0, len(shards), size):
-        stack = _Stack(shards[start : start + size], spec, indices[start : start + size], device)
-        stack.train()
-        trained += stack.weights()
+        trained += _Stack(shards[start : start + size], spec, indices[start : start + size], device).train()
     return trained
 
 
 def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -> Tensor:
-    """Return logits (T, B, C): teacher t, with ``parameters[name][t]`` as its parameters, reads ``x_TB[t]``."""
+    """Return logits (T, B, C): teacher t, with ``parameters[name][t]`` as its parameters, reads ``x_TB[t]``.
+
+    Between layers, images are (T, B, channels, H, W) and dense activations (T, F, B), the layout that leaves weight
+    gradients contiguous.
+    """
     if not isinstance(model, nn.Sequential) or any(type(layer) not in _STACKED_LAYERS for layer in model):
         # vmap runs any architecture; the layers below have faster batched kernels.
         forward = vmap(lambda values, x: functional_call(model, values, (x,)))
@@ -207,43 +199,32 @@ def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -
     x = x_TB
     for index, layer in enumerate(model):
         own = {name: parameters[f"{index}.{name}"] for name, _ in layer.named_parameters()}
-        x = _stacked_layer(layer, own, x)
+        if isinstance(layer, ScaleBytes | nn.ReLU):
+            x = layer(x)
+        elif isinstance(layer, nn.Flatten):
+            x = x.flatten(start_dim=2).transpose(1, 2)
+        elif isinstance(layer, nn.Linear):
+            x = torch.baddbmm(own["bias"][:, :, None], own["weight"], x)
+        else:
+            # Teachers become groups of channels: (B, T * channels, H, W).
+            num_teachers, images = len(x), x.transpose(0, 1).flatten(1, 2)
+            if isinstance(layer, nn.Conv2d):
+                bias = own["bias"].flatten() if "bias" in own else None
+                weight = own["weight"].flatten(0, 1)
+                out = functional.conv2d(images, weight, bias, layer.stride, layer.padding, groups=num_teachers)
+            elif isinstance(layer, nn.GroupNorm):
+                # T times as many groups: the statistics of each stay within one teacher.
+                scale, shift = own["weight"].flatten(), own["bias"].flatten()
+                out = functional.group_norm(images, num_teachers * layer.num_groups, scale, shift, layer.eps)
+            else:
+                # Pooling treats every channel, and so every teacher, by itself.
+                out = layer(images)
+            x = out.unflatten(1, (num_teachers, -1)).transpose(0, 1)
     return x.transpose(1, 2)
 
 
 _DENSE_LAYERS = (ScaleBytes, nn.Flatten, nn.Linear, nn.ReLU)
 _STACKED_LAYERS = (*_DENSE_LAYERS, nn.Conv2d, nn.GroupNorm, nn.MaxPool2d, nn.AdaptiveAvgPool2d)
-
-
-def _stacked_layer(layer: nn.Module, own: StackedWeights, x: Tensor) -> Tensor:
-    """Return the output of one layer for all teachers, each with its row of the parameters ``own``.
-
-    Images are (T, B, channels, H, W). Dense activations are (T, F, B), the layout that leaves weight gradients
-    contiguous.
-    """
-    out: Tensor
-    if isinstance(layer, ScaleBytes | nn.ReLU):
-        out = layer(x)
-        return out
-    if isinstance(layer, nn.Flatten):
-        return x.flatten(start_dim=2).transpose(1, 2)
-    if isinstance(layer, nn.Linear):
-        return torch.baddbmm(own["bias"][:, :, None], own["weight"], x)
-    # Teachers become groups of channels: (B, T * channels, H, W).
-    num_teachers, images = len(x), x.transpose(0, 1).flatten(1, 2)
-    if isinstance(layer, nn.Conv2d):
-        bias = own["bias"].flatten() if "bias" in own else None
-        weight = own["weight"].flatten(0, 1)
-        out = functional.conv2d(images, weight, bias, layer.stride, layer.padding, groups=num_teachers)
-    elif isinstance(layer, nn.GroupNorm):
-        # T times as many groups: the statistics of each stay within one teacher.
-        scale, shift = own["weight"].flatten(), own["bias"].flatten()
-        out = functional.group_norm(images, num_teachers * layer.num_groups, scale, shift, layer.eps)
-    else:
-        # Pooling treats every channel, and so every teacher, by itself.
-        out = layer(images)
-    apart: Tensor = out.unflatten(1, (num_teachers, -1))
-    return apart.transpose(0, 1)
 
 
 class _Stack:
@@ -254,7 +235,9 @@ class _Stack:
         states: list[StackedWeights] = [
             {name: p for name, p in model.named_parameters() if p.requires_grad} for model in models
         ]
-        self._parameters = {name: value.detach().to(device) for name, value in stack_weights(states).items()}
+        self._parameters = {
+            name: torch.stack([state[name] for state in states]).detach().to(device) for name in states[0]
+        }
         # Afterwards: its own parameters move with it.
         self._template = models[0].to(device)
         # Views of the stack: the optimiser has a state for each teacher, and updates the stacked tensors in place.
@@ -267,34 +250,50 @@ class _Stack:
         seeds = (seed_of(spec.seed, teacher, TRAINING) for teacher in teachers)
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._records = _Records(shards, spec, device)
-        sizes = [len(shard.y) for shard in shards]
-        self._steps = _steps_of_an_epoch(sizes, spec.largest_batch, self._records, device)
+        batch_size = min(spec.fit.batch_size, spec.max_shard_size or spec.fit.batch_size)
+        bounds, column = [batch_bounds(len(shard.y), batch_size) for shard in shards], torch.arange(batch_size)
+        self._steps = []
+        for number in range(max(len(b) for b in bounds) - 1):
+            present = [t for t, b in enumerate(bounds) if len(b) > number + 1]
+            start, stop = torch.tensor([b[number : number + 2] if len(b) > number + 1 else (0, 0) for b in bounds]).T
+            inside = column < (stop - start)[:, None]
+            # The column behind the longest shard holds the filler in every row.
+            positions = torch.where(inside, start[:, None] + column, max(len(shard.y) for shard in shards))
+            # A teacher without a batch has weights 0, not 0 / 0.
+            weights = inside.to(self._records.dtype) / (stop - start).clamp(min=1)[:, None]
+            self._steps.append(_Step(teachers=present, positions_TB=positions, weights_TB=weights.to(device)))
 
-    def train(self) -> None:
-        """Train for all epochs."""
+    def train(self) -> list[StackedWeights]:
+        """Train for all epochs, and return each teacher's weights on the CPU."""
         for epoch in range(self._fit.epochs if self._steps else 0):
             rows, changes = self._shuffled_epoch()
             learning_rate = epoch_learning_rate(self._fit, epoch)
             for step in self._steps:
                 self._step(step, rows, changes, learning_rate)
-
-    def rehearse(self) -> None:
-        """Make one step, to measure its memory: all steps have the same shapes."""
-        self._step(self._steps[0], *self._shuffled_epoch(), self._fit.learning_rate)
-
-    def weights(self) -> list[StackedWeights]:
-        """Return each teacher's weights on the CPU."""
         fixed = {name: value for name, value in self._template.state_dict().items() if name not in self._parameters}
         everyones = {name: value.expand(len(self._generators), *value.shape) for name, value in fixed.items()}
         stacked = {name: value.cpu() for name, value in (self._parameters | everyones).items()}
         # Cloned: a view would keep the whole stack in memory.
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
+    def rehearse(self) -> None:
+        """Make one step, to measure its memory: all steps have the same shapes."""
+        self._step(self._steps[0], *self._shuffled_epoch(), self._fit.learning_rate)
+
     def _shuffled_epoch(self) -> tuple[Tensor, Tensor | None]:
-        """Return every teacher's rows in an epoch's order (T, N + 1), and the augmentation of all records or None."""
+        """Return every teacher's rows in an epoch's order (T, N + 1), and the augmentation of all records or None.
+
+        The end of a shorter shard and the last column are filler.
+        """
         draws = [draw_epoch(shard.x, self._augment, g) for shard, g in zip(self._shards, self._generators, strict=True)]
+        records = self._records
+        shifted = [order + start for (order, _), start in zip(draws, records.starts, strict=True)]
+        rows = nn.utils.rnn.pad_sequence(shifted, batch_first=True, padding_value=records.filler)
+        rows = functional.pad(rows, (0, 1), value=records.filler)
         changes = [change for _, change in draws if change is not None]
-        return self._records.rows([order for order, _ in draws]), _with_filler(changes) if changes else None
+        # The last one belongs to the filler.
+        changes += [change.new_zeros(1, *change.shape[1:]) for change in changes[:1]]
+        return rows, torch.cat(changes) if changes else None
 
     def _step(self, step: _Step, rows: Tensor, changes: Tensor | None, learning_rate: float) -> None:
         """Make one step of every teacher that has this batch."""
@@ -376,8 +375,8 @@ class _Records:
         home = torch.device("cpu") if spec.max_shard_size is None else device
         # The filler's label is the number of the row of zeros in the targets below.
         starts = torch.tensor([0, *(len(shard.y) for shard in shards)]).cumsum(0).tolist()
-        self._starts, self.filler, self.longest = starts[:-1], starts[-1], max(len(shard.y) for shard in shards)
-        self._x = _with_filler([shard.x for shard in shards]).to(home)
+        self.starts, self.filler, like = starts[:-1], starts[-1], shards[0].x
+        self._x = torch.cat([*(shard.x for shard in shards), like.new_zeros(1, *like.shape[1:])]).to(home)
         self._y = torch.cat([*(shard.y for shard in shards), torch.tensor([spec.num_classes])]).to(home)
         self.dtype = self._x.dtype if self._x.is_floating_point() else torch.float32
         smoothing, classes = spec.fit.label_smoothing, torch.eye(spec.num_classes, dtype=self.dtype)
@@ -385,12 +384,6 @@ class _Records:
         targets = functional.pad(classes * (1 - smoothing) + smoothing / spec.num_classes, (0, 0, 0, 1))
         self._targets = targets.to(device)
         self._augment, self._home, self._device = spec.augment, home, device
-
-    def rows(self, orders: Sequence[Tensor]) -> Tensor:
-        """Return rows (T, N + 1) of shards in these orders; the end of a shorter one and the last column are filler."""
-        shifted = [order + start for order, start in zip(orders, self._starts, strict=True)]
-        rows = nn.utils.rnn.pad_sequence(shifted, batch_first=True, padding_value=self.filler)
-        return functional.pad(rows, (0, 1), value=self.filler)
 
     def batch(self, chosen_TB: Tensor, changes: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return records (T, B, ...), scaled and augmented, and their targets (T, B, C), on the device."""
@@ -401,26 +394,6 @@ class _Records:
             x = apply_changes(x, self._augment, changes.index_select(0, chosen).to(self._device))
         targets = self._targets.index_select(0, self._y.index_select(0, at_home).to(self._device))
         return x.unflatten(0, chosen_TB.shape), targets.unflatten(0, chosen_TB.shape)
-
-
-def _steps_of_an_epoch(sizes: Sequence[int], batch_size: int, records: _Records, device: torch.device) -> list[_Step]:
-    bounds = [batch_bounds(size, batch_size) for size in sizes]
-    column = torch.arange(batch_size)
-    steps = []
-    for number in range(max(len(b) for b in bounds) - 1):
-        teachers = [t for t, b in enumerate(bounds) if len(b) > number + 1]
-        start, stop = torch.tensor([b[number : number + 2] if len(b) > number + 1 else (0, 0) for b in bounds]).T
-        inside = column < (stop - start)[:, None]
-        # The column behind the longest shard holds the filler in every row.
-        positions = torch.where(inside, start[:, None] + column, records.longest)
-        # A teacher without a batch has weights 0, not 0 / 0.
-        weights = inside.to(records.dtype) / (stop - start).clamp(min=1)[:, None]
-        steps.append(_Step(teachers=teachers, positions_TB=positions, weights_TB=weights.to(device)))
-    return steps
-
-
-def _with_filler(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([*parts, parts[0].new_zeros(1, *parts[0].shape[1:])])
 
 
 def train_teachers(
@@ -463,7 +436,7 @@ def train_teachers(
             on_diverged(teacher)
         # Its weights before training, as without records: an error would reveal something of the shard.
         trained[place] = _state(initial_model(spec, teacher, Shard(x=shard.x[:0], y=shard.y[:0])))
-    return stack_weights(trained)
+    return {name: torch.stack([teacher[name] for teacher in trained]) for name in trained[0]}
 
 
 def choose_engine(model: ModelConfig, device: str) -> Engine:
@@ -471,7 +444,7 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
 
     Stacking is faster for small models; on a CPU, for dense ones alone. One residual network keeps a device busy.
     """
-    trains_convolutions = is_convolutional(model) and model.trainable == "all"
+    trains_convolutions = model.name in CONVOLUTIONAL and model.trainable == "all"
     is_large = model.name.startswith(("resnet", "densenet"))
     return "loop" if trains_convolutions and (device == "cpu" or is_large) else "stacked"
 

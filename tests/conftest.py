@@ -3,6 +3,7 @@
 Packages are imported where they are used: the process that hands out files to workers, and waits, needs none.
 """
 
+import asyncio
 import gc
 import hashlib
 import logging
@@ -12,8 +13,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache, partial
+from copy import copy
+from functools import cache, partial, partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,12 +135,22 @@ def with_drawings(drawings: Callable[[], AbstractContextManager[None]]) -> Itera
 
 @pytest.fixture(scope="session")
 def quick_graphs() -> None:
-    """For every graph torch's exporter parses the source of all of onnxscript's operators anew: half of its time."""
+    """For every graph torch's exporter parses and registers all of onnxscript's operators anew: most of its time."""
     try:
         from onnxscript import TracedOnnxFunction
     except ImportError:
         return
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
     TracedOnnxFunction.function_ir = property(cache(TracedOnnxFunction.function_ir.fget))  # type: ignore[method-assign,attr-defined]
+    registered = cache(ONNXRegistry.from_torchlib)
+
+    def copied(**version: int) -> ONNXRegistry:
+        registry = copy(registered(**version))  # a graph adds operators of its own
+        registry.functions = {name: [*ways] for name, ways in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = staticmethod(copied)  # type: ignore[method-assign,assignment]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -146,6 +159,14 @@ def _certificates_are_read_once() -> None:
     import httpx._transports.default as transports
 
     transports.create_ssl_context = cache(transports.create_ssl_context)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _services_stop_at_once() -> None:
+    """uvicorn would look every tenth of a second whether it should stop, and then wait for another one."""
+    import uvicorn.server
+
+    uvicorn.server.asyncio = SimpleNamespace(**{**vars(asyncio), "sleep": lambda s: asyncio.sleep(s / 4)})  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -181,16 +202,14 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _remembered_data() -> tuple[Callable[..., Any], ...]:
-    """Return a loader of the digits, a division of them, and embeddings, which remember what they made."""
+    """Return a loader of the digits, a division of them, embeddings and coordinates, which remember what they made."""
     from fairpate.data import registry
-    from fairpate.data.embedding import Embedding
 
-    load, divide = registry.find_entry("color_digits").load, registry.dataset_of
-    of, call, known = Embedding.of, Embedding.__call__, dict[Any, Any]()
+    load, divide, known = registry.find_entry("color_digits").load, registry.dataset_of, dict[Any, Any]()
 
     def remembered(place: Any, compute: Callable[[], Any], given: Any = None) -> Any:
         if place not in known:
-            if len(known) == 256:
+            if len(known) == 512:
                 known.clear()
             # What was given stays, so that no other object gets its address.
             known[place] = given, compute()
@@ -207,10 +226,11 @@ def _remembered_data() -> tuple[Callable[..., Any], ...]:
             return divide(loaded, config, entry, **given)
         return remembered(config.model_dump_json(), lambda: divide(loaded, config, entry))
 
-    def embedding_of(pool: Any, config: Any) -> Any:
-        return remembered((config.model_dump_json(), *digest(pool)), lambda: of(pool, config))
+    def embedding_of(of: Any, pool: Any, config: Any, **given: Any) -> Any:
+        place = (of, config.model_dump_json(), *given.items(), *digest(pool))
+        return remembered(place, lambda: of(pool, config, **given))
 
-    def coordinates(embedding: Any, x: Any) -> Any:
+    def coordinates(call: Any, embedding: Any, x: Any) -> Any:
         return remembered((id(embedding), *digest(x)), lambda: call(embedding, x), embedding).clone()
 
     return load_once, divide_once, embedding_of, coordinates
@@ -222,7 +242,7 @@ def _data_are_made_once(
 ) -> Iterator[None]:
     """Most runs read the same digits: a third of their time went into colouring, dividing and embedding them."""
     from fairpate.data import registry
-    from fairpate.data.embedding import Embedding
+    from fairpate.data.embedding import Components, Embedding
 
     if request.path.parent.name == "data":  # tests of these themselves
         yield
@@ -235,8 +255,9 @@ def _data_are_made_once(
     object.__setattr__(published, "load", load_once)  # of a frozen record that the registry keeps
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(registry, "dataset_of", divide_once)
-        patched.setattr(Embedding, "of", embedding_of)
-        patched.setattr(Embedding, "__call__", coordinates)
+        for kind in (Components, Embedding):
+            patched.setattr(kind, "of", partial(embedding_of, kind.of))
+            patched.setattr(kind, "__call__", partialmethod(partial(coordinates, kind.__call__)))
         yield
     object.__setattr__(published, "load", load)
 
@@ -259,9 +280,8 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield opened
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Any]:
-    """A PostgreSQL server of the session, started by the first test that asks for it."""
+@contextmanager
+def _postgres() -> Iterator[Any]:
     pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
     if programs() is None:
         pytest.skip("PostgreSQL is not installed")
@@ -272,17 +292,33 @@ def postgres() -> Iterator[Any]:
             yield server
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server of the session, started by the first test that asks for it."""
+    with _postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Any]:
+    """A PostgreSQL server that a test may stop; each test leaves it running."""
+    with _postgres() as server:
+        yield server
+
+
 @cache
 def _says(file: Path, words: str) -> bool:
     return words in file.read_text(encoding="utf-8")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that ask for Ray come first, then those of sites, which wait, and those with campaigns: a long file at the
-    end would run alone."""
+    """The longest files come first, as one at the end would run alone: those of the cluster and of Ray, those with a
+    timeout of their own, those of sites, which wait, and those with campaigns."""
     items.sort(
         key=lambda item: (
+            item.path.parent.name != "cluster",
             not _says(item.path, "ray_session"),
+            not _says(item.path, "mark.timeout"),
             item.path.parent.name != "sites",
             not _says(item.path, "mark.slow"),
         )

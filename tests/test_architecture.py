@@ -15,7 +15,6 @@ import structure  # noqa: E402
 FLOORS = (
     ("fairpate.types",),
     ("fairpate.config", "fairpate.files", "fairpate.pages", "fairpate.oriented_gradients"),
-    ("fairpate.config_reader",),
     ("fairpate.http_server", "fairpate.terminal"),
     ("fairpate.privacy", "fairpate.fairness"),
     ("fairpate.data", "fairpate.nn"),
@@ -32,7 +31,7 @@ FLOORS = (
 TIED = ()  # sets of modules that may import one another, and only while a function runs
 HEAVY = {"torch", "torchvision", "ray"}
 WITHOUT_HEAVY = (
-    *("fairpate.types", "fairpate.files", "fairpate.config", "fairpate.config_reader"),
+    *("fairpate.types", "fairpate.files", "fairpate.config"),
     *("fairpate.privacy", "fairpate.fairness", "fairpate.sites"),
 )
 MODULES = structure.read_modules(ROOT)

@@ -57,7 +57,6 @@ from aggregator.session import (
     most_queries,
 )
 from aggregator.store import LedgerError, UnreachableError
-from fairpate.data.tables import RecordForm
 from fairpate.http_server import (
     Body,
     FaultError,
@@ -68,11 +67,10 @@ from fairpate.http_server import (
     faults_response,
     field_of,
     json_response,
-    largest_body_bytes,
 )
 from fairpate.pages import delta_text, meaning
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.types import GateRule, strict, worded
+from fairpate.types import strict, worded
 
 # As many as the batcher asks together: a full request is one group.
 MAX_QUERIES_PER_REQUEST = 1024
@@ -390,7 +388,17 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
     if pool.takes_posted:
         kinds.append(Annotated[by_features, Tag("features")])
     if pool.takes_posted and pool.form is not None:
-        columns: Any = _record_type(pool.form)
+        fields: dict[str, Any] = {}
+        for place, column in enumerate(pool.form.fields):
+            cell: Any = Annotated[float, Field(allow_inf_nan=False)]
+            if column.low is None and column.takes_other:
+                cell = Annotated[str, Field(min_length=1, max_length=200)]
+            elif column.low is None:
+                cell = operator.getitem(Literal, tuple(column.choices))
+            cell, default = (cell | None, None) if column.is_optional else (cell, ...)
+            # A column may have any name, so the attribute in Python is numbered.
+            fields[f"column_{place}"] = (cell, Field(default, alias=column.name))
+        columns: Any = create_model("Record", __base__=Body, **fields)
         by_record: Any = create_model("QueryByRecord", __base__=Body, record=(columns, ...), group=(group, ...))
         kinds.append(Annotated[by_record, Tag("record")])
         tags = {"record": "record", **tags}
@@ -423,39 +431,20 @@ def _whole_number(**bounds: Any) -> Any:
     ]
 
 
-def _record_type(form: RecordForm) -> Any:
-    """Return a type with one field per column, under the column's own name."""
-    fields: dict[str, Any] = {}
-    for place, column in enumerate(form.fields):
-        kind: Any = Annotated[float, Field(allow_inf_nan=False)]
-        if column.low is None and column.takes_other:
-            kind = Annotated[str, Field(min_length=1, max_length=200)]
-        elif column.low is None:
-            kind = operator.getitem(Literal, tuple(column.choices))
-        kind, default = (kind | None, None) if column.is_optional else (kind, ...)
-        # A column may have any name, so the attribute in Python is numbered.
-        fields[f"column_{place}"] = (kind, Field(default, alias=column.name))
-    return create_model("Record", __base__=Body, **fields)
-
-
-def max_body_bytes(pool: PublicPool) -> int:
-    """Return the size of the largest body that is read (:func:`fairpate.http_server.largest_body_bytes`)."""
-    is_bytes = pool.features.dtype == np.uint8
-    return largest_body_bytes(pool.record_shape, is_bytes=is_bytes, most_records=MAX_QUERIES_PER_REQUEST)
-
-
 def question_of(query: Any, pool: PublicPool) -> Question:
     """Return the question in a validated body. FaultError for a form's record with an undeclared value."""
-    number = getattr(query, "id", None)
+    number: int | None = getattr(query, "id", None)
     if number is not None:
-        return pool.question(number)
+        return pool.questions[number]
     if not hasattr(query, "record"):
         return pool.posted(query.features, query.group)
     values = {field.alias: getattr(query.record, name) for name, field in type(query.record).model_fields.items()}
     try:
-        return pool.written(values, query.group)
+        assert pool.form is not None
+        features: Any = pool.place(pool.form.encode(values))
     except ValueError as error:
         raise FaultError(422, "record", "", f"{error}.") from error
+    return pool.posted(features, query.group)
 
 
 _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_groups": "for every group"}
@@ -487,26 +476,23 @@ def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: Known
             )
         limit = f"ε = {epsilon:.4g}, δ = {delta_text(terms.budget.delta)}, {terms.relation}"
         guarantee += f" That is the limit of this budget ({limit}). Other releases on the same records add to it."
+    rule = terms.gate
+    gate = (
+        f"Shares of an answer may differ between groups by less than {rule.max_disparity:g}, after {rule.min_count} "
+        f"answers {_COLD_STARTS[rule.cold_start]}; an answer that would break this is refused and charged all the same."
+    )
+    if math.isinf(rule.max_disparity):
+        gate = "No fairness gate: the shares of an answer may differ between groups."
     return {
         **dataclasses.asdict(facts),
         "mechanism": f"{terms.num_teachers:,} {terms.mechanism.voters} vote. {terms.mechanism.describe()}.",
-        "gate": gate_words(terms.gate),
+        "gate": gate,
         "guarantee": guarantee,
         "is_private": terms.noise == OS_ENTROPY,
         "form": None if form is None else [dataclasses.asdict(field) for field in form.fields],
         "takes_posted": pool.takes_posted,
         "caller": {"name": caller.name, "role": caller.role},
     }
-
-
-def gate_words(rule: GateRule) -> str:
-    """Return a sentence on what the fairness gate refuses."""
-    if math.isinf(rule.max_disparity):
-        return "No fairness gate: the shares of an answer may differ between groups."
-    return (
-        f"Shares of an answer may differ between groups by less than {rule.max_disparity:g}, after {rule.min_count} "
-        f"answers {_COLD_STARTS[rule.cold_start]}; an answer that would break this is refused and charged all the same."
-    )
 
 
 FileFormat = Literal["parquet", "csv"]
@@ -527,7 +513,7 @@ def answers_file(
     table = pa.table(
         {
             "key": list(keys),
-            "id": pa.array([pool.number_of(key) for key in keys], pa.int64()),
+            "id": pa.array([pool.numbers.get(key) for key in keys], pa.int64()),
             "status": [statuses.get(verdict, "refused") for verdict in verdicts],
             "label": pa.array(labels, pa.int64()),
             "label_name": pa.array([None if k is None else pool.label_names[k] for k in labels], pa.string()),
@@ -664,28 +650,28 @@ def add_error_bodies(app: FastAPI) -> None:
 
     @app.exception_handler(QuotaExceededError)
     async def over_quota(_: Request, error: QuotaExceededError) -> Response:
-        value, refusal = f"{error.num_new} new", error.refusal
+        value = f"{error.num_new} new"
         # Without Retry-After: waiting does not help a request that is larger than the whole quota.
-        if math.isinf(refusal.retry_after_s):
+        if math.isinf(error.retry_after_s):
             remedy = "More than this token may ever ask at once; send fewer new queries in one request."
             return faults_response(429, [fault("queries", value, remedy)])
-        wait_s = math.ceil(refusal.retry_after_s)
-        remedy = f"This token may ask {refusal.allowed_now} new queries now; wait {wait_s} s, or send fewer."
+        wait_s = math.ceil(error.retry_after_s)
+        remedy = f"This token may ask {error.allowed_now} new queries now; wait {wait_s} s, or send fewer."
         return faults_response(429, [fault("queries", value, remedy)], {"Retry-After": str(wait_s)})
 
     @app.exception_handler(VotesUnavailableError)
-    async def votes_unavailable(_: Request, error: VotesUnavailableError) -> Response:
-        # The cause goes to the log alone: it is about the operator's machines.
-        _log.error("Teachers did not vote: %s", error)
-        remedy = "Some teachers are not available; no query was answered. Ask again later."
-        return faults_response(503, [fault("votes", "", remedy)], _RETRY_AFTER)
-
     @app.exception_handler(sqlite3.Error)
     @app.exception_handler(LedgerError)
-    async def ledger_failed(_: Request, error: Exception) -> Response:
-        _log.error("The ledger failed: %s", error)
-        remedy = "The ledger cannot be written, so no new query is answered; the operator's log has the cause."
-        return faults_response(503, [fault("ledger", "", remedy)], _RETRY_AFTER)
+    async def failed(_: Request, error: Exception) -> Response:
+        # The cause goes to the log alone: it is about the operator's machines.
+        if isinstance(error, VotesUnavailableError):
+            _log.error("Teachers did not vote: %s", error)
+            found = fault("votes", "", "Some teachers are not available; no query was answered. Ask again later.")
+        else:
+            _log.error("The ledger failed: %s", error)
+            remedy = "The ledger cannot be written, so no new query is answered; the operator's log has the cause."
+            found = fault("ledger", "", remedy)
+        return faults_response(503, [found], _RETRY_AFTER)
 
 
 def add_analyst_routes(
@@ -723,7 +709,7 @@ def add_analyst_routes(
     async def look_up(key: Key) -> Response:
         """Return the stored reply to a query; free, and never drawn again."""
         # From memory: stored replies are given also while the ledger cannot be written.
-        outcome = writer.books.ledger.outcome(key)
+        outcome = writer.books.ledger.outcome_of.get(key)
         if outcome is None:
             raise FaultError(404, "key", key, "No reply is stored; ask with POST /v1/queries.")
         return json_response(reply_json(key, outcome))
@@ -734,7 +720,7 @@ def add_analyst_routes(
         keys = {question_of(query, pool).query.key for query in getattr(body, "queries", ())}
         # One snapshot, so that both budgets are of one moment.
         snapshot = writer.snapshot
-        stored = sum(writer.books.ledger.outcome(key) is not None for key in keys)
+        stored = sum(writer.books.ledger.outcome_of.get(key) is not None for key in keys)
         new = getattr(body, "count", len(keys) - stored)
         budgets = {"now": snapshot.budget_status().to_json(), "afterwards": snapshot.budget_status(new).to_json()}
         return json_response({"new_queries": new, "stored_replies": stored, **budgets})
@@ -745,7 +731,7 @@ def add_analyst_routes(
     @app.post("/v1/answers", response_class=Response, responses=_FILES)
     async def answers(wanted: AnswersWanted) -> Response:
         """Return stored replies as a file, a row per key; no query is asked."""
-        outcomes = [writer.books.ledger.outcome(key) for key in wanted.keys]
+        outcomes = [writer.books.ledger.outcome_of.get(key) for key in wanted.keys]
         # In a thread: the event loop answers other requests while thousands of rows are written.
         content = await asyncio.to_thread(answers_file, wanted.keys, outcomes, pool, wanted.format)
         headers = {"Content-Disposition": f'attachment; filename="answers.{wanted.format}"'}

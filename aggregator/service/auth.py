@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from aggregator.ledger import NO_LIMIT, OwnLimit
 from aggregator.store import folder_held
-from fairpate.config_reader import expected
+from fairpate.config import expected
 from fairpate.files import file_version, write_atomically
 from fairpate.http_server import LOCAL_ANALYST, KnownCaller, Role
 from fairpate.types import UsageError

@@ -18,11 +18,12 @@ import asyncio
 import base64
 import hashlib
 import json
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -57,15 +58,21 @@ class ChargesAt(NamedTuple):
     refused: tuple[int, ...]
 
 
+@dataclass(kw_only=True, eq=False)
 class History:
-    """Counts of one ledger's charges over time; call :meth:`look` from one thread at a time."""
+    """Counts of one ledger's charges over time; call :meth:`look` from one thread at a time.
 
-    def __init__(self, *, num_groups: int, num_classes: int) -> None:
-        self.points: list[ChargesAt] = []
-        self._num_groups, self._num_classes = num_groups, num_classes
-        self._counts: Counter[tuple[int, str, int | None]] = Counter()  # by group, verdict and label
-        self._open: list[int] = []
-        self._seen, self._spacing_s = 0, _FIRST_SPACING_S
+    ``open`` has the numbers of reservations without an outcome: charged, and nothing was released. ``_counts`` are by
+    group, verdict and label.
+    """
+
+    num_groups: int
+    num_classes: int
+    points: list[ChargesAt] = field(default_factory=list, init=False)
+    open: list[int] = field(default_factory=list, init=False)
+    _counts: Counter[tuple[int, str, int | None]] = field(default_factory=Counter, init=False)
+    _seen: int = field(default=0, init=False)
+    _spacing_s: float = field(default=_FIRST_SPACING_S, init=False)
 
     def begin(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
         """Count earlier charges, at the times that the ledger knows.
@@ -80,7 +87,7 @@ class History:
 
     def look(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
         """Add a point to the history: the first ``num_charges`` charges, counted as they are now."""
-        rows = [(number, ledger.charged(number, number + 1)[0]) for number in self._open]
+        rows = [(number, ledger.charged(number, number + 1)[0]) for number in self.open]
         # Open reservations were counted as open; those that have an outcome now are counted as that.
         self._counts.subtract((group, "open", None) for _, (_, group, _) in rows)
         rows += enumerate(ledger.charged(self._seen, num_charges), self._seen)
@@ -88,7 +95,7 @@ class History:
             (group, "open", None) if outcome is None else (group, outcome.verdict, outcome.label)
             for _, (_, group, outcome) in rows
         )
-        self._open = [number for number, (_, _, outcome) in rows if outcome is None]
+        self.open = [number for number, (_, _, outcome) in rows if outcome is None]
         self._seen = max(self._seen, num_charges)
         now_s = max(now_s, self.points[-1].at_s if self.points else now_s)  # a clock may be set back
         groups = self.by_group()
@@ -103,24 +110,15 @@ class History:
             self.points = [*self.points[:-1:2], self.points[-1]]
             self._spacing_s *= 2
 
-    @property
-    def num_open(self) -> int:
-        """The number of reservations without an outcome: charged, and nothing was released."""
-        return len(self._open)
-
-    def by_group(self) -> list[dict[str, int]]:
-        """Return the number of charges by group and verdict, open reservations included."""
-        found = [dict.fromkeys(_VERDICTS, 0) for _ in range(self._num_groups)]
-        for (group, verdict, _), count in self._counts.items():
+    def by_group(self) -> list[dict[str, Any]]:
+        """Return the number of charges by group and verdict, open reservations included, and ``answers`` by class."""
+        found: list[dict[str, Any]] = [
+            dict.fromkeys(_VERDICTS, 0) | {"answers": [0] * self.num_classes} for _ in range(self.num_groups)
+        ]
+        for (group, verdict, label), count in self._counts.items():
             found[group][verdict] += count
-        return found
-
-    def by_class(self) -> list[list[int]]:
-        """Return the number of answers of each class to each group, shape (G, C)."""
-        found = [[0] * self._num_classes for _ in range(self._num_groups)]
-        for (group, _, label), count in self._counts.items():
             if label is not None:
-                found[group][label] += count
+                found[group]["answers"][label] += count
         return found
 
 
@@ -237,11 +235,11 @@ _MOST_CALLERS = 20
 
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
     """Return a :class:`aggregator.service.api.Costs` of the first charges, which the running price has priced."""
-    ledger, cost_Q = books.ledger, books.price.costs(num_charges)
+    ledger, (cost_Q, voted_Q) = books.ledger, books.price.priced(num_charges)
     # At one order, at which the costs of queries add up and compare.
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.price.order])[0])
     of_worst_Q = shares_of_worst(cost_Q, np.full(len(cost_Q), worst))
-    varies = votes_matter(of_worst_Q, books.price.voted(num_charges))
+    varies = votes_matter(of_worst_Q, voted_Q)
     total, charges = float(cost_Q.sum()), []
     for number in dearest(cost_Q) if varies else ():
         (_, group, found), asked = ledger.charged(number, number + 1)[0], ledger.asked_for(number)
@@ -289,7 +287,8 @@ class States:
         """Add a point to the history every ``interval_s``."""
         while True:
             await asyncio.sleep(interval_s)
-            self._note()
+            snapshot = self._writer.snapshot
+            self._history.look(snapshot.books.ledger, snapshot.num_charges, now_s=time.time())
 
     async def for_analyst(self) -> dict[str, Any]:
         """Return a :class:`aggregator.service.api.State`."""
@@ -301,9 +300,9 @@ class States:
 
     async def for_operator(self) -> dict[str, Any]:
         """Return a :class:`aggregator.service.api.Overview`."""
-        self._note()
         now_s, snapshot, history = time.time(), self._writer.snapshot, self._history
         ledger, num_charges, status = snapshot.books.ledger, snapshot.num_charges, snapshot.budget_status()
+        history.look(ledger, num_charges, now_s=now_s)
         is_exact = status.kind != "data_dependent"
         ahead = forecast(history.points, left=snapshot.room, is_exact=is_exact, now_s=now_s)
         chain = self._verification.chain
@@ -313,12 +312,12 @@ class States:
             total=status.queries_submitted + snapshot.room,
             lasts_s=ahead.lasts_s,
             chain=chain["fault"],
-            num_open=history.num_open,
+            num_open=len(history.open),
         )
         # In this order: costs are those of the charges that the running price has priced.
         price = await asyncio.to_thread(snapshot.books.price.epsilon, ledger, num_charges)
         costs = await asyncio.to_thread(costs_of, snapshot.books, num_charges, self._pool)
-        groups = zip(self._pool.group_names, history.by_group(), history.by_class(), strict=True)
+        groups = zip(self._pool.group_names, history.by_group(), strict=True)
         spenders = sorted(ledger.charged_to.items(), key=lambda each: -each[1])[:_MOST_CALLERS]
         disk_free_bytes = None
         if isinstance(ledger.place, Path):  # the disk of a database is not visible from here
@@ -339,18 +338,14 @@ class States:
             "epsilon_data_dependent": strict(price),
             "costs": costs,
             "points": [point._asdict() for point in history.points],
-            "groups": [{"group": name, **counts, "answers": answers} for name, counts, answers in groups],
+            "groups": [{"group": name, **counts} for name, counts in groups],
             "callers": [{"name": name or "the run itself", "queries": queries} for name, queries in spenders],
-            "open_reservations": history.num_open,
+            "open_reservations": len(history.open),
             "latency": self._latency(),
             "disk_free_bytes": disk_free_bytes,
             "chain": chain,
             "last_backup_s": self._last_backup(),
         }
-
-    def _note(self) -> None:
-        snapshot = self._writer.snapshot
-        self._history.look(snapshot.books.ledger, snapshot.num_charges, now_s=time.time())
 
 
 State = Callable[[], Awaitable[dict[str, Any]]]
@@ -360,30 +355,32 @@ _MOST_STREAMS, _MOST_PER_CALLER, _FOR_OPERATORS = 64, 8, 8
 _LONGEST_S, _SIGN_OF_LIFE_S, _TICK_S = 600.0, 15.0, 0.25
 
 
+@dataclass(eq=False)
 class Latest:
     """A state that all callers share and that is computed at most once in ``max_age_s``. Use it from one event loop."""
 
-    def __init__(self, compute: State, *, max_age_s: float) -> None:
-        self._compute, self._max_age_s = compute, max_age_s
-        self._made_s, self._state = -max_age_s, dict[str, Any]()
-        self._lock = asyncio.Lock()
+    compute: State
+    max_age_s: float
+    _made_s: float = field(default=-math.inf, init=False)
+    _state: dict[str, Any] = field(default_factory=dict, init=False)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self) -> dict[str, Any]:
         """Return the state, computed again if it is too old."""
         # Callers that find the state too old at the same time wait for one computation.
         async with self._lock:
             now_s = asyncio.get_running_loop().time()
-            if now_s - self._made_s >= self._max_age_s:
-                self._state, self._made_s = await self._compute(), now_s
+            if now_s - self._made_s >= self.max_age_s:
+                self._state, self._made_s = await self.compute(), now_s
             return self._state
 
 
+@dataclass(eq=False)
 class Streams:
     """All event streams of a service."""
 
-    def __init__(self) -> None:
-        self._is_closing = False
-        self._open: Counter[str] = Counter()
+    _is_closing: bool = field(default=False, init=False)
+    _open: Counter[str] = field(default_factory=Counter, init=False)
 
     def close(self) -> None:
         """End all streams; from any thread."""

@@ -12,28 +12,29 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI
 
 from aggregator.ledger import Ledger
 from aggregator.service.api import (
+    MAX_QUERIES_PER_REQUEST,
     Facts,
     ServiceMetrics,
     add_analyst_routes,
     add_error_bodies,
     add_operator_routes,
     field_name,
-    max_body_bytes,
 )
 from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
 from aggregator.service.page import States, Streams
 from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Verification, Writer
 from aggregator.session import AggregatorSession, CountVotes, PublicPool, QuotaRule, Quotas
-from fairpate.http_server import HttpServer, HttpSettings, ServiceError, new_app
+from fairpate.http_server import HttpServer, HttpSettings, ServiceError, largest_body_bytes, new_app
 from fairpate.types import UsageError, UserError
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Backend:
         ``tracer`` makes a span of every request; None: no spans.
         """
         pool = self.pool
-        pool.question(0)  # hashes all records now; the first request would wait for it
+        pool.questions[0]  # hashes all records now; the first request would wait for it
         counters, tokens, streams = ServiceMetrics(), LiveTokens(settings.tokens), Streams()
         writer = Writer(Books(ledger=self.ledger, session=self.session), reopen=self.reopen)
         verification = Verification(writer, interval_s=settings.verification_interval_s)
@@ -77,7 +78,7 @@ class Backend:
             writer,
             chain_fault=lambda: verification.chain["fault"],
             voters_answer=self.voters_answer,
-            try_vote=self.try_vote or (lambda: self.count_votes([pool.question(0)])),
+            try_vote=self.try_vote or (lambda: self.count_votes([pool.questions[0]])),
             interval_s=settings.health_interval_s,
         )
         batcher = Batcher(
@@ -91,27 +92,24 @@ class Backend:
         )
         states = States(writer, health, verification, pool, counters.latency, last_backup=self.last_backup)
 
-        async def reasons() -> Sequence[str]:
-            await health.look_now()
-            return health.reasons()
-
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
             await health.look()  # before the first request, whose own failure it might report
             watches = [asyncio.create_task(each) for each in (health.watch(), states.watch(_HISTORY_INTERVAL_S))]
-            verification.begin()
-            yield
-            verification.close()
+            with verification.running():
+                yield
             for watch in watches:
                 watch.cancel()
             # The ledger last, as the watches read it; in a thread, as it waits for the write under way and its voters.
             await asyncio.to_thread(writer.close)
 
-        max_bytes = max_body_bytes(pool)
+        max_bytes = largest_body_bytes(
+            pool.record_shape, is_bytes=pool.features.dtype == np.uint8, most_records=MAX_QUERIES_PER_REQUEST
+        )
         app = new_app(
             title="FairPATE aggregator",
             description="Private and fair labels, each paid for from one budget.",
-            reasons=reasons,
+            reasons=health.reasons_now,
             tokens=tokens,
             max_body_bytes=lambda: max_bytes,
             rate=settings.rate,

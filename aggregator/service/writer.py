@@ -31,9 +31,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -111,16 +111,11 @@ class RunningPrice:
                 return 0.0
             return epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
 
-    def costs(self, num_charges: int) -> npt.NDArray[np.float64]:
-        """Return the costs at ``order`` of the first ``num_charges`` charges, which must have been priced; 0 for a
-        charge without votes."""
+    def priced(self, num_charges: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Return the costs at ``order`` of the first ``num_charges`` charges, which must have been priced, and which of
+        them used votes, as recorded then; a charge without votes costs 0."""
         with self._lock:
-            return self._cost_Q[:num_charges]
-
-    def voted(self, num_charges: int) -> npt.NDArray[np.bool_]:
-        """Return which of these charges used votes, as recorded when they were priced."""
-        with self._lock:
-            return self._voted_Q[:num_charges]
+            return self._cost_Q[:num_charges], self._voted_Q[:num_charges]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +132,7 @@ class Books:
     def snapshot(self) -> Snapshot:
         """Return the state now; to be called between two transactions."""
         room = self.session.room(_MOST_NEW_QUERIES)
-        return Snapshot(books=self, num_charges=self.ledger.num_reservations, room=room)
+        return Snapshot(books=self, num_charges=len(self.ledger.keys), room=room)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,11 +201,6 @@ class Writer:
         if books is self.books and not self.failure:
             self.failure = failure
 
-    async def recover(self) -> None:
-        """Open the ledger again after a failure if its disk is back; else return without an error."""
-        with contextlib.suppress(LedgerError):
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._open_again)
-
     def _open_again(self) -> None:
         """Raise LedgerError if the ledger failed and cannot be opened again yet."""
         if not self.failure:
@@ -246,8 +236,8 @@ _PAUSE_S, _SHARE = 0.02, 0.02
 
 
 class Verification:
-    """Verifies all entries of the ledger again and again, ``interval_s`` apart, in a thread between :meth:`begin` and
-    :meth:`close`."""
+    """Verifies all entries of the ledger again and again, ``interval_s`` apart, in a thread of its own
+    (:meth:`running`)."""
 
     def __init__(self, writer: Writer, *, interval_s: float) -> None:
         self._writer, self._interval_s = writer, interval_s
@@ -262,14 +252,15 @@ class Verification:
             self._note(books, books.ledger.head.number)
         return self._chain
 
-    def begin(self) -> None:
-        """Start the thread that verifies the ledger again and again."""
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the thread inside the block; it ends after the slice under way."""
         # No thread of a pool: the end of the process would wait for a database that hangs.
         threading.Thread(target=self._verify_repeatedly, daemon=True, name="verification").start()
-
-    def close(self) -> None:
-        """End the thread after the slice under way."""
-        self._ended.set()
+        try:
+            yield
+        finally:
+            self._ended.set()
 
     async def verify_now(self) -> dict[str, Any]:
         """Verify every entry at once and return :attr:`chain`. UnreachableError if the ledger cannot be read now."""
@@ -325,17 +316,17 @@ _PROBE_LIMIT_S = 2.0
 _SHARED_S = 0.2  # anonymous callers that ask often cause one probe in this time
 
 
+@dataclass(eq=False)
 class Probe:
     """A check that may hang, on a thread of its own: one at a time, shared by all callers that wait for it.
 
     To be used from one event loop. ``check`` raises if what it looks at has failed.
     """
 
-    def __init__(self, check: Callable[[], None]) -> None:
-        self._check = check
-        self._under_way: Future[None] | None = None
-        self._began_s = -_SHARED_S
-        self._failed = False
+    check: Callable[[], None]
+    _under_way: Future[None] | None = field(default=None, init=False)
+    _began_s: float = field(default=-_SHARED_S, init=False)
+    _failed: bool = field(default=False, init=False)
 
     @property
     def is_bad(self) -> bool:
@@ -359,7 +350,7 @@ class Probe:
 
     def _run(self, done: Future[None]) -> None:
         try:
-            self._check()
+            self.check()
             self._failed = False
         except Exception as error:  # noqa: BLE001 - any error means not ready
             if not self._failed:
@@ -418,9 +409,11 @@ class Readiness:
     async def look(self) -> None:
         """Check the facts once, and retry what has failed."""
         try:
-            await self.look_now()
+            await self.reasons_now()
             if self._writer.failure and self._has_room:
-                await self._writer.recover()
+                # Any call opens the ledger again; one that fails is repeated at the next look.
+                with contextlib.suppress(LedgerError):
+                    await self._writer.call(lambda _: None)
             # Only once they answer: before, the trial vote would hold its thread until it timed out.
             if self.votes_failed and self._voters_answer():
                 with contextlib.suppress(Exception):
@@ -430,9 +423,10 @@ class Readiness:
         except Exception:  # noqa: BLE001 - the watch continues after any error
             _log.exception("The health of the service could not be looked at.")
 
-    async def look_now(self) -> None:
-        """Check within two seconds what may fail or hang: the ledger and Ray."""
+    async def reasons_now(self) -> list[Reason]:
+        """Check within two seconds what may fail or hang, the ledger and Ray; then return :meth:`reasons`."""
         await asyncio.gather(self._ledger.now(), self._cluster.now())
+        return self.reasons()
 
     def _check_ledger(self) -> None:
         books = self._writer.books
@@ -468,26 +462,20 @@ class _WaitingRequest:
     answered: asyncio.Future[Sequence[Reply]]
 
 
+@dataclass(eq=False)
 class Batcher:
     """Asks a session on behalf of concurrent requests. To be used from one event loop."""
 
-    def __init__(
-        self,
-        writer: Writer,
-        health: Readiness,
-        *,
-        count_votes: CountVotes,
-        quotas: Quotas,
-        answer_step_s: float,
-        own_limits: Callable[[], Mapping[str, OwnLimit]] = dict,
-        on_group: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._writer, self._health = writer, health
-        self._count_votes, self._quotas, self._own_limits = count_votes, quotas, own_limits
-        self._answer_step_s = answer_step_s
-        self._on_group = on_group
-        self._line: list[_WaitingRequest] = []
-        self._server: asyncio.Task[None] | None = None
+    writer: Writer
+    health: Readiness
+    _: KW_ONLY
+    count_votes: CountVotes
+    quotas: Quotas
+    answer_step_s: float
+    own_limits: Callable[[], Mapping[str, OwnLimit]] = dict
+    on_group: Callable[[], None] = lambda: None
+    _line: list[_WaitingRequest] = field(default_factory=list, init=False)
+    _server: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def ask(self, questions: Sequence[Question], caller: KnownCaller, request_id: str) -> Sequence[Reply]:
         """Return one reply per question, in order. A request with a new query waits for the end of its step.
@@ -495,7 +483,7 @@ class Batcher:
         QuotaExceededError if the caller may not ask this many new queries; then none is asked. An error of the session
         is raised to every request of the group.
         """
-        stored = self._writer.books.ledger.outcome
+        stored = self.writer.books.ledger.outcome_of.get
         replies = [outcome for q in questions if (outcome := stored(q.query.key)) is not None]
         # Without waiting: GET /v1/queries/{key} also reveals whether a reply is stored.
         if len(replies) == len(questions):
@@ -511,7 +499,7 @@ class Batcher:
             return await answered
         finally:
             # Errors wait as well, so that the time of a refusal reveals no more than that of an answer.
-            await asyncio.sleep(until_next_step(loop.time() - came_in_s, self._answer_step_s))
+            await asyncio.sleep(until_next_step(loop.time() - came_in_s, self.answer_step_s))
 
     async def _serve(self) -> None:
         while self._line:
@@ -523,10 +511,10 @@ class Batcher:
                     break
                 count += 1
             group, self._line = self._line[:count], self._line[count:]
-            self._on_group()
+            self.on_group()
             results: Sequence[Sequence[Reply] | Exception]
             try:
-                results = await self._writer.call(lambda session, group=group: self._ask_together(session, group))  # type: ignore[misc]
+                results = await self.writer.call(lambda session, group=group: self._ask_together(session, group))  # type: ignore[misc]
             except Exception as error:  # noqa: BLE001 - raised to the requests that wait
                 results = [error] * len(group)
             for request, result in zip(group, results, strict=True):
@@ -542,9 +530,9 @@ class Batcher:
         self, session: AggregatorSession, group: Sequence[_WaitingRequest]
     ) -> list[Sequence[Reply] | QuotaExceededError]:
         """Return the replies to each request, or why it was refused. On the writer's thread, one group at a time."""
-        ledger = self._writer.books.ledger
+        ledger = self.writer.books.ledger
         # Changed limits are stored before anything is charged under them.
-        for name, limit in self._own_limits().items():
+        for name, limit in self.own_limits().items():
             if ledger.limit_of(name) != limit:
                 session.limit(name, limit)
         refused: list[QuotaExceededError | None] = []
@@ -556,13 +544,13 @@ class Batcher:
             name = request.caller.name
             keys = {question.query.key for question in request.questions}
             # A key that an earlier request of the group asks too is charged to that one.
-            new = [key for key in keys if key not in first_caller and ledger.outcome(key) is None]
+            new = [key for key in keys if key not in first_caller and ledger.outcome_of.get(key) is None]
             if request.caller.role != "operator":
                 # All that the caller asks in this group is charged at the same moment.
                 wanted = len(new) + Counter(first_caller.values())[name]
-                refusal = self._quotas.refusal(ledger, name, wanted, now_s=time.time())
+                refusal = self.quotas.refusal(ledger, name, wanted, now_s=time.time())
                 if refusal is not None:
-                    refused.append(QuotaExceededError(refusal, len(new)))
+                    refused.append(replace(refusal, num_new=len(new)))
                     continue
                 with_quota.add(name)
             refused.append(None)
@@ -576,7 +564,7 @@ class Batcher:
         def vote(queries: Sequence[Query]) -> IntArray:
             nonlocal voted
             voted = True
-            return self._count_votes([by_key[query.key] for query in queries])
+            return self.count_votes([by_key[query.key] for query in queries])
 
         try:
             queries = [replace(question.query, askers=askers[key]) for key, question in by_key.items()]
@@ -584,18 +572,18 @@ class Batcher:
                 queries,
                 vote,
                 quota=lambda name: (
-                    self._quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
+                    self.quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
                 ),
             )
             replies = dict(zip(by_key, found, strict=True))
         except (LedgerError, sqlite3.Error):  # not a failure of the teachers
             raise
         except Exception:
-            self._health.votes_failed = True
+            self.health.votes_failed = True
             raise
         # Stored replies alone say nothing about the teachers.
         if voted:
-            self._health.votes_failed = False
+            self.health.votes_failed = False
         return [
             error or [replies[question.query.key] for question in request.questions]
             for request, error in zip(group, refused, strict=True)

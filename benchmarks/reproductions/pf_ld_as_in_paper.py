@@ -88,9 +88,9 @@ def train(
             loss = functional.cross_entropy(model(batch[0]), batch[1])
             gradients = list(torch.autograd.grad(loss, descent.parameters))
             # Its sensitivity is divided by members less one: of a group with one member in the batch there is none.
-            if ascent.is_active and (least := float(parity.group_sizes(batch[2]).min())) <= 1:
+            if ascent.multipliers_UGK.any() and (least := float(parity.group_sizes(batch[2]).min())) <= 1:
                 continue
-            if ascent.is_active:
+            if ascent.multipliers_UGK.any():
                 torch._foreach_add_(gradients, _printed_term(model, clipper, *batch, parity=parity, ascent=ascent))
                 reach = 2 * config.clip_norm * config.max_multiplier / (least - 1)
                 normals.add_to(gradients, noise.gradient * reach)

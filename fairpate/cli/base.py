@@ -33,8 +33,16 @@ import typer
 from typer.models import ParameterInfo
 
 from fairpate import __version__, terminal
-from fairpate.config import ConfigError, DataConfig, nearest
-from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
+from fairpate.config import (
+    ConfigError,
+    DataConfig,
+    Override,
+    apply_override,
+    expected,
+    flattened,
+    nearest,
+    parse_config,
+)
 from fairpate.types import UsageError, UserError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -100,6 +108,7 @@ def _refuse_fields_given_twice(
     ctx: typer.Context, parameters: Mapping[str, inspect.Parameter], overrides: Sequence[str]
 ) -> None:
     """Raise UsageError where an option sets a field that `--set` sets too."""
+    given = _written(ctx, only_given=True)
     for override in overrides:
         values: dict[str, Any] = {}
         apply_override(values, override)
@@ -108,20 +117,22 @@ def _refuse_fields_given_twice(
             # With a dot at both ends: `target.epsilon` and `target` overlap, `noise` and `noise_stddev` do not.
             fields = [f"{field}." for mark in marks for field in mark.fields]
             said = [f"{field}." for field in flattened(values)]
-            if any(a.startswith(b) or b.startswith(a) for a in fields for b in said) and _is_given(ctx, name):
-                raise UsageError(f"{_written(ctx)[name]}: --set {override} sets the same field; leave one of them out.")
+            if name in given and any(a.startswith(b) or b.startswith(a) for a in fields for b in said):
+                raise UsageError(f"{given[name]}: --set {override} sets the same field; leave one of them out.")
 
 
-def _written(ctx: typer.Context) -> dict[str, str]:
-    """Return how each parameter of the command is written on a command line."""
-    # The long form where there is a short one too.
-    return {each.name: max(each.opts, key=len) for each in ctx.command.params if each.name}
+def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
+    """Return how each parameter of the command is written on a command line.
 
-
-def _is_given(ctx: typer.Context, option: str) -> bool:
-    """Return whether the option was given on the command line or in the environment."""
-    source = ctx.get_parameter_source(option)
-    return source is not None and source.name != "DEFAULT"
+    ``only_given``: those alone that were given there or in the environment.
+    """
+    found = {}
+    for each in ctx.command.params:
+        source = ctx.get_parameter_source(each.name or "")
+        if each.name and not (only_given and (source is None or source.name == "DEFAULT")):
+            # The long form where there is a short one too.
+            found[each.name] = max(each.opts, key=len)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +172,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
     (without_option,) = (mode for mode in modes if mode.option is None)
 
     def command(ctx: typer.Context, **values: Any) -> terminal.Output | None:
-        given = [name for name in declared if _is_given(ctx, name)]
+        given = [name for name in _written(ctx, only_given=True) if name in declared]
         # Of several modes whose options were given, the first: options of the others are refused below.
         chosen = next((mode for mode in modes if mode.option in given), without_option)
         written = _written(ctx)
@@ -194,6 +205,7 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
 
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141  # 128 + SIGINT and SIGPIPE, as shells report them
+_RESUMES = "Interrupted; finished stages are kept, and the same command resumes from them."
 _REMEDIES = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space there",
@@ -220,7 +232,7 @@ def exit_with_code(app: typer.Typer) -> None:
                 if ending.number is None:
                     raise
         if ending.number is not None:
-            code = _interrupted(128 + ending.number)
+            code = terminal.fail(_RESUMES, code=128 + ending.number)
     if code:
         sys.exit(code)
 
@@ -250,11 +262,7 @@ def _exit_code(app: typer.Typer, *, is_help: bool) -> int:
             terminal.tell_program(f"{type(error).__name__}: {error}")
             raise
         return terminal.fail(_message(error), code=2 if is_bad_usage else 1)
-    return _interrupted(code) if code == _INTERRUPTED else code
-
-
-def _interrupted(code: int) -> int:
-    return terminal.fail("Interrupted; finished stages are kept, and the same command resumes from them.", code=code)
+    return terminal.fail(_RESUMES, code=code) if code == _INTERRUPTED else code
 
 
 def _message(error: Any) -> str:

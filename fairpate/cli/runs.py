@@ -18,8 +18,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperOption
 
 from fairpate.cli import base
-from fairpate.config import ConfigError, fair_rule
-from fairpate.config_reader import Override, read_yaml
+from fairpate.config import ConfigError, Override, fair_rule, read_yaml
 from fairpate.files import check_output_file, check_output_folder
 from fairpate.terminal import Output, Reporter, facts, waiting
 from fairpate.types import DEFAULT_NOTION, UsageError
@@ -88,7 +87,7 @@ def run(
             more noise.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.methods.base import configured, start_values
+    from fairpate.methods.base import configured, resolved
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
 
@@ -117,9 +116,9 @@ def run(
         options = ["out=null", *options]  # not the folder of the run whose release is used
     # Any of the three starts from what fits the data set; with none, from the embedded example.
     path = config or (base.EXAMPLES / "color_digits.yaml" if (method, data, epsilon) == (None, None, None) else None)
-    start = start_values(options, method) if path is None else read_yaml(path)
-    found = configured(start if path is None else path, options, method=method)
+    found = resolved(options, method) if path is None else configured(path, options, method=method)
     if dry_run:
+        # Other voters are of interest where the method was chosen for the user.
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
         return _dry_run(found, release_of, None if path is not None or is_named else options)
     return outcome(run_method(found, Reporter(asks=not yes), release_of=release_of, with_graph=True))
@@ -313,6 +312,7 @@ def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
         with base.checked_arguments("--fair-at"):
             rule = fair_rule(fair_at)
         placed = placed.model_copy(update={"evaluation": config.evaluation.model_copy(update={"fair_at": str(rule)})})
+    # Quiet, since stages would look as if the model were trained again.
     with waiting("report"):
         return outcome(run_method(placed, Reporter(quiet=True), with_graph=True))
 
@@ -384,6 +384,7 @@ def assess(
             fair_at=rule,
         )
         page = out or Path(f"{predictions.name.split('.')[0]}-fairness.html")
+        # Its numbers are exact: for its owner alone.
         write_text(page, found.html(made_on=datetime.now(UTC).date().isoformat()), private=True)
     words = Group(found, Text(""), facts([("page", str(page))]))
     return Output(facts=found.to_json() | {"file": page}, words=words)
@@ -504,6 +505,7 @@ def specify(
         if fair_at is not None:
             with base.checked_arguments("--fair-at"):
                 rule = fair_rule(fair_at)
+            # --disparity is a limit of the default notion.
             if rule.notion in limits or (rule.notion == DEFAULT_NOTION and disparity is not None):
                 raise UsageError(f"--fair-at: {rule.notion} is limited twice; leave one out.")
             limits |= {rule.notion: rule.limit}
@@ -536,7 +538,7 @@ def audit(
     return Output(
         facts={**found.to_json(), "page": page},
         words="\n".join([*lines, found.headline, found.power_words, str(page)]),
-        code=int(found.refuted),
+        code=int(found.refuted),  # so that a script notices
     )
 
 
@@ -580,6 +582,7 @@ def dossier(
         raise UsageError(f"--for: expected one of {', '.join(FORMS)}, got {form}.")
     if out is not None:
         check_output_file(out, "--out", suffixes=(".json",))
+    # Before the form is filled in: a key that cannot be read is refused now.
     secret = None if key is None else read_key(key)
 
     def sign(content: bytes) -> dict[str, str]:
@@ -608,6 +611,7 @@ def verify(
     """
     from fairpate.run.bundle import verify_bundle
 
+    # A bundle is a zip file or a folder, a dossier JSON.
     if path.suffix == ".json":
         from fairpate.run.bundle import verify_dossier
         from fairpate.sites.plan import public_keys
@@ -632,5 +636,5 @@ def verify(
     return Output(
         facts={"holds": verdict.holds, **asdict(verdict)},
         words="\n".join([*lines, f"head         {verdict.digest}", verdict.words]),
-        code=int(not verdict.holds),
+        code=int(not verdict.holds),  # so that a script notices
     )

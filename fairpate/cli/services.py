@@ -24,7 +24,7 @@ from fairpate.cli import base
 from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output_file, check_output_folder, write_atomically
 from fairpate.pages import delta_text
-from fairpate.terminal import Output, Reporter, facts, is_for_program, say, waiting
+from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, say, waiting
 from fairpate.types import READING_TELLS, UNITS, UsageError, strict
 
 data_app = base.Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
@@ -36,13 +36,18 @@ def list_data(data_dir: base.DataDir = None) -> Output:
     # A mistyped folder would look like one without any files.
     if data_dir is not None and not data_dir.is_dir():
         raise ConfigError(f"--data-dir: {data_dir} is not a folder; give the folder with the publishers' files.")
-    from fairpate.cli.summaries import listing_table
     from fairpate.data import list_datasets
 
-    listings = list_datasets(data_dir or _data_dir_from_environment())
-    fields = ("name", "task", "sensitive", "rows", "licence")
-    found = [{name: getattr(each.entry, name) for name in fields} | {"here": each.present} for each in listings]
-    return Output(facts={"data_sets": found}, words=listing_table(listings))
+    table = listing("name", "task", "sensitive attribute", "records", "licence", "here")
+    found = []
+    folder = os.environ.get("FAIRPATE_DATA")
+    for each in list_datasets(data_dir or (Path(folder) if folder else None)):
+        entry, here = each.entry, "yes" if each.present else "no"
+        rows = "" if entry.rows is None else f"{entry.rows:,}"
+        table.add_row(entry.name, entry.task, entry.sensitive, rows, entry.licence, here)
+        known = {name: getattr(entry, name) for name in ("name", "task", "sensitive", "rows", "licence")}
+        found.append(known | {"here": each.present})
+    return Output(facts={"data_sets": found}, words=table)
 
 
 @data_app.command("fetch")
@@ -50,11 +55,12 @@ def fetch_data(name: base.DatasetName, data_dir: base.DataDir = None, options: b
     """Download a data set from its publisher and verify its checksum."""
     from fairpate.data import fetch
 
-    target = data_dir or _data_dir_from_environment()
-    if target is None:
+    target = data_dir or os.environ.get("FAIRPATE_DATA")
+    if not target:
         raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
+    # Which files there are may depend on the loader's own options.
     options_of_loader = base.data_config(name, options, None).options
-    files = fetch(name, target, options=options_of_loader, stage=Reporter().stage)
+    files = fetch(name, Path(target), options=options_of_loader, stage=Reporter().stage)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 
@@ -136,11 +142,6 @@ def check_data(
     # Exit code 1 where a run would refuse the records, so that scripts notice.
     facts = strict(found) | {"remarks": [READING_TELLS], "questions": questions}
     return Output(facts=facts, words=check_table(found, name, questions), code=int(bool(found.refused)))
-
-
-def _data_dir_from_environment() -> Path | None:
-    folder = os.environ.get("FAIRPATE_DATA")
-    return Path(folder) if folder else None
 
 
 ledger_app = base.Commands(
@@ -271,6 +272,9 @@ def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)
         return last_charges(path, last)
 
 
+_DELTA = "--delta: expected 0 < delta < 1, got {}."
+
+
 @ledger_app.command("total")
 def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
     """Print what all your releases on each data set cost together: runs, comparisons and services.
@@ -281,7 +285,8 @@ def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
     """
     from fairpate.run.serve import describe_totals
 
-    _checked_delta(delta)
+    if not 0 < delta < 1:
+        raise ConfigError(_DELTA.format(delta))
     with waiting("total"):
         return describe_totals(data=data, delta=delta)
 
@@ -299,7 +304,8 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
     from fairpate.data import REGISTRY
     from fairpate.run.release_log import Odometer
 
-    _checked_delta(delta)
+    if not 0 < delta < 1:
+        raise ConfigError(_DELTA.format(delta))
     odometer = Odometer()
     released = dict.fromkeys(total.unit for total in odometer.totals(delta=delta) if total.data == data)
     units = dict.fromkeys((*UNITS, *released))  # also declared ones, of votes made elsewhere
@@ -326,11 +332,6 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
         facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},
         words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta_text(delta)}{counted}",
     )
-
-
-def _checked_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ConfigError(f"--delta: expected 0 < delta < 1, got {delta}.")
 
 
 def _settings(
@@ -633,6 +634,7 @@ def make_plan(
         may_collude: Sites that may collude with the coordinator without exposing the others.
         method: weighted_votes, record_votes, residual_votes or teacher_votes.
     """
+    # Before an embedding is fitted, which takes a while.
     check_output_file(output, "--output", suffixes=(".json",))
     from fairpate.methods.base import resolved
     from fairpate.sites import plan as plans
@@ -713,7 +715,7 @@ def join_plan(
         yes: Agree to --plan without being asked, as in a script.
     """
     if yes and plan is None:
-        # Otherwise a script that is repeated would agree, and pay, for whatever plan the address serves next.
+        # Otherwise a script that is repeated would agree, and pay, for any plan that the address serves next.
         raise UsageError("--yes: agrees to one plan; name it with --plan DIGEST, which `fairpate site plan` printed.")
     if out is not None:
         check_output_folder(out, "--out")
@@ -779,6 +781,7 @@ def simulate_plan(
     from fairpate.sites.simulate import simulate
 
     given = {"--method": method, "--epsilon": epsilon, "--may-vanish": may_vanish, "--may-collude": may_collude}
+    # As words: one party plans with them, as by `fairpate site plan`.
     planning = [str(word) for option, value in given.items() if value is not None for word in (option, value)]
     planning += [word for value in overrides or [] for word in ("--set", value)]
     with waiting("sites"):

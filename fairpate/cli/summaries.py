@@ -15,7 +15,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from string import Template
@@ -31,7 +31,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fairpate.config import ConfigError, Section
-from fairpate.data import REGISTRY, DatasetDescription, DatasetListing
+from fairpate.data import REGISTRY, DatasetDescription
 from fairpate.data.registry import Check
 from fairpate.files import PlaceError, check_output_folder
 from fairpate.methods.base import COUNTS, FITTED, find_method, method_names
@@ -192,16 +192,6 @@ def check_table(check: Check, declaration: str, questions: int) -> Group:
     still = [f"{counted(questions, 'question')} of the draft to answer: the lines with `# ?`"] if questions else []
     said = Text("\n".join([*check.refused, *still, verdict]))
     return Group(Text(READING_TELLS), *([table] if check.rows else []), said)
-
-
-def listing_table(listings: Sequence[DatasetListing]) -> Table:
-    """Return a table with one line per data set."""
-    table = listing("name", "task", "sensitive attribute", "records", "licence", "here")
-    for each in listings:
-        entry, here = each.entry, "yes" if each.present else "no"
-        rows = "" if entry.rows is None else f"{entry.rows:,}"
-        table.add_row(entry.name, entry.task, entry.sensitive, rows, entry.licence, here)
-    return table
 
 
 def describe_table(description: DatasetDescription) -> Group:

@@ -437,14 +437,6 @@ def how_to_get(file: SourceFile, folder: Path) -> str:
     return f"Use `fairpate data fetch`, or get {target.name} from {file.url}{inside}, and put it into {target.parent}."
 
 
-def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
-    """Find the file as :func:`locate` does, and verify the checksum of its published bytes (a copy may be gzipped)."""
-    choice, path = locate(file, data_dir)
-    if choice.sha256 is not None:
-        check_file(choice, path, unpack=path.suffix == ".gz")
-    return choice, path
-
-
 def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes]:
     """Find the first existing file among ``file`` and its alternatives; return it with its published bytes, checksum
     verified. A gzipped copy is unpacked first."""
@@ -589,7 +581,6 @@ SET_ASIDE: dict[str, frozenset[Origin]] = {
     "validation": frozenset({"validation"}),
     "test": frozenset({"held_out", "test"}),
 }
-Mask = npt.NDArray[np.bool_]
 
 
 def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int) -> dict[str, Split]:
@@ -672,37 +663,26 @@ def divide_by_hash(
 
 
 def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str, Split]:
+    """The splits with these rows; :class:`DataError` where a person of the private one has records in another."""
     # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
     whole, mapped = records.records, records.mapped
     index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
-    return {name: whole.take(index, None if mapped is None else mapped.rows(index)) for name, index in index_of.items()}
-
-
-def with_persons(records: LoadedRecords) -> LoadedRecords:
-    """The records, with all records of a person protected together. :class:`DataError` for a record without a
-    person."""
-    if records.person_ids is None:
-        return records
-    # One without a person would be protected by itself alone, against what the statement says.
-    if missing := as_names(records.person_ids).num_empty:
-        raise DataError(
-            f"Expected a person for every record, got {missing:,} without; complete the column that names them, or set "
-            "data.unit=record to protect each record by itself."
-        )
-    return replace(records, records=replace(records.records, person_id=records.person_ids))
-
-
-def check_persons(splits: Mapping[str, Split]) -> None:
-    """Raise :class:`DataError` where a person of the private split has records in another one."""
+    splits = {
+        name: whole.take(index, None if mapped is None else mapped.rows(index)) for name, index in index_of.items()
+    }
     private = as_names(splits["private"].person_id)
     for name, split in splits.items():
+        if name == "private":
+            continue
+        persons = as_names(split.person_id).packed
         # Other splits are read without noise: a person in both would not be protected.
-        if name != "private" and (parted := as_names(split.person_id).num_shared(private)):
+        if parted := pc.count_distinct(persons.filter(pc.is_in(persons, value_set=private.packed))).as_py():
             raise DataError(
                 f"Expected a person's records in one split, got {parted:,} with some in the private and some in the "
                 f"{name} split, because the publisher's division parts them; set data.unit=record, which protects "
                 "each record by itself."
             )
+    return splits
 
 
 def without_order(split: Split, *, seed: int, secret: bytes) -> Split:

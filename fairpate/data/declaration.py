@@ -29,8 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, model_validator
 
-from fairpate.config import ConfigError, Count, CountOrZero, Section, nearest
-from fairpate.config_reader import parse_config, read_yaml
+from fairpate.config import ConfigError, Count, CountOrZero, Section, nearest, parse_config, read_yaml
 from fairpate.data.dataset import (
     SEPARATORS,
     DatasetEntry,
@@ -42,17 +41,18 @@ from fairpate.data.dataset import (
     SourceFile,
     Split,
     as_text,
+    check_file,
     content_units,
     counted,
     expanded,
     holds,
+    locate,
     resolve_data_dir,
     sha256_of,
-    verified,
 )
 from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
-from fairpate.data.pictures import LEVEL, PicturesConfig, check_paths, folder_table, read_pictures
+from fairpate.data.pictures import LEVEL, PicturesConfig, check_paths, decode, folder_table, pictures_in
 from fairpate.data.tables import (
     Feature,
     Group,
@@ -94,14 +94,6 @@ class Choice(Section):
         if self.default not in allowed:
             raise ValueError(f"Expected a default among {', '.join(allowed)}, got {self.default!r}")
         return self
-
-    @property
-    def option(self) -> Option:
-        """The option in the form that all data sets share."""
-        if self.values:
-            return Option(default=self.default, allowed=self.values, description=self.description)
-        flag = self.default == "true"
-        return Option(default=flag, allowed=(flag, not flag), description=self.description)
 
 
 class Trim(Section):
@@ -415,38 +407,24 @@ class Declaration(Section):
             (column, feature) for name, feature in self.features.items() for column in feature.columns or (name,)
         )
 
-    @property
-    def numeric_columns(self) -> tuple[str, ...]:
-        """Every column whose values are read as numbers under some option."""
-        codings = (self.label, *self.groups.values())
-        ranged = [
-            each.column for each in codings if all(one.has_range for one in itertools.chain(*each.meanings.values()))
-        ]
-        ruled = [rule.column for rule in self.keep if rule.has_range]
-        measured = [column for column, each in self.columns if each.bounds is not None or each.bands]
-        return tuple(dict.fromkeys((*measured, *ruled, *ranged)))
-
     def attribute(self, options: Mapping[str, Any]) -> str:
         """The name of the chosen attribute, in words."""
         return " and ".join(group.attribute or name for name, group in self.chosen_groups(options).items())
 
     @property
-    def attributes(self) -> str:
-        """All attributes, in words."""
-        choices = [{SENSITIVE: name} for name in (*self.groups, *self.intersections)]
-        named = ((self.attribute(choice), len(self.group_names(choice))) for choice in choices)
-        return " or ".join(name if count == 2 else f"{name} ({count})" for name, count in named)
-
-    @property
     def all_options(self) -> dict[str, Option]:
         """The declared options, the choice among several groups, and whether a model may see the attribute."""
-        options = {name: choice.option for name, choice in self.options.items()}
+        options = {}
+        for name, choice in self.options.items():
+            flag = choice.default == "true"
+            default, allowed = choice.default if choice.values else flag, choice.values or (flag, not flag)
+            options[name] = Option(default=default, allowed=allowed, description=choice.description)
         if len(self.groups) > 1:
             choices = (*self.groups, *self.intersections)
             options[SENSITIVE] = Option(default=choices[0], allowed=choices, description="The group z.")
         if self.pictures is not None:
-            allowed = tuple(dict.fromkeys((*FEATURES.allowed, self.pictures.features)))
-            return options | {"features": replace(FEATURES, default=self.pictures.features, allowed=allowed)}
+            features = tuple(dict.fromkeys((*FEATURES.allowed, self.pictures.features)))
+            return options | {"features": replace(FEATURES, default=self.pictures.features, allowed=features)}
         options[SENSITIVE_AS_FEATURE] = Option(
             default=False,
             allowed=(False, True),
@@ -543,7 +521,9 @@ def rows_of(
                 pictures = folder_table(folder / file.path, folder)
                 yield part, file.path, _used_columns(table, part, pictures, file.path, request)
                 continue
-            choice, path = verified(file, request.data_dir)
+            choice, path = locate(file, request.data_dir)
+            if choice.sha256 is not None:  # of the published bytes: a copy may be gzipped
+                check_file(choice, path, unpack=path.suffix == ".gz")
             batches = read_batches(
                 path,
                 choice.path,
@@ -580,7 +560,15 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
             text = pc.if_else(pc.equal(short, ""), pc.utf8_slice_codeunits(text, 0, 1), short)
         rows = rows.set_column(rows.column_names.index(column), column, text)
     dated = {column: each for column, each in table.columns if each.date and holds(each.when, request.options)}
-    numeric = table.numeric_columns if table.decimal == "," else ()
+    numeric: list[str] = []
+    if table.decimal == ",":
+        # Every column whose values are read as numbers under some option.
+        numeric += [column for column, each in table.columns if each.bounds is not None or each.bands]
+        numeric += [rule.column for rule in table.keep if rule.has_range]
+        codings = (table.label, *table.groups.values())
+        numeric += [
+            each.column for each in codings if all(one.has_range for one in itertools.chain(*each.meanings.values()))
+        ]
     for column in (each for each in dict.fromkeys((*dated, *numeric)) if each in rows.column_names):
         text = rows[column].combine_chunks()
         if column in dated:
@@ -608,8 +596,10 @@ def entry_of(table: Declaration) -> DatasetEntry:
         # Public files alone: default settings depend on this number, which must not depend on private records.
         return sum(len(rows) for *_, rows in rows_of(table, request, {"public": table.files.public}))
 
+    choices = [{SENSITIVE: name} for name in (*table.groups, *table.intersections)]
+    named = [(table.attribute(choice), len(table.group_names(choice))) for choice in choices]
     return DatasetEntry(
-        sensitive=table.attributes,
+        sensitive=" or ".join(name if count == 2 else f"{name} ({count})" for name, count in named),
         kind="image" if table.pictures else "tabular",
         files=table.files.all,
         load=partial(read_records, table),
@@ -674,7 +664,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             if request.unit is None:
                 of_rows = text_of(rows[person.column]).cast(pa.large_string())
                 # Numbers instead of names, because they are kept until the last file is read.
-                protected.append((pool, file, Names.of(of_rows.filter(pc.not_equal(of_rows, ""))).codes()))
+                protected.append((pool, file, Names(of_rows.filter(pc.not_equal(of_rows, ""))).codes()))
     if person:
         _require_whole_persons(person, protected, faults)
     # All at once, so that a user corrects the files once.
@@ -691,7 +681,10 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     per_part = [(table.files.origin(part, options), count) for part, count in size_of.items()]
     origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
     described = feature_codes(features)
-    pixels = read_pictures(paths, resolve_data_dir(request.data_dir), table.pictures) if table.pictures else None
+    pixels = None
+    if (shown := table.pictures) is not None:
+        files = pictures_in(resolve_data_dir(request.data_dir), paths)
+        pixels = decode(files, paths, size=shown.size, mode="RGB" if shown.channels == 3 else "L")
     return LoadedRecords(
         kind="image" if pixels else "tabular",
         records=Split(
@@ -705,7 +698,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         origins=origins if any(origin != "any" for origin, _ in per_part) else None,
         person_ids=persons.names() if person else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
-        mapped=pixels or (x if x.is_mapped else None),
+        mapped=pixels or (x if x.file else None),
         naming=table.model_dump_json(),
         # Of a person's records, each protected by itself, one that is replaced may be of another person.
         keeps_names=request.unit is None if person else bool(table.identity.key),

@@ -470,29 +470,33 @@ def read_embedding(path: Path) -> Embedding:
         side = values["config"].pop("pixels", _SIDE) or 0
         values["config"].pop("steps", None)
         config = EmbeddingConfig.model_validate(values["config"])
-
-        def components(prefix: str, config: EmbeddingConfig, side: int) -> Components:
-            named = {name: tensors[f"{prefix}.{name}"] for name in _COMPONENTS}
-            return Components(config=config, side=side, **named)
-
         graph = None
         if "scale" in values:
             others_VKD = tensors["graph.others_VKD"].float().numpy()
             halves_VK = tensors["graph.half_squares_VK"].numpy()
+            edges = {name: tensors[f"edges.{name}"] for name in _COMPONENTS}
             graph = Graph(
-                components=components("edges", EmbeddingConfig(num_components=_GRAPH_COMPONENTS), 0),
+                components=Components(config=EmbeddingConfig(num_components=_GRAPH_COMPONENTS), side=0, **edges),
                 copies=[
                     Nearness(scale=values["scale"], others_KD=others_KD, half_squares_K=halves_K)
                     for others_KD, halves_K in zip(others_VKD, halves_VK, strict=True)
                 ],
                 coordinates_ME=tensors["graph.coordinates_ME"].numpy(),
             )
-            _require_exact(graph)
+            for copy in graph.copies:
+                half_K = np.floor(np.square(copy.others_KD, dtype=np.float64).sum(axis=1) / 2)
+                # A norm after rounding: half a unit more for each number.
+                most = (_LARGEST_NORM + math.sqrt(copy.others_KD.shape[1])) ** 2 / 2
+                if not 0 < copy.scale < math.inf or (half_K > most).any() or (half_K != copy.half_squares_K).any():
+                    raise ValueError("expected a graph of whole numbers whose distances are exact")  # noqa: TRY301
+            if not np.isfinite(graph.coordinates_ME).all():
+                raise ValueError("expected a graph of finite coordinates")  # noqa: TRY301
         if not 0 < values["radius"] < math.inf:
             raise ValueError(f"expected a positive radius, got {values['radius']}")  # noqa: TRY301 - reported below
+        own = {name: tensors[f"components.{name}"] for name in _COMPONENTS}
         return Embedding(
             config=config,
-            components=components("components", config, side),
+            components=Components(config=config, side=side, **own),
             graph=graph,
             radius=values["radius"],
             record_shape=tuple(values["record_shape"]),
@@ -502,18 +506,6 @@ def read_embedding(path: Path) -> Embedding:
             raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
         text = " ".join(str(error).split())
         raise EmbeddingFileError(f"{path}: not a readable embedding ({text}); restore it from a copy.") from error
-
-
-def _require_exact(graph: Graph) -> None:
-    """Raise ValueError unless distances to the graph's public records are exact, as :class:`Nearness` makes them."""
-    for copy in graph.copies:
-        half_K = np.floor(np.square(copy.others_KD, dtype=np.float64).sum(axis=1) / 2)
-        # A norm after rounding: half a unit more for each number.
-        most = (_LARGEST_NORM + math.sqrt(copy.others_KD.shape[1])) ** 2 / 2
-        if not 0 < copy.scale < math.inf or (half_K > most).any() or (half_K != copy.half_squares_K).any():
-            raise ValueError("expected a graph of whole numbers whose distances are exact")
-    if not np.isfinite(graph.coordinates_ME).all():
-        raise ValueError("expected a graph of finite coordinates")
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

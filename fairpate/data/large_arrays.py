@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fairpate.files import CACHE_VARIABLE, cache_dir, write_atomically
-from fairpate.types import UserError, torch
+from fairpate.types import IntArray, UserError, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,17 +125,17 @@ AnyArray = npt.NDArray[Any]
 class Gathered:
     """Blocks (n,) or (n, F) of one type that are joined one after the other; :meth:`array` ends the collection.
 
-    Many are written below FAIRPATE_CACHE to a file without a name, which disappears with its process.
+    Many are written below FAIRPATE_CACHE to a ``file`` without a name, which disappears with its process.
     """
 
     _blocks: list[AnyArray] = field(default_factory=list)
     _bytes: int = 0
-    _file: IO[bytes] | None = None
+    file: IO[bytes] | None = field(default=None, init=False)
     _values: AnyArray | None = None
 
     def __del__(self) -> None:
-        if self._file is not None:  # the mapping outlives the file
-            self._file.close()
+        if self.file is not None:  # the mapping outlives the file
+            self.file.close()
 
     def append(self, block: AnyArray) -> None:
         self._blocks.append(block)
@@ -144,20 +144,15 @@ class Gathered:
         if self._bytes > KEPT_BYTES:
             self._write()
 
-    @property
-    def is_mapped(self) -> bool:
-        """True if the records are in a file."""
-        return self._file is not None
-
     def array(self) -> AnyArray:
         """All records. ValueError if no block was added, not even an empty one."""
         if self._values is None:
-            if self._file is None:
+            if self.file is None:
                 self._values = np.concatenate(self._blocks)
             else:
                 self._write()
                 last = self._blocks[-1]
-                content = mmap.mmap(self._file.fileno(), 0, flags=FLAGS, prot=PROTECTION)
+                content = mmap.mmap(self.file.fileno(), 0, flags=FLAGS, prot=PROTECTION)
                 self._values = np.frombuffer(content, dtype=last.dtype).reshape(-1, *last.shape[1:])
             # Joined by now: kept as well, the blocks would hold everything twice.
             self._blocks.clear()
@@ -173,7 +168,7 @@ class Gathered:
         x = self.tensor()
         if (run := run_of(index.numpy())) is not None:
             return x[run]
-        if self._file is None or len(index) * x[:1].nbytes <= KEPT_BYTES:
+        if self.file is None or len(index) * x[:1].nbytes <= KEPT_BYTES:
             return x[index]
         # Part by part: the rows of a large split never are in memory together.
         taken = Gathered()
@@ -183,12 +178,12 @@ class Gathered:
 
     def _write(self) -> None:
         try:
-            if self._file is None:
+            if self.file is None:
                 cache_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._file = tempfile.TemporaryFile(dir=cache_dir())  # noqa: SIM115 - lives as long as the mapping
+                self.file = tempfile.TemporaryFile(dir=cache_dir())  # noqa: SIM115 - lives as long as the mapping
             for block in self._blocks:
-                self._file.write(np.ascontiguousarray(block).data)
-            self._file.flush()
+                self.file.write(np.ascontiguousarray(block).data)
+            self.file.flush()
         except OSError as error:
             raise UserError(
                 f"{CACHE_VARIABLE}: {cache_dir()} cannot take the records ({error.strerror}); name a folder with room."
@@ -205,7 +200,6 @@ def run_of(rows: npt.NDArray[np.int64]) -> slice | None:
 
 
 _AT_ONCE = 2**15
-IntArray = npt.NDArray[np.int64]
 
 
 def as_names(names: Iterable[str]) -> Names:
@@ -220,19 +214,15 @@ class Names(Sequence[str]):
     its text, and the names of a large table are in a file.
     """
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] | pa.LargeStringArray = ()) -> None:
+        if isinstance(names, pa.LargeStringArray):
+            self.packed = names
+            return
         gathered = GatheredNames()
         remaining = iter(names)
         while block := list(islice(remaining, _AT_ONCE)):
             gathered.append(block)
-        self.packed: pa.LargeStringArray = gathered.names().packed
-
-    @classmethod
-    def of(cls, packed: pa.LargeStringArray) -> Names:
-        """Return names from an array that is packed already."""
-        names = cls.__new__(cls)
-        names.packed = packed
-        return names
+        self.packed = gathered.names().packed
 
     def __len__(self) -> int:
         return len(self.packed)
@@ -243,7 +233,7 @@ class Names(Sequence[str]):
     def __getitem__(self, row: slice) -> Names: ...
     def __getitem__(self, row: int | slice) -> str | Names:
         if isinstance(row, slice):
-            return Names.of(self.packed[row])
+            return Names(self.packed[row])
         name: str = self.packed[row].as_py()
         return name
 
@@ -300,11 +290,6 @@ class Names(Sequence[str]):
             seen.add(self[row])
         return np.array(again, dtype=np.int64)
 
-    def num_shared(self, others: Names) -> int:
-        """The number of distinct names that are also among ``others``."""
-        shared = self.packed.filter(pc.is_in(self.packed, value_set=others.packed))
-        return int(pc.count_distinct(shared).as_py())
-
     def numbered(self) -> IntArray:
         """The number of each name, counted from 0 in the order of first appearance."""
         numbers: IntArray = self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)
@@ -346,4 +331,4 @@ class GatheredNames:
     def names(self) -> Names:
         ends = self._ends.array()
         text = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(self._text.array()))
-        return Names.of(text)
+        return Names(text)

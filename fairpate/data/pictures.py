@@ -34,10 +34,8 @@ import pyarrow.compute as pc
 from PIL import Image, UnidentifiedImageError
 from pydantic import BeforeValidator, Field
 
-from fairpate.config import PLACE, Section
-from fairpate.config_reader import read_yaml
+from fairpate.config import PLACE, Section, read_yaml
 from fairpate.data.dataset import (
-    DatasetEntry,
     LoadedRecords,
     Option,
     Request,
@@ -53,9 +51,9 @@ from fairpate.data.dataset import (
 )
 from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
-from fairpate.data.tables import TableFaults, codes, column_of, read_table, require_columns
+from fairpate.data.tables import TableFaults, codes, read_table, require_columns
 from fairpate.files import cache_dir
-from fairpate.types import DataError, DataSettingsError, torch
+from fairpate.types import DataError, DataSettingsError, IntArray, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +79,7 @@ def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     choice, path = locate(archive, data_dir)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_picture(file.name))
-        return _of_files([file.relative_to(path).as_posix() for file in files], path)
+        return pictures_in(path, [file.relative_to(path).as_posix() for file in files])
     key = check_file(choice, path)
     try:
         with zipfile.ZipFile(path) as opened:
@@ -97,7 +95,8 @@ def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     return Pictures(origin=path, key=key, names=names, read=read)
 
 
-def _of_files(names: Sequence[str], folder: Path) -> Pictures:
+def pictures_in(folder: Path, names: Sequence[str]) -> Pictures:
+    """The pictures at these paths below ``folder``."""
     # Keyed by paths, sizes and modification times: hashing every picture would cost as much as decoding it.
     stats = ((folder / name, (folder / name).stat()) for name in names)
     described = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
@@ -195,18 +194,12 @@ def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faul
     faults.add(file, column, expected="a picture", remedy=remedy, rows=len(wrong), values=dict.fromkeys(wrong))
 
 
-def read_pictures(paths: Sequence[str], folder: Path, config: PicturesConfig) -> Pixels:
-    """Pixels (N, channels, size, size) of the pictures at ``paths``."""
-    return decode(_of_files(paths, folder), paths, size=config.size, mode="RGB" if config.channels == 3 else "L")
-
-
 LABEL_FLIP = 0.25
 FIRST_HIGH_DIGIT = 5
 GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
-Codes = npt.NDArray[np.int64]
 
 
-def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -> npt.NDArray[np.uint8]:
+def paint(grey: PixelArray, colour: IntArray, *, visible: bool = True) -> PixelArray:
     """Colour the ink (N, height, width): it goes to channel 0 (red) or 1 (green) of (N, 2, height, width).
 
     Where colour is not ``visible`` the ink has one channel: (N, 1, height, width).
@@ -220,7 +213,7 @@ def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -
 
 
 def _coloured(
-    request: Request, grey: npt.NDArray[np.uint8], digits: Codes, names: Sequence[str], flips: npt.NDArray[np.float64]
+    request: Request, grey: PixelArray, digits: IntArray, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> dict[str, Any]:
     """The coloured digits. The colour is the noisy binary label, flipped with the record's probability in ``flips``."""
     # Flips are hashes of names and no stream: another record must not change the label of this one.
@@ -263,7 +256,7 @@ def load_color_digits(request: Request) -> LoadedRecords:
 
 
 @cache
-def _published() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _published() -> tuple[PixelArray, IntArray]:
     """The ink (1797, 8, 8) and the digits, read once per process. Callers must copy before they write."""
     from sklearn.datasets import load_digits  # costs a second, and no other loader needs it
 
@@ -287,7 +280,7 @@ def load_color_mnist(request: Request) -> LoadedRecords:
     round. Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream; the 500
     images between 39,500 and 40,000 are left out, as they are by the authors' teachers.
     """
-    files = files_of("color_mnist")
+    files = facts_of("color_mnist")["files"]
     grey, digits = (
         np.concatenate(
             [read_idx(files[f"{part}_{what}"], request.data_dir, dimensions=n) for part in ("train", "test")]
@@ -302,7 +295,7 @@ def load_color_mnist(request: Request) -> LoadedRecords:
     return LoadedRecords(**coloured, origins=origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
 
 
-def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> npt.NDArray[np.uint8]:
+def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> PixelArray:
     """Read the bytes of an idx file of so many dimensions: 3 of images, 1 of labels."""
     # The pinned bytes are the gzipped ones; 16 says that they begin with a header of gzip.
     content = zlib.decompress(read_any(file, data_dir)[1], wbits=zlib.MAX_WBITS | 16)
@@ -330,7 +323,7 @@ def load_utkface(request: Request) -> LoadedRecords:
             f"data.options.sensitive: expected race with label: {label}, got {sensitive}, which reveals the label; "
             "set data.options.label to age, or leave sensitive out."
         )
-    pictures = open_pictures(files_of("utkface")["archive"], request.data_dir)
+    pictures = open_pictures(facts_of("utkface")["files"]["archive"], request.data_dir)
     found = {name: WELL_FORMED.fullmatch(base_name(name)) for name in pictures.names}
     fields = {name: match for name, match in found.items() if match}
     if not fields:
@@ -348,7 +341,7 @@ def load_utkface(request: Request) -> LoadedRecords:
             copies = ", ".join(name for name in unit_of if place_of[name] == place)
             raise DataError(f"{pictures.origin}: one picture {count} times: {copies}; remove the copies.")
     names = sorted(unit_of, key=place_of.__getitem__)
-    meanings = names_of("utkface")
+    meanings = dict(facts_of("utkface")["names"])
     age, gender, race = (
         torch.tensor([int(fields[name][part]) for name in names]) for part in ("age", "gender", "race")
     )
@@ -412,7 +405,7 @@ def load_fairface(request: Request) -> LoadedRecords:
 
     A subset of the pictures works with the full label files. The publisher's validation part is the test split.
     """
-    files, meanings = files_of("fairface"), names_of("fairface")
+    files, meanings = (facts_of("fairface")[each] for each in ("files", "names"))
     pictures = open_pictures(files["archive"], request.data_dir)
     tables, absent = [], 0
     for file in (files["train"], files["val"]):
@@ -452,13 +445,14 @@ def load_celeba(request: Request) -> LoadedRecords:
     Both lists may be the publisher's text files or the CSV form of them. The publisher's partition 2 is the test split;
     partitions 0 and 1 train.
     """
-    files, meanings = files_of("celeba"), names_of("celeba")
+    files, meanings = (facts_of("celeba")[each] for each in ("files", "names"))
     attributes, partition = (_list(files[name], request) for name in ("attributes", "partition"))
     # For its refusals alone: pictures of an unknown partition would count as training ones.
     codes(partition, "partition", _numbered(PARTITIONS), files["partition"].path)
     part = dict(zip(*(column.to_pylist() for column in partition.columns), strict=True))
 
-    names = column_of(attributes, "image_id", files["attributes"].path).to_pylist()
+    require_columns(attributes, ["image_id"], files["attributes"].path)
+    names = attributes["image_id"].to_pylist()
     pictures = open_pictures(files["archive"], request.data_dir)
     places = {base_name(name): name for name in pictures.names}
     _require_all(names, places, pictures.origin)
@@ -506,12 +500,12 @@ def load_chexpert(request: Request) -> LoadedRecords:
     finding marked uncertain or left blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to
     one split, and are protected together.
     """
-    files = files_of("chexpert")
+    files = facts_of("chexpert")["files"]
     train, demographics = files["train"], files["demographics"]
     spreadsheet = resolve_data_dir(request.data_dir) / demographics.path.replace(".csv", ".xlsx")
     if spreadsheet.is_file() and not spreadsheet.with_suffix(".csv").is_file():
         raise DataError(f"{spreadsheet}: save this spreadsheet as CSV next to it; only the CSV form is read.")
-    known, finding = names_of("chexpert")["race"], request.options["finding"]
+    known, finding = facts_of("chexpert")["names"]["race"], request.options["finding"]
     people = _listed(demographics, request, "PATIENT", "PRIMARY_RACE")
     patients, races = (people[name].to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
     race_of = {
@@ -567,8 +561,9 @@ LOADERS: Mapping[str, Callable[[Request], LoadedRecords]] = {
 
 
 @cache
-def _facts(name: str) -> dict[str, Any]:
-    """Return the facts of a data set in ``pictures.yaml``, with its files and options by name."""
+def facts_of(name: str) -> dict[str, Any]:
+    """The facts of a data set in ``pictures.yaml``: among them its files by the keys that its loader uses, its options,
+    and the names of the codes of each label and attribute."""
     facts: dict[str, Any] = read_yaml(Path(__file__).with_name("pictures.yaml"))[name]
     options = {key: Option(**each | {"allowed": tuple(each["allowed"])}) for key, each in facts["options"].items()}
     # Every archive of pictures offers these.
@@ -576,22 +571,5 @@ def _facts(name: str) -> dict[str, Any]:
     return facts | {
         "files": {key: SourceFile(**file) for key, file in facts.get("files", {}).items()},
         "options": options,
+        "names": {what: tuple(names) for what, names in facts.get("names", {}).items()},
     }
-
-
-def files_of(name: str) -> dict[str, SourceFile]:
-    """The files of a data set, by the keys that its loader uses."""
-    files: dict[str, SourceFile] = _facts(name)["files"]
-    return files
-
-
-def names_of(name: str) -> dict[str, tuple[str, ...]]:
-    """The names of the codes of each label and attribute of a data set."""
-    return {what: tuple(names) for what, names in _facts(name)["names"].items()}
-
-
-def pictures_entry(name: str) -> DatasetEntry:
-    """The registry entry of a data set of pictures."""
-    facts = _facts(name) | {"files": tuple(files_of(name).values())}
-    facts.pop("names", None)
-    return DatasetEntry(name=name, kind="image", load=LOADERS[name], **facts)

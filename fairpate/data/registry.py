@@ -39,8 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fairpate.config import DataConfig, nearest
-from fairpate.config_reader import parse_config
+from fairpate.config import DataConfig, nearest, parse_config
 from fairpate.data.dataset import (
     OWN_FILES,
     SET_ASIDE,
@@ -53,7 +52,6 @@ from fairpate.data.dataset import (
     SourceFile,
     check_file,
     check_members,
-    check_persons,
     default_size,
     divide,
     divide_by_hash,
@@ -64,12 +62,11 @@ from fairpate.data.dataset import (
     locate,
     resolve_data_dir,
     sha256_of,
-    with_persons,
 )
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
-from fairpate.data.pictures import LEVEL, LOADERS, folder_table, pictures_entry
+from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
 from fairpate.data.tables import (
     DATES,
     ISO_DATE,
@@ -187,22 +184,27 @@ class Registry(Mapping[str, DatasetEntry]):
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-        self._read = cache(self._read_entry)
-
-    def _read_entry(self, name: str) -> DatasetEntry:
-        if name in LOADERS:
-            return pictures_entry(name)
-        path = self._files[name]
-        entry = entry_of(read_declaration(path))
-        if entry.name != name:
-            raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
-        if name not in MADE:
-            return entry
-        make = MADE[name]
-        return replace(entry, files=(), load=lambda request: entry.load(replace(request, tables={"records": make()})))
+        self._read: dict[str, DatasetEntry] = {}
 
     def __getitem__(self, name: str) -> DatasetEntry:
-        return self._read(name)
+        if name in self._read:
+            return self._read[name]
+        if name in LOADERS:
+            facts = facts_of(name) | {"files": tuple(facts_of(name)["files"].values())}
+            facts.pop("names")
+            entry = DatasetEntry(name=name, kind="image", load=LOADERS[name], **facts)
+        else:
+            path = self._files[name]
+            entry = entry_of(read_declaration(path))
+            if entry.name != name:
+                raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
+            if name in MADE:
+                make, load = MADE[name], entry.load
+                entry = replace(
+                    entry, files=(), load=lambda request: load(replace(request, tables={"records": make()}))
+                )
+        self._read[name] = entry
+        return entry
 
     def __iter__(self) -> Iterator[str]:
         # Names alone: listing data sets must not parse every declaration.
@@ -328,7 +330,14 @@ def dataset_of(
             f"Expected a different name for each record, got {len(copies):,} repeated names, such as {name!r}; remove "
             "the copies, also those in other files, or name records by more columns (identity.key)."
         )
-    records = with_persons(records) if config.unit is None else records
+    if config.unit is None and records.person_ids is not None:
+        # One without a person would be protected by itself alone, against what the statement says.
+        if missing := as_names(records.person_ids).num_empty:
+            raise DataError(
+                f"Expected a person for every record, got {missing:,} without; complete the column that names them, or "
+                "set data.unit=record to protect each record by itself."
+            )
+        records = replace(records, records=replace(records.records, person_id=records.person_ids))
     parts = ""
     if (shares := config.split) is not None:
         num_public = default_size("public", entry, records) if config.num_public is None else config.num_public
@@ -342,7 +351,6 @@ def dataset_of(
         given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
         sizes = {split: default_size(split, entry, records) if size is None else size for split, size in given.items()}
         splits = divide(records, sizes, seed=config.seed)
-    check_persons(splits)
     # Persons may be named under some options only; where they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
     public_persons = None
@@ -951,7 +959,14 @@ def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
 
 def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folder: Path, *, reads_private: bool) -> str:
     """A draft for folders of pictures, laid as CLASS/GROUP/PICTURE: each split is a folder."""
-    own, pool = (None if each is None else _levels(each) for each in (file if reads_private else None, public))
+    # The names of the folders between a folder and its pictures, by level.
+    tables = (None if each is None else folder_table(each, each) for each in (file if reads_private else None, public))
+    own, pool = (
+        None
+        if table is None
+        else [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)]
+        for table in tables
+    )
     lines = _opening(file, public, test, folder, "for folders of pictures", kind="images", records="pictures", other="")
     lines.append(f"pictures: {{size: 64, channels: 3}}  {QUESTION} height and width to read, and 1 for grey")
     for place, (what, values) in enumerate({"label": "classes", "group": "values"}.items()):
@@ -965,12 +980,6 @@ def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folde
                 )
                 break
     return "\n".join(lines) + "\n"
-
-
-def _levels(folder: Path) -> list[set[str]]:
-    """The names of the folders between ``folder`` and its pictures, by level."""
-    table = folder_table(folder, folder)
-    return [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)]
 
 
 def _feature_line(column: str, seen: Seen) -> str:

@@ -33,7 +33,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -276,11 +276,14 @@ class Coding(Section):
     """A published column as classes or groups: code k is the k-th name, in the order of the declaration."""
 
     column: str = Field(description="Name of the column in the file.")
+    meant_by: ClassVar[str]
+    """The field that holds the published values or ranges of each name."""
 
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:
         """The published values or ranges of each name."""
-        raise NotImplementedError
+        found: dict[str, tuple[Meaning, ...]] = getattr(self, self.meant_by)
+        return found
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -290,6 +293,8 @@ class Coding(Section):
 
 class Label(Coding):
     """The label column: the class y and, if known, the share of each class."""
+
+    meant_by = "classes"
 
     classes: Meanings = Field(
         description="Name and meaning of each class: a published value, a range of numbers (above, at_least, below, "
@@ -306,23 +311,17 @@ class Label(Coding):
             raise ValueError(f"shares: expected one for each of {len(self.classes)} classes, of sum 1, got {given}")
         return self
 
-    @property
-    def meanings(self) -> dict[str, tuple[Meaning, ...]]:
-        return self.classes
-
 
 class Group(Coding):
     """One sensitive attribute that may be chosen as the group z."""
+
+    meant_by = "values"
 
     column: str = Field(
         description="Name of the column in the file. An entry of `groups` may leave it out: then its own name is used."
     )
     attribute: str = Field("", description="Name of the attribute in reports; empty: the name in `groups`, or column.")
     values: Meanings = Field(description="Name and meaning of each group, like `classes` of the label.")
-
-    @property
-    def meanings(self) -> dict[str, tuple[Meaning, ...]]:
-        return self.values
 
 
 def number_in(value: float | str | None) -> float | None:
@@ -380,34 +379,34 @@ class FeatureCode:
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:
     """The code of every feature of these columns, in the order of :func:`encode`."""
-    return tuple(code for column, feature in features for code in _codes_of_feature(column, feature))
-
-
-def _codes_of_feature(column: str, feature: Feature) -> Iterator[FeatureCode]:
-    code = partial(FeatureCode, column=column)
-    if feature.bounds is not None:
-        low, high = feature.bounds
-        number = partial(code, feature=column, kind="number", low=low, high=high, scale=feature.scale)
-        if not feature.may_be_missing:
-            yield number()
-            return
-        unknown = ("", *feature.unknown)
-        yield number(missing=feature.stands_for_missing, unknown=unknown)
-        yield code(feature=f"{column}=missing", kind="missing", unknown=unknown)
-    elif feature.vector is not None:
-        for place in range(feature.vector):
-            yield code(feature=f"{column}[{place}]", kind="element", place=place)
-    elif feature.bands:
-        # A band ends where the next one begins; the last one is open.
-        for (name, start), (_, end) in itertools.pairwise([*feature.bands.items(), ("", None)]):
-            yield code(feature=f"{column}={name}", kind="band", at_least=start, below=end)
-    else:
-        places = feature.places
-        for place, name in enumerate(feature.own_categories):
-            is_other = feature.other and name == OTHER
-            # `other` lists the values of all its siblings: it is 1 for every text that is not among them.
-            values = tuple(value for value, found in places.items() if (found == place) != is_other)
-            yield code(feature=f"{column}={name}", kind="other" if is_other else "category", values=values)
+    codes: list[FeatureCode] = []
+    for column, feature in features:
+        code = partial(FeatureCode, column=column)
+        if feature.bounds is not None:
+            low, high = feature.bounds
+            number = partial(code, feature=column, kind="number", low=low, high=high, scale=feature.scale)
+            if not feature.may_be_missing:
+                codes.append(number())
+                continue
+            unknown = ("", *feature.unknown)
+            codes.append(number(missing=feature.stands_for_missing, unknown=unknown))
+            codes.append(code(feature=f"{column}=missing", kind="missing", unknown=unknown))
+        elif feature.vector is not None:
+            elements = range(feature.vector)
+            codes += [code(feature=f"{column}[{place}]", kind="element", place=place) for place in elements]
+        elif feature.bands:
+            # A band ends where the next one begins; the last one is open.
+            for (name, start), (_, end) in itertools.pairwise([*feature.bands.items(), ("", None)]):
+                codes.append(code(feature=f"{column}={name}", kind="band", at_least=start, below=end))
+        else:
+            places = feature.places
+            for place, name in enumerate(feature.own_categories):
+                is_other = feature.other and name == OTHER
+                # `other` lists the values of all its siblings: it is 1 for every text that is not among them.
+                values = tuple(value for value, found in places.items() if (found == place) != is_other)
+                kind = "other" if is_other else "category"
+                codes.append(code(feature=f"{column}={name}", kind=kind, values=values))
+    return tuple(codes)
 
 
 def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.float32]:
@@ -509,8 +508,9 @@ def read_batches(
     :func:`read_table`.
     """
     require_readable(path, name)
+    usual = "\t" if ".tsv" in path.suffixes else ","
     if path.suffix not in TYPED_SUFFIXES:
-        separator, layout = separator or _usual_separator(path), {"comment": comment, "encoding": encoding}
+        separator, layout = separator or usual, {"comment": comment, "encoding": encoding}
         try:
             # The file's own position, also for a gzipped one: its unpacked size is not known.
             size = path.stat().st_size
@@ -571,14 +571,10 @@ def column_names(path: Path, name: str, *, separator: str | None = None, encodin
         if path.suffix in TYPED_SUFFIXES:
             return list(arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix]).schema.names)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            header = _read_header(stream, name, separator or _usual_separator(path), encoding)  # type: ignore[arg-type]
-            return _distinct(header)
+            usual = "\t" if ".tsv" in path.suffixes else ","
+            return _distinct(_read_header(stream, name, separator or usual, encoding))  # type: ignore[arg-type]
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
-
-
-def _usual_separator(path: Path) -> str:
-    return "\t" if ".tsv" in path.suffixes else ","
 
 
 def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = None, separator: str = ",") -> pa.Table:
@@ -741,12 +737,6 @@ def numbers_of_dates(text: pa.Array, feature: Feature) -> pa.Array:
     return pc.coalesce(years.cast(pa.string()), text)
 
 
-def column_of(table: pa.Table, column: str, name: str) -> pa.Array:
-    """One column as one array; :class:`DataError` with the nearest column if it is missing."""
-    require_columns(table, [column], name)
-    return table[column].combine_chunks()
-
-
 def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
     """Raise :class:`DataError` naming the first column that ``table`` lacks and the nearest one it has."""
     for column in columns:
@@ -805,7 +795,8 @@ class ColumnCells:
 
 def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> ColumnCells:
     """The cells of one column; :class:`DataError` if it is missing."""
-    return ColumnCells(file=file, column=column, values=column_of(table, column, file), faults=faults)
+    require_columns(table, [column], file)
+    return ColumnCells(file=file, column=column, values=table[column].combine_chunks(), faults=faults)
 
 
 def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults) -> FloatArray:

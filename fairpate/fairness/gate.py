@@ -132,13 +132,12 @@ def as_decimal(margin: float) -> Fraction:
     return Fraction(repr(float(margin)))
 
 
-Mask = npt.NDArray[np.bool_]
 _LARGEST = 2**62  # the difference of two products below this fits int64
 
 
 def filter_streams(
     labels_RN: IntArray, groups_RN: IntArray, *, rule: GateRule, num_groups: int, num_classes: int
-) -> Mask:
+) -> npt.NDArray[np.bool_]:
     """:func:`filter_stream` of many streams at once, (R, N): resampling passes thousands through fresh gates."""
     num_streams, length = labels_RN.shape
     margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)

@@ -58,7 +58,6 @@ from fairpate.types import DEFAULT_NOTION, IntArray
 from fairpate.types import NotionName as NotionName
 
 FloatArray = npt.NDArray[np.float64]
-IndexArray = npt.NDArray[np.int64]
 
 _REPLICATES_PER_CHUNK = 64
 
@@ -190,7 +189,7 @@ def _answered_records(
     *,
     num_groups: int,
     num_classes: int,
-) -> tuple[IndexArray, IndexArray, FloatArray]:
+) -> tuple[IntArray, IntArray, FloatArray]:
     predicted, groups = np.asarray(predictions), np.asarray(groups_N)
     labels = np.zeros(len(groups), dtype=np.int64) if labels_N is None else np.asarray(labels_N)
     # Records that were not answered are left out first: their predictions may be placeholders.
@@ -213,7 +212,7 @@ def _answered_records(
     return indices("groups_N", groups[keep], num_groups), indices("labels_N", labels[keep], num_labels), mass_NC
 
 
-def indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IndexArray:
+def indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IntArray:
     """The values as codes below ``stop``. ValueError for any that is none, under the argument's ``name``."""
     indices_N = values_N.astype(np.int64)
     # Numbers that are not whole are refused, and not truncated to codes.
@@ -294,20 +293,22 @@ class Metric:
         differences = self.compare(events.hits_EG, events.sizes_EG)
         # A level needs records alone; a comparison needs another group with records as well.
         took_part_EG = events.sizes_EG > 0 if self.compare is level else _comparable(events.sizes_EG)
-        value = float(_nan_max(differences.reshape(1, -1))[0])
-        sizes = events.sizes_EG[took_part_EG]
+        defined, sizes = differences[~np.isnan(differences)], events.sizes_EG[took_part_EG]
         return WorstCase(
-            value=value,
+            value=float(defined.max()) if defined.size else math.nan,
             n_undefined=int((~took_part_EG).sum()),
             min_cell_size=round(sizes.min()) if sizes.size else 0,
-            where=None if math.isnan(value) else located(differences, events.cells),
+            where=located(differences, events.cells) if defined.size else None,
         )
 
     def values(self, joint_RGYC: FloatArray) -> FloatArray:
         """The value alone for every replicate, shape (R,); NaN where undefined."""
         events = self.events(joint_RGYC)
         differences = self.compare(events.hits_EG, events.sizes_EG)
-        return _nan_max(differences.reshape(len(joint_RGYC), math.prod(differences.shape[1:])))
+        values_RD = differences.reshape(len(joint_RGYC), math.prod(differences.shape[1:]))
+        # np.nanmax would warn about a replicate without a defined value.
+        largest_R = np.where(np.isnan(values_RD), -np.inf, values_RD).max(axis=1)
+        return np.where(np.isneginf(largest_R), np.nan, largest_R)
 
 
 def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float = 0.95) -> Interval:
@@ -359,7 +360,7 @@ def found_or_mistaken(joint_GYC: FloatArray) -> Events:
     _require_labels(joint_GYC)
     true_YG = joint_GYC.sum(axis=-1).swapaxes(-1, -2)
     size_1G = true_YG.sum(axis=-2, keepdims=True)
-    right_CG = _diagonal(joint_GYC)
+    right_CG = np.diagonal(joint_GYC, axis1=-2, axis2=-1).swapaxes(-1, -2)
     predicted_CG = joint_GYC.sum(axis=-2).swapaxes(-1, -2)
     labels = range(joint_GYC.shape[-1])
     return Events(
@@ -372,7 +373,7 @@ def found_or_mistaken(joint_GYC: FloatArray) -> Events:
 def correct(joint_GYC: FloatArray) -> Events:
     """The event that the prediction is right."""
     _require_labels(joint_GYC)
-    right_1G = _diagonal(joint_GYC).sum(axis=-2, keepdims=True)
+    right_1G = np.diagonal(joint_GYC, axis1=-2, axis2=-1).swapaxes(-1, -2).sum(axis=-2, keepdims=True)
     sizes_1G = joint_GYC.sum(axis=(-2, -1))[..., None, :]
     return Events(hits_EG=right_1G, sizes_EG=sizes_1G, cells=[GroupCell()])
 
@@ -494,19 +495,9 @@ def _comparable(sizes_EG: FloatArray) -> npt.NDArray[np.bool_]:
     return defined_EG & several_E1
 
 
-def _nan_max(values_RD: FloatArray) -> FloatArray:
-    # np.nanmax would warn about a replicate without a defined value.
-    largest_R = np.where(np.isnan(values_RD), -np.inf, values_RD).max(axis=1)
-    return np.where(np.isneginf(largest_R), np.nan, largest_R)
-
-
 def _total(values_EG: FloatArray) -> FloatArray:
     total_E1: FloatArray = values_EG.sum(axis=-1, keepdims=True)
     return total_E1
-
-
-def _diagonal(joint_GYC: FloatArray) -> FloatArray:
-    return np.diagonal(joint_GYC, axis1=-2, axis2=-1).swapaxes(-1, -2)
 
 
 def _select(events: Events, chosen: Sequence[int]) -> Events:
@@ -682,7 +673,7 @@ class LabelledRecords:
     """Public records with their votes, groups, probabilities of each label, and outcomes as 0 or 1."""
 
     votes_MW: FloatArray
-    groups_M: IndexArray
+    groups_M: IntArray
     likely_MY: FloatArray
     outcome_MJ: FloatArray
 

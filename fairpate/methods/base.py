@@ -32,7 +32,6 @@ Shapes: N private records, M public ones, G groups, C classes.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -50,7 +49,9 @@ from pydantic import BaseModel, Field, model_validator
 
 from fairpate.config import (
     BACKBONES,
+    LEARNING_FIELDS,
     PLACE,
+    PLACES,
     REMEDY,
     AugmentConfig,
     BackboneConfig,
@@ -62,6 +63,7 @@ from fairpate.config import (
     ModelConfig,
     NetworkConfig,
     Noise,
+    Override,
     PrivacyTarget,
     PublicDataConfig,
     Section,
@@ -73,20 +75,18 @@ from fairpate.config import (
     TeachersTraining,
     Terms,
     TrainingConfig,
-    may_run,
-    named_object,
-    nearest,
-)
-from fairpate.config_reader import (
-    Override,
     apply_override,
-    determining_values,
     flattened,
+    may_run,
     merge,
     moved,
+    named_object,
+    nearest,
     parse_config,
     read_yaml,
     unread_because_of,
+    values_digest,
+    without,
 )
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.privacy import accountant
@@ -194,6 +194,7 @@ def all_methods() -> dict[str, type[Method]]:
         try:
             found[name] = find_method(name)
         except ConfigError:
+            # One of ours that cannot be imported is a defect.
             if name in _OURS:
                 raise
     return found
@@ -309,14 +310,6 @@ def noise_within(target: PrivacyTarget, events_of: Callable[[float], Sequence[Ev
     return accountant.least_noise(
         events_of, target_epsilon=target.epsilon, target_delta=target.delta, accounting=target.accounting
     )
-
-
-def private_randomness(noise: str, seed: int) -> PrivateRandomness:
-    """The randomness that a configuration's ``noise`` names; ``seed`` is read for ``seeded`` only."""
-    # With torch, which reading a configuration does not need.
-    from fairpate.nn.private_fit import OsRandomness, SeededRandomness
-
-    return SeededRandomness(seed) if noise == "seeded" else OsRandomness()
 
 
 class NoisySum(Protocol):
@@ -478,6 +471,7 @@ class Method(Section):
 
     def started(self, network: NetworkConfig) -> ModelConfig:
         """``network`` with what it starts from."""
+        # Other architectures have no weights to start from.
         start = dict(self.backbone) if network.name in BACKBONES else {}
         return ModelConfig(**dict(network), **start)
 
@@ -530,7 +524,7 @@ class Method(Section):
         off. Digests leave them out."""
         if self.has_student or self.public_data.self_label is not None:
             return {}
-        return dict.fromkeys(StudentConfig.learning_fields(), "public_data.self_label")
+        return dict.fromkeys(LEARNING_FIELDS, "public_data.self_label")
 
     def check(self) -> None:
         """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
@@ -589,17 +583,8 @@ class Method(Section):
     def settings_without(self, *fields: str) -> dict[str, Any]:
         """All settings that determine the run's result, without the dotted ``fields``, which a release does not
         read."""
-        # A copy: fields are removed from its sections.
-        values = copy.deepcopy(determining_values(self))
-        for field in fields:
-            *parents, last = field.split(".")
-            section = values
-            for name in parents:
-                section = section[name]
-            section.pop(last, None)  # already left out where it is unread
         # Evaluation follows the release and does not change it.
-        values.pop("evaluation", None)
-        return values
+        return without(determining_values(self), (*fields, "evaluation"))
 
     def price(self, trained: Trained) -> Price:
         """The price to publish of ``trained``: the accountant's price of its events, or its own larger bound."""
@@ -644,14 +629,17 @@ class PrivateMethod(Method):
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
         """The source of secret samples and Gaussian noise."""
-        return private_randomness(self.noise, stream_seed(self.seed, stream))
+        # With torch, which reading a configuration does not need.
+        from fairpate.nn.private_fit import OsRandomness, SeededRandomness
+
+        return SeededRandomness(stream_seed(self.seed, stream)) if self.noise == "seeded" else OsRandomness()
 
     @property
     def source(self) -> NoiseSource:
         # Anybody with the configuration can draw seeded noise again and subtract it.
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
-    def require_replacing(self) -> None:
+    def check(self) -> None:
         """Raise ConfigError for a relation that no sensitive attribute has, if the attribute alone is protected."""
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
@@ -676,16 +664,6 @@ class PrivateMethod(Method):
                 f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
                 "logistic."
             )
-
-
-class AttributeMethod(PrivateMethod):
-    """A private method that treats features and labels as public."""
-
-    protects_attribute_only: ClassVar[bool] = True
-
-    def check(self) -> None:
-        """Raise ConfigError for a target under another relation."""
-        self.require_replacing()
 
 
 class ReleasingMethod(PrivateMethod):
@@ -756,6 +734,32 @@ class ReleasingMethod(PrivateMethod):
         return None
 
 
+def config_digest(config: Method) -> str:
+    """Return twelve hexadecimal digits that identify what ``config`` computes, on any machine.
+
+    Left out are the places where that happens, and what the configuration does not read.
+    """
+    return values_digest(determining_values(config))
+
+
+def determining_values(config: Method, values: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the plain values that determine what ``config`` computes, without paths and without unread settings.
+
+    ``values`` None are those of ``config``.
+    """
+    kept = without(config.model_dump(mode="json") if values is None else values, (*PLACES, *config.unread))
+    # Left out at their defaults, so that runs from before they could be set keep their digests.
+    if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
+        del kept["evaluation"]
+    elif kept.get("evaluation", {}).get("metrics") == "outside":
+        kept = without(kept, ("evaluation.metrics", "evaluation.score_edges"))
+    if kept["data"].get("split") is None:
+        kept = without(kept, ("data.split",))
+    if "keep" in (aggregator := kept.get("aggregator", {})) and not aggregator["keep"]:
+        kept = without(kept, ("aggregator.keep",))
+    return kept
+
+
 def check_release_of(config: Method, source: Path) -> None:
     """Raise ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
     if not isinstance(config, ReleasingMethod):
@@ -813,6 +817,7 @@ def configured(
             require_trusted(values.get("method"), Path(source))
     if method is not None and said.get("method", method) != method:
         raise ConfigError(f"method: {method} is asked for, and --set says {said['method']}; leave one of them out.")
+    # What was typed wins over a file.
     named = (method, said.get("method"), values.get("method"), DEFAULT)
     name = next(name for name in named if name is not None)
     if not isinstance(name, str):
@@ -878,6 +883,7 @@ def _said(overrides: Sequence[Override]) -> Values:
 
 def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
     """``values`` without the fields that the method or section does not read."""
+    # Without fields of its own it takes any name, as the options of a loader do.
     own = _fields(schema)
     return {
         name: read_of(own[name], value) if name in own and isinstance(value, Mapping) else value
@@ -969,18 +975,14 @@ def resolved(overrides: Sequence[Override], method: str | None = None, *, num_si
     `fairpate run` without a file uses it, and commands that are printed rely on it. ``num_sites`` sites each have as
     many records as the data set declares.
     """
-    return configured(start_values(overrides, method, num_sites=num_sites), overrides, method=method)
-
-
-def start_values(overrides: Sequence[Override], method: str | None = None, *, num_sites: int = 1) -> Values:
-    """The settings to which :func:`resolved` applies ``overrides``."""
-    said = _said(overrides)
+    said, start = _said(overrides), Values()
     name = said.get("method") if method is None else method
-    if name is not None and not isinstance(name, str):
-        return {}  # refused with the rest of the configuration
     if name is None:
         name, _ = default_method(overrides, num_sites=num_sites)
-    return fitted(parse_config(said.get("data", {}), DataConfig), name, num_sites=num_sites)
+    # Anything else than a name is refused with the rest of the configuration.
+    if isinstance(name, str):
+        start = fitted(parse_config(said.get("data", {}), DataConfig), name, num_sites=num_sites)
+    return configured(start, overrides, method=method)
 
 
 def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tuple[str, str]:

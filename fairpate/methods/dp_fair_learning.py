@@ -99,7 +99,7 @@ from scipy.optimize import linprog
 from fairpate.config import Count, FitConfig, NetworkConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
 from fairpate.fairness.rates import joint_table
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import AttributeMethod, Trained, Training, arguments
+from fairpate.methods.base import PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_codes, require_shares
 from fairpate.privacy.accountant import Event, spent
@@ -508,12 +508,13 @@ def published_num_rounds(
     return gain / (spread * complexity)
 
 
-class OracleLearner(AttributeMethod):
+class OracleLearner(PrivateMethod):
     """Noise is calibrated to the target for one sensitive attribute; a mixture of linear rules for two classes."""
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
     learns_two_classes: ClassVar[bool] = True
+    protects_attribute_only: ClassVar[bool] = True
 
     method: str = "dp_oracle_learner"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
@@ -777,7 +778,7 @@ class Postprocessing(DpSgdFamily):
     def check(self) -> None:
         """Raise ConfigError for what would undo the mixing, and for a target under another relation."""
         self.require_as_released()
-        self.require_replacing()
+        super().check()
 
     def train(self, training: Training) -> Postprocessed:
         """Train the base, and mix its predictions by group.

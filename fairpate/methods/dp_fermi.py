@@ -107,8 +107,10 @@ class MatrixGame:
 
     ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``;
     None: 1.5 sqrt(C), half as much again as the norm where predictions and groups are independent. A ``weight``
-    (lambda) of 0 leaves all matrices at 0. The arrays are so small that numpy is faster than torch. ``pull_KC`` holds
-    the coefficients of the linear term: for a record with targets t and predictions F it is ``<t @ pull_KC, F>``.
+    (lambda) of 0 leaves all matrices at 0. ``record_sensitivity`` and ``group_sensitivity`` bound, in L2, how far a
+    record moves the gradient with respect to the matrices, and how far a change of its group does. The arrays are so
+    small that numpy is faster than torch. ``pull_KC`` holds the coefficients of the linear term: for a record with
+    targets t and predictions F it is ``<t @ pull_KC, F>``.
     """
 
     def __init__(
@@ -122,28 +124,15 @@ class MatrixGame:
             raise ValueError(f"Expected weight >= 0 and radius > 0, got {weight} and {radius}.")
         self.weight, self.radius, self.num_classes = weight, radius, num_classes
         self._scale_EG1 = 2 / np.sqrt(shares)[:, :, None]
+        # A record's gradient is scale F in its row less 2 W F in all: |F| <= 1, and |W| <= radius.
+        self.record_sensitivity = float(self._scale_EG1.max()) + 2 * radius
+        # Another group takes the predictions, of norm at most 1, from one row to another; the term in W stays.
+        two_largest_E2 = np.sort(self._scale_EG1[:, :, 0], axis=1)[:, -2:]
+        self.group_sensitivity = float(np.linalg.norm(two_largest_E2, axis=1).max())
         self.matrix_EGC = np.zeros((*shares.shape, num_classes))
         # One row per column of the targets: labels come first, and pull nothing.
         self._sums_KC = torch.zeros(num_classes + shares.size, num_classes)
         self.pull_KC, self.common_pull_KC, self.own_pull_KC = (torch.zeros_like(self._sums_KC) for _ in range(3))
-
-    @property
-    def record_sensitivity(self) -> float:
-        """Bound on the L2 norm of one record's gradient of psi with respect to the matrices."""
-        # scale F in the record's row less 2 W F in all: |F| <= 1, and |W| <= radius.
-        return float(self._scale_EG1.max()) + 2 * self.radius
-
-    @property
-    def group_sensitivity(self) -> float:
-        """Bound on the L2 change of the gradient with respect to the matrices when one record changes its group."""
-        # Another group takes the predictions, of norm at most 1, from one row to another; the term in W stays.
-        two_largest_E2 = np.sort(self._scale_EG1[:, :, 0], axis=1)[:, -2:]
-        return float(np.linalg.norm(two_largest_E2, axis=1).max())
-
-    def to(self, device: torch.device) -> None:
-        """Move sums and coefficients to the device of the model, where predictions are made."""
-        for name in ("_sums_KC", "pull_KC", "common_pull_KC", "own_pull_KC"):
-            setattr(self, name, getattr(self, name).to(device))
 
     def observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
         """Add the predictions of a part of the batch to the sums that the next :meth:`ascend` uses and clears.
@@ -179,19 +168,16 @@ class MatrixGame:
         shrink_E11 = self.radius / np.maximum(norm_E11, self.radius)
         self.matrix_EGC = shrink_E11 * matrix_EGC
         # shrink^2 times the cost is that of the shrunk matrix, without squaring it again.
-        self._write(
-            self.pull_KC, self.weight * (self._scale_EG1 * self.matrix_EGC - shrink_E11 * shrink_E11 * cost_E1C)
-        )
+        pull_EGC = self.weight * (self._scale_EG1 * self.matrix_EGC - shrink_E11 * shrink_E11 * cost_E1C)
+        self.pull_KC[self.num_classes :] = torch.from_numpy(pull_EGC.reshape(-1, self.num_classes))
 
     def split_pulls(self) -> None:
         """Update the two parts of ``pull_KC``: ``own_pull_KC`` is the part that depends on the group (coefficients less
         their mean over groups), ``common_pull_KC`` is the rest."""
         gain_EGC = self._scale_EG1 * self.matrix_EGC
-        self._write(self.own_pull_KC, self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True)))
+        own_EGC = self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True))
+        self.own_pull_KC[self.num_classes :] = torch.from_numpy(own_EGC.reshape(-1, self.num_classes))
         torch.sub(self.pull_KC, self.own_pull_KC, out=self.common_pull_KC)
-
-    def _write(self, table_KC: Tensor, values_EGC: FloatArray) -> None:
-        table_KC[self.num_classes :] = torch.from_numpy(values_EGC.reshape(-1, self.num_classes))
 
 
 class FermiLoss:
@@ -272,7 +258,9 @@ def fermi_training(
     # A configuration is read without torch.
     from fairpate.nn.private_fit import GaussianNoise, PrivateTraining, StepPlan, training_device
 
-    game.to(training_device(model))
+    # Sums and coefficients are where predictions are made.
+    for name in ("_sums_KC", "pull_KC", "common_pull_KC", "own_pull_KC"):
+        setattr(game, name, getattr(game, name).to(training_device(model)))
     hides_group_alone = config.mode != "all"
     noise, plan_of = GaussianNoise(randomness), steps.steps
     rate = config.matrix_learning_rate / plan_of.expected_batch_size
@@ -480,10 +468,6 @@ class DpFermi(DpSgdFamily):
         declared = {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
         return super().unread | declared
 
-    def check(self) -> None:
-        """Raise ConfigError for a target under adding or removing a record where only the attribute is protected."""
-        self.require_replacing()
-
     def train(self, training: Training) -> Trained:
         """Release the group shares, then train model and matrices against each other."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
@@ -515,7 +499,7 @@ class DpFermi(DpSgdFamily):
         if settings.mode == "sens_public_batches":
             # From the training seed: a public partition needs no secret randomness.
             generator = training.generator(Stream.TRAINING)
-            sampler = PublicPartitions(len(private), round(steps.steps.expected_batch_size), generator)
+            sampler = PublicPartitions(len(private), round(steps.steps.expected_batch_size), generator).next
         with training.reporter.stage(self.method) as advance:
             events = fermi_training(
                 training.model,

@@ -92,6 +92,7 @@ def train_sgd(
     home = next(model.parameters()).device
     model.to(training_device(model))
     fit(model, x, y, config, generator=generator, on_epoch=lambda epoch, _: on_progress(epoch + 1, config.epochs))
+    # The caller expects the model on its own device.
     model.to(home)
     event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0, relation=relation)
     return Trained(model=model, events=(event,), noise=NO_NOISE)
@@ -240,14 +241,11 @@ class DpSgdFamily(PrivateMethod):
         # Batch size over sampling rate is the number of records, and both are published.
         return self.dp_sgd.num_records is None
 
-    def sgd_steps(self, dataset: Dataset) -> PrivateSteps:
-        """Return the steps of DP-SGD within the target."""
-        # Persons where these are protected: the rate is that of what is sampled.
-        return calibrated_steps(self.dp_sgd, self.target, num_records=dataset.private.num_protected)
-
     def sgd_arguments(self, training: Training) -> dict[str, Any]:
         """Return the arguments of :func:`train_dp_sgd`, except progress."""
-        private, steps = training.dataset.private, self.sgd_steps(training.dataset)
+        private = training.dataset.private
+        # Persons where these are protected: the rate is that of what is sampled.
+        steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
         records = {"model": training.model, "x": private.x, "y": private.y, "person_N": private.person_N}
         return records | {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
 
@@ -264,7 +262,8 @@ class DpSgd(DpSgdFamily):
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...]:
         """Return the event of all steps."""
-        return (event_of(self.sgd_steps(dataset), unit=dataset.unit, relation=self.target.record_relation),)
+        steps = calibrated_steps(self.dp_sgd, self.target, num_records=dataset.private.num_protected)
+        return (event_of(steps, unit=dataset.unit, relation=self.target.record_relation),)
 
     def train(self, training: Training) -> Trained:
         with training.reporter.stage(self.method) as advance:

@@ -56,7 +56,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +80,7 @@ from fairpate.config import (
 from fairpate.data import Dataset
 from fairpate.methods.base import (
     NO_NOISE,
-    AttributeMethod,
+    PrivateMethod,
     Progress,
     Trained,
     Training,
@@ -135,30 +135,29 @@ class FldConfig(FairLoopConfig):
     )
     tolerance: NotNegative = Field(0.0, description="Violations up to this size raise no multiplier.")
 
-    @property
-    def fit(self) -> FitConfig:
-        """Settings of the optimiser and its schedule, over all epochs."""
-        return FitConfig(
-            epochs=self.warmup_epochs + self.epochs,
-            batch_size=self.batch_size,
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            schedule=self.schedule,
-        )
-
 
 def parity_of(config: FldConfig, dataset: Dataset, reporter: Reporter | None = None) -> MeanParity:
-    """The parity constraint of ``config`` over the groups of a data set; ``reporter`` is warned of levelling down."""
-    parity = MeanParity(
+    """The parity constraint of ``config`` over the groups of a data set.
+
+    ``reporter`` is warned where equal losses may be reached by raising the loss of the better-served group.
+    """
+    # The loss of a group with share s weighs at least 1 - c / s in what two groups under multipliers up to c minimise
+    # together. Below 0 it is raised. The better-served group may be the smaller one, whose share is private and at most
+    # 1 / 2.
+    cap, num_groups = config.max_multiplier, dataset.num_groups
+    if reporter is not None and config.constraint == "accuracy_parity" and cap * num_groups > 1:
+        reporter.note(
+            "warning",
+            f"multipliers up to {cap:g} may keep accuracy parity by serving the better group worse: above a "
+            "group's share of the records they raise its loss. Look at the accuracy of each group, or keep "
+            f"max_multiplier below the smallest share, which is at most {1 / num_groups:.2g}.",
+        )
+    return MeanParity(
         constraint=config.constraint,
         num_groups=dataset.num_groups,
         num_classes=dataset.num_classes,
         sharpness=config.sharpness,
     )
-    warning = parity.levels_down(config.max_multiplier)
-    if warning is not None and reporter is not None:
-        reporter.note("warning", warning)
-    return parity
 
 
 def train_f_ld(
@@ -193,7 +192,7 @@ def train_f_ld(
     def gradients(rows: Tensor, _: float) -> list[Tensor]:
         outputs, labels, cells_B = model(descent.features(rows)), y[rows], cells[rows]
         loss = functional.cross_entropy(outputs, labels)
-        if ascent.is_active:
+        if ascent.multipliers_UGK.any():
             here_UG = parity.group_sizes(cells_B)
             values = parity.values(outputs, labels)
             # A size of 0 counts as 1: a NaN in the branch that `where` leaves out would still reach the gradient.
@@ -278,11 +277,6 @@ class Ascent:
         cap = config.max_multiplier
         self._ascent = DualAscent(size, learning_rate=config.dual_step, cap=cap) if cap else None
 
-    @property
-    def is_active(self) -> bool:
-        """True where any multiplier is not 0."""
-        return bool(self.multipliers_UGK.any())
-
     def step(self, violations_UGK: Tensor) -> None:
         """Raise the multipliers along the signed violations."""
         if self._ascent is None:
@@ -315,7 +309,13 @@ class Descent:
 
         if len(x) != len(y) or not len(x):
             raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
-        fit = config.fit
+        fit = FitConfig(
+            epochs=config.warmup_epochs + config.epochs,
+            batch_size=config.batch_size,
+            optimizer=config.optimizer,
+            learning_rate=config.learning_rate,
+            schedule=config.schedule,
+        )
         self._x, self._generator, self._batch_size = x, generator, fit.batch_size
         self._sizes: list[int] = np.diff(batch_bounds(len(x), fit.batch_size)).tolist()
         self._learning_rates = [epoch_learning_rate(fit, epoch) for epoch in range(fit.epochs)]
@@ -482,7 +482,7 @@ def train_pf_ld(
         # A slope of 0 has no direction, and its length of 0 takes the record out.
         directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
         lengths_J, directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
-        # Without noise it is 0, whatever the sensitivity.
+        # Without noise it is 0 for any sensitivity.
         stddev = noise.gradient and noise.gradient * gradient_sensitivity(slopes_UGK, clip_norm=config.clip_norm)
         on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
 
@@ -496,7 +496,7 @@ def train_pf_ld(
         # By the number that the batch represents: the real size of a secret sample is private.
         scale = 1 / (share * len(y))
         # While no multiplier is at work no group is read, and the slopes' sensitivity is 0.
-        if not ascent.is_active:
+        if not ascent.multipliers_UGK.any():
             total = guided.cross_entropy(x_B, y_B)
             torch._foreach_mul_(total, scale)
             return total
@@ -583,11 +583,12 @@ def sampling_rate(config: PfLdConfig, num_records: int) -> float:
     return min(1.0, config.batch_size / num_records)
 
 
-class PfLd(AttributeMethod):
+class PfLd(PrivateMethod):
     """Noise is calibrated to the target, which protects one sensitive attribute."""
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper
+    protects_attribute_only: ClassVar[bool] = True
 
     method: str = "pf_ld"
     pf_ld: PfLdConfig = PfLdConfig()
@@ -614,7 +615,6 @@ class PfLd(AttributeMethod):
 
 
 _MOST_FEATURES = 1000  # the solver keeps square matrices of them
-Objective = Callable[[Any], tuple[float, FloatArray]]
 
 
 class CovarianceConfig(Section):
@@ -647,7 +647,8 @@ def coefficients(
     size = features_ND.shape[1]
     if size > _MOST_FEATURES:
         raise ValueError(f"Expected at most {_MOST_FEATURES} features with the constant, got {size}; choose f_ld.")
-    loss = logistic_loss(features_ND, np.where(labels_N == 1, 1.0, -1.0), ridge=config.ridge)
+    # The constant, the last feature, is not penalised.
+    signs_N, penalised_D = np.where(labels_N == 1, 1.0, -1.0), np.append(np.ones(size - 1), 0.0)
     covariance_GD = covariances(features_ND, groups_N, num_groups=num_groups)
     basis_DK: FloatArray | None = None
     constraints: list[LinearConstraint] = []
@@ -660,15 +661,17 @@ def coefficients(
         constrained_JD = covariance_GD[:1] if num_groups == 2 else covariance_GD
         constraints.append(LinearConstraint(constrained_JD, -config.max_covariance, config.max_covariance))
 
-    def within(u_K: FloatArray) -> tuple[float, FloatArray]:
-        if basis_DK is None:
-            return loss(u_K)
-        value, slope_D = loss(basis_DK @ u_K)
-        return value, basis_DK.T @ slope_D
+    def loss(u_K: FloatArray) -> tuple[float, FloatArray]:
+        theta_D = u_K if basis_DK is None else basis_DK @ u_K
+        margins_N, kept_D = signs_N * (features_ND @ theta_D), penalised_D * theta_D
+        # ln(1 + e^-m), which overflows for no margin.
+        value = np.logaddexp(0, -margins_N).mean() + config.ridge / 2 * kept_D @ kept_D
+        slope_D = -features_ND.T @ (signs_N * expit(-margins_N)) / len(signs_N) + config.ridge * kept_D
+        return float(value), slope_D if basis_DK is None else basis_DK.T @ slope_D
 
     # The problem is convex, so the start changes the number of steps alone; at 0 every covariance is within bounds.
     found = minimize(
-        within,
+        loss,
         np.zeros(size if basis_DK is None else basis_DK.shape[1]),
         jac=True,
         method="SLSQP",
@@ -685,20 +688,6 @@ def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num
     member_NG = np.eye(num_groups)[groups_N]
     covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
     return covariance_GD
-
-
-def logistic_loss(features_ND: FloatArray, signs_N: FloatArray, *, ridge: float) -> Objective:
-    """The mean loss under ``ridge``, with its gradient, as a function of theta; the last feature is not penalised."""
-    penalised_D = np.append(np.ones(features_ND.shape[1] - 1), 0.0)
-
-    def objective(theta_D: FloatArray) -> tuple[float, FloatArray]:
-        margins_N, kept_D = signs_N * (features_ND @ theta_D), penalised_D * theta_D
-        # ln(1 + e^-m), which overflows for no margin.
-        value = np.logaddexp(0, -margins_N).mean() + ridge / 2 * kept_D @ kept_D
-        slope_D = -features_ND.T @ (signs_N * expit(-margins_N)) / len(signs_N)
-        return float(value), slope_D + ridge * kept_D
-
-    return objective
 
 
 class CovarianceConstraint(UnprotectedMethod):

@@ -103,13 +103,6 @@ class VotesFile:
     num_voters: int
 
 
-def resolved(config: VotesConfig) -> VotesConfig:
-    """``config`` with absolute paths and the number of voters in the file. Errors as :func:`read_votes_file`."""
-    assert config.path is not None
-    places = {"path": config.path.absolute(), "test": None if config.test is None else config.test.absolute()}
-    return config.model_copy(update={**places, "num_voters": read_votes_file(config).num_voters})
-
-
 def read_votes_file(config: VotesConfig) -> VotesFile:
     """Read the whole file, and the one of test records. VotesFileError lists every fault."""
     path = config.path
@@ -205,18 +198,17 @@ def _test(
     found = _Faults(path, faults.found)
     names, groups = _names_and_groups(table, config, found)
     found.add(config.id, np.isin(names, public_names), "an id of the file of votes, whose record may teach the student")
-    z = (groups[:, None] == np.array(group_names)).argmax(axis=1)
-    z = np.where(np.isin(groups, group_names), z, -1)
+    z = _codes(groups, group_names)
     found.add(config.group, (z < 0) & (groups != ""), f"a group that no public record has ({', '.join(group_names)})")
-    y = _codes(table, config.label, config.classes)
+    y = _codes(_text(table, config.label), config.classes)
     found.add(config.label, y < 0, f"no label among {', '.join(config.classes)}")
     x = _features(table, config, found)
     return Split(x=torch.from_numpy(x), y=torch.from_numpy(y), z=torch.from_numpy(z), record_id=tuple(names.tolist()))
 
 
-def _codes(table: pa.Table, column: str, values: Sequence[str]) -> IntArray:
-    """The index of each row's text in ``values``; -1 for any other text."""
-    is_it = _text(table, column)[:, None] == np.array(values)
+def _codes(texts: npt.NDArray[np.str_], values: Sequence[str]) -> IntArray:
+    """The index of each text in ``values``; -1 for any other text."""
+    is_it = texts[:, None] == np.array(values)
     return np.where(is_it.any(axis=1), is_it.argmax(axis=1), -1).astype(np.int64)
 
 

@@ -151,6 +151,7 @@ class ParityCells:
 
     def rates(self, positive_N: npt.ArrayLike) -> FloatArray:
         """P[h = 1 | group, event] of hard or probabilistic predictions, shape (G, E); NaN in an empty cell."""
+        # An empty cell has no rate; 0 would count as one.
         count_GE = self.counts()
         rate_GE: FloatArray = np.divide(
             self.sums(positive_N), count_GE, out=np.full(count_GE.shape, np.nan), where=count_GE > 0
@@ -177,6 +178,7 @@ class MeanParity:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(U, G, K): one constraint each."""
+        # A loss is one number, and of two classes one probability determines the other.
         num_populations = self.num_classes if self.constraint == "equalized_odds" else 1
         is_scalar = self.constraint == "accuracy_parity" or self.num_classes == 2
         return num_populations, self.num_groups, 1 if is_scalar else self.num_classes
@@ -242,21 +244,6 @@ class MeanParity:
         # No record is in a population of size 0, so that any finite slope does there.
         total_UK = multipliers_UGK.sum(dim=1) / self.population_sizes(labels_N).clamp(min=1)[:, None]
         return total_UK[:, None] - multipliers_UGK / sizes_UG[..., None]
-
-    def levels_down(self, max_multiplier: float) -> str | None:
-        """A warning where equal losses may be reached by raising the loss of the better-served group; else None.
-
-        The loss of a group with share s weighs at least ``1 - c / s`` in what two groups under multipliers up to c
-        minimise together. Below 0 it is raised. The better-served group may be the smaller one, whose share is private
-        and at most 1 / 2.
-        """
-        if self.constraint != "accuracy_parity" or max_multiplier * self.num_groups <= 1:
-            return None
-        return (
-            f"multipliers up to {max_multiplier:g} may keep accuracy parity by serving the better group worse: above a "
-            "group's share of the records they raise its loss. Look at the accuracy of each group, or keep "
-            f"max_multiplier below the smallest share, which is at most {1 / self.num_groups:.2g}."
-        )
 
 
 class ValueAlong:

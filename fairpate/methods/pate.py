@@ -209,7 +209,7 @@ def open_ledger(
     ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
     try:
         ledger.actions = run.actions
-        _, lost = missing_labels(run, queries, ledger.outcome)
+        _, lost = missing_labels(run, queries, ledger.outcome_of.get)
         stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if lost or len(ledger.outcome_of) < stated:
             lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
@@ -296,12 +296,12 @@ def fit_student(
     config: StudentTraining, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
 ) -> nn.Module:
     """Train a student on released labels; ``options`` as :func:`student.student.train_student` takes them."""
-    from fairpate.nn.models import is_convolutional  # imports torch, as the next
+    from fairpate.nn.models import CONVOLUTIONAL  # imports torch, as the next
     from student.student import train_student
 
     threads = torch.get_num_threads()
     # Small dense layers are slower on several threads.
-    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if is_convolutional(config.model) else 1)
+    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if config.model.name in CONVOLUTIONAL else 1)
     try:
         with reporter.stage("student") as advance:
             return train_student(
@@ -361,11 +361,6 @@ class Spending:
         verdicts = [charges[-1].outcome.verdict for charges in self.charges_Q if charges[-1].outcome is not None]
         return ["answered" if verdict == "answer" else verdict for verdict in verdicts]
 
-    @property
-    def num_reservations(self) -> int:
-        """Number of charged queries, including those that a crash left open."""
-        return sum(len(charges) for charges in self.charges_Q)
-
     def submitted(self, start: int, stop: int) -> Event:
         """The event of queries start .. stop - 1 at the cost fixed before they were asked: every reservation in
         full."""
@@ -379,7 +374,8 @@ class Spending:
             for charge in charges
             if charge.outcome is None or charge.outcome.is_charged
         ]
-        return self.terms.mechanism.realised(self._votes(touched))
+        votes_QC = np.array(touched, dtype=np.int64).reshape(-1, self.terms.num_classes)
+        return self.terms.mechanism.realised(votes_QC)
 
     def as_in_paper(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
@@ -389,10 +385,8 @@ class Spending:
             if charges[-1].outcome is not None and charges[-1].outcome.is_charged
         ]
         rejected = np.array([verdict == "fairness" for _, verdict in ended], dtype=np.bool_)
-        return self.terms.mechanism.as_in_paper_rdp(self._votes([votes for votes, _ in ended]), rejected_Q=rejected)
-
-    def _votes(self, rows: Sequence[Sequence[int]]) -> IntArray:
-        return np.array(rows, dtype=np.int64).reshape(len(rows), self.terms.num_classes)
+        votes_QC = np.array([votes for votes, _ in ended], dtype=np.int64).reshape(-1, self.terms.num_classes)
+        return self.terms.mechanism.as_in_paper_rdp(votes_QC, rejected_Q=rejected)
 
 
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
@@ -423,7 +417,9 @@ class ReleasePlan:
     """All that fixes a release of labels before the first vote: a ``method`` with its settings, the ``dataset`` as its
     voters see it, and the public records that are the ``queries``.
 
-    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``unit``: the change that moves one vote.
+    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``unit``: the change that moves one vote;
+    ``source``: where noise comes from; ``counted_beforehand``: how many queries are counted although released labels
+    may decide to submit fewer, 0 without such a decision.
     """
 
     method: VotingMethod
@@ -432,20 +428,12 @@ class ReleasePlan:
     mechanism: Mechanism
     budget: BudgetConfig | None
     unit: Unit
-
-    @property
-    def source(self) -> NoiseSource:
-        """The source of noise."""
-        return OsEntropy() if self.method.noise == "os_entropy" else SeededSource(self.method.seed)
+    source: NoiseSource
+    counted_beforehand: int
 
     def worst_case(self, num_queries: int) -> Event:
         """The cost of ``num_queries`` for any votes, for the unit that is protected."""
         return of_teachers(self.mechanism.worst_case(num_queries), self.unit)
-
-    @property
-    def counted_beforehand(self) -> int:
-        """Number of queries counted although released labels may decide to submit fewer; 0 without such a decision."""
-        return (self.method.aggregator.num_queries or 0) if self.method.queries.admission is not None else 0
 
     def count_fitting(self) -> int:
         """The number of planned queries that the budget has room for; all of them if that depends on votes.
@@ -576,7 +564,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
     """
     by_service = len(result.replies) < len(spending.charges_Q)
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
-    num_planned = spending.num_reservations
+    num_planned = sum(len(charges) for charges in spending.charges_Q)
     if plan.method.queries.admission is not None:
         # Released labels may have made the rounds submit fewer than configured. A reservation that a crash left open
         # counts unchanged: no label decides over a crash.
@@ -761,7 +749,14 @@ class VotingMethod(Method):
             # The target limits the ledger as well: a service that asks after the run may not pass it.
             budget = BudgetConfig(epsilon=target.epsilon)
         return ReleasePlan(
-            method=self, dataset=asked, queries=queries, mechanism=mechanism, budget=budget, unit=self.unit_of(asked)
+            method=self,
+            dataset=asked,
+            queries=queries,
+            mechanism=mechanism,
+            budget=budget,
+            unit=self.unit_of(asked),
+            source=OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed),
+            counted_beforehand=0 if self.queries.admission is None else self.aggregator.num_queries or 0,
         )
 
     def planned_queries(self, queries: Split) -> int:

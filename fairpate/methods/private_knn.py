@@ -64,6 +64,7 @@ from teachers.ray_pool import (
     RayNeighbourhood,
     Sampler,
     blocks_of,
+    label_counts,
     start_ray,
 )
 
@@ -298,9 +299,8 @@ class PrivateKnn(VotingMethod):
     def _clusters(self, public: Split) -> Clusters:
         assert self.aggregator.num_queries is not None
         rows = hashlib.blake2b(public.x.numpy().tobytes()).digest()
-        return clusters_of(
-            UnorderedPool.of(public), rows, self._places(public), self.aggregator.num_queries, self._training_seed
-        )
+        seed = stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn takes seeds of 32 bits
+        return clusters_of(UnorderedPool.of(public), rows, self._places(public), self.aggregator.num_queries, seed)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """The release plan; the number of queries is fixed unless a budget is configured."""
@@ -330,7 +330,7 @@ class PrivateKnn(VotingMethod):
 
             def ask(x: Tensor, names: Sequence[str]) -> IntArray:
                 places, neighbourhood = found()
-                return neighbourhood.nearest(places(x), names).counts(dataset.num_classes)
+                return label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
 
             yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
 
@@ -340,7 +340,7 @@ class PrivateKnn(VotingMethod):
         found = self._neighbourhood(dataset, places)
 
         def counts(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
-            return found.nearest(places(torch.from_numpy(features)), names).counts(dataset.num_classes)
+            return label_counts(found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes)
 
         def count_votes(questions: Sequence[Question]) -> IntArray:
             names = [question.query.record_id for question in questions]
@@ -359,12 +359,8 @@ class PrivateKnn(VotingMethod):
         )
 
     def _places(self, public: Split) -> Places:
-        settings = self.private_knn
-        return places_of(UnorderedPool.of(public), settings.embedding, settings.num_components, self._training_seed)
-
-    @property
-    def _training_seed(self) -> int:
-        return stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn takes seeds of 32 bits
+        settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32  # as for clusters
+        return places_of(UnorderedPool.of(public), settings.embedding, settings.num_components, seed)
 
     def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
         private, settings = dataset.private, self.private_knn

@@ -64,7 +64,7 @@ import numpy.typing as npt
 from pydantic import Field, field_serializer
 
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PrivacyTarget, Section
-from fairpate.fairness.rates import FloatArray, IndexArray, divide, indices
+from fairpate.fairness.rates import FloatArray, divide, indices
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
@@ -72,7 +72,7 @@ from fairpate.methods.parity import DualAscent
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event, epsilon_of_curve
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
-from fairpate.types import functional, torch
+from fairpate.types import IntArray, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -108,7 +108,7 @@ class Partition:
             raise ValueError(f"Expected {allowed}, got {label}, {group}.")
         return label * self.num_groups + group
 
-    def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IndexArray:
+    def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IntArray:
         """The cell of every record, shape (N,). ValueError for a label or group out of range."""
         cells_N = np.zeros(len(np.asarray(labels_N)), dtype=np.int64)
         sides = (("labels_N", labels_N, self.num_labels), ("groups_N", groups_N, self.num_groups))
@@ -167,8 +167,9 @@ class RateConstraints:
                     raise ValueError(f"Expected {self.num_classes} finite weights in {where}, got {term.weights}.")
         # The least value for any predictions; overlapping unions are treated as disjoint. A share of all records may
         # be 0; a rate gives all of its weight to some class.
-        least_JU = self._weights_JUC.min(axis=2)
-        least_J = np.where(self._of_all_U, np.minimum(least_JU, 0.0), least_JU).sum(axis=1)
+        _, of_all_U, weights_JUC = self.unions
+        least_JU = weights_JUC.min(axis=2)
+        least_J = np.where(of_all_U, np.minimum(least_JU, 0.0), least_JU).sum(axis=1)
         for constraint, least in zip(self.constraints, least_J, strict=True):
             if constraint.bound < least:
                 raise ValueError(
@@ -187,9 +188,21 @@ class RateConstraints:
         return tuple(constraint.name for constraint in self.constraints)
 
     @cached_property
-    def bounds_J(self) -> FloatArray:
-        """The bounds, shape (J,)."""
-        return np.array([constraint.bound for constraint in self.constraints], dtype=np.float64)
+    def unions(self) -> tuple[FloatArray, npt.NDArray[np.bool_], FloatArray]:
+        """The unions of cells that constraints rest on: their members (U, Q), whether their mass is divided by the
+        number of all records (U,), and the weights of their rates in each constraint (J, U, C)."""
+        union_of = {
+            term: (tuple(sorted(set(term.cells))), term.of_all) for each in self.constraints for term in each.terms
+        }
+        unions = list(dict.fromkeys(union_of.values()))
+        members_UQ = np.zeros((len(unions), self.partition.num_cells))
+        for row, (cells, _) in enumerate(unions):
+            members_UQ[row, list(cells)] = 1
+        weights_JUC = np.zeros((len(self.constraints), len(unions), self.num_classes))
+        for j, constraint in enumerate(self.constraints):
+            for term in constraint.terms:
+                weights_JUC[j, unions.index(union_of[term])] += term.weights
+        return members_UQ, np.array([of_all for _, of_all in unions], dtype=np.bool_), weights_JUC
 
     def histogram(self, probabilities_NC: npt.ArrayLike, cells_N: npt.ArrayLike) -> FloatArray:
         """Predicted mass by cell and class, shape (Q, C). One record more adds exactly 1 to the sum of its entries."""
@@ -201,11 +214,11 @@ class RateConstraints:
 
     def values(self, histogram_QC: FloatArray) -> FloatArray:
         """Gamma of an exact histogram, shape (J,); NaN where a union is empty."""
-        sizes_U = np.where(self._of_all_U, histogram_QC.sum(), self._members_UQ @ histogram_QC.sum(axis=1))
-        rates_UC = divide(self._members_UQ @ histogram_QC, sizes_U[:, None])
+        members_UQ, of_all_U, weights_JUC = self.unions
+        sizes_U = np.where(of_all_U, histogram_QC.sum(), members_UQ @ histogram_QC.sum(axis=1))
+        rates_UC = divide(members_UQ @ histogram_QC, sizes_U[:, None])
         # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
-        unused_JUC = self._weights_JUC == 0
-        values_J: FloatArray = np.where(unused_JUC, 0.0, self._weights_JUC * rates_UC).sum(axis=(1, 2))
+        values_J: FloatArray = np.where(weights_JUC == 0, 0.0, weights_JUC * rates_UC).sum(axis=(1, 2))
         return values_J
 
     def evaluate(
@@ -218,32 +231,10 @@ class RateConstraints:
 
     def floored(self, histogram_QC: FloatArray, *, size_floor: float) -> tuple[str, ...]:
         """The names of the constraints that rest on a union smaller than ``size_floor`` in this histogram."""
-        is_small_U = (self._members_UQ @ histogram_QC.sum(axis=1) < size_floor) & ~self._of_all_U
-        rests_JU = (self._weights_JUC != 0).any(axis=2)
+        members_UQ, of_all_U, weights_JUC = self.unions
+        is_small_U = (members_UQ @ histogram_QC.sum(axis=1) < size_floor) & ~of_all_U
+        rests_JU = (weights_JUC != 0).any(axis=2)
         return tuple(np.array(self.names)[(rests_JU & is_small_U).any(axis=1)].tolist())
-
-    @cached_property
-    def _unions(self) -> tuple[tuple[tuple[int, ...], bool], ...]:
-        return tuple(dict.fromkeys(_union(term) for each in self.constraints for term in each.terms))
-
-    @cached_property
-    def _members_UQ(self) -> FloatArray:
-        members_UQ = np.zeros((len(self._unions), self.partition.num_cells))
-        for row, (cells, _) in enumerate(self._unions):
-            members_UQ[row, list(cells)] = 1
-        return members_UQ
-
-    @cached_property
-    def _of_all_U(self) -> npt.NDArray[np.bool_]:
-        return np.array([of_all for _, of_all in self._unions], dtype=np.bool_)
-
-    @cached_property
-    def _weights_JUC(self) -> FloatArray:
-        weights_JUC = np.zeros((len(self.constraints), len(self._unions), self.num_classes))
-        for j, constraint in enumerate(self.constraints):
-            for term in constraint.terms:
-                weights_JUC[j, self._unions.index(_union(term))] += term.weights
-        return weights_JUC
 
 
 class Pricer:
@@ -257,9 +248,9 @@ class Pricer:
     def __init__(self, constraints: RateConstraints, *, size_floor: float, num_records: float) -> None:
         if not (size_floor > 0 and num_records > 0):
             raise ValueError(f"Expected size_floor > 0 and num_records > 0, got {size_floor} and {num_records}.")
-        of_all_U1, num_classes = constraints._of_all_U[:, None], constraints.num_classes
-        self._members_UQ = constraints._members_UQ
-        self._weights = constraints._weights_JUC.reshape(len(constraints.constraints), -1)
+        self._members_UQ, of_all_U, weights_JUC = constraints.unions
+        of_all_U1, num_classes = of_all_U[:, None], constraints.num_classes
+        self._weights = weights_JUC.reshape(len(constraints.constraints), -1)
         self._scaled_members_QU = num_records * self._members_UQ.T
         self._least_sizes_U1 = np.where(of_all_U1, num_records, size_floor)
         self._most_sizes_U1 = np.where(of_all_U1, num_records, np.inf) if of_all_U1.any() else None
@@ -319,10 +310,6 @@ def combined(*parts: RateConstraints) -> RateConstraints:
             ]
             constraints.append(replace(constraint, terms=tuple(terms)))
     return RateConstraints(partition=partition, constraints=tuple(constraints))
-
-
-def _union(term: RateTerm) -> tuple[tuple[int, ...], bool]:
-    return tuple(sorted(set(term.cells))), term.of_all
 
 
 ConstraintName = Literal[
@@ -697,21 +684,21 @@ def calibrated_steps(
 
     ValueError for a target out of reach.
     """
-
-    def noises(joint: float) -> tuple[float, float]:
-        # 1 / joint^2 = 1 / multiplier^2 + 1 / scale^2. Where noise is large, each release costs about half its inverse
-        # square, so that `histogram_share` is the histogram's part of the budget.
-        return joint / math.sqrt(1 - config.histogram_share), joint / math.sqrt(config.histogram_share)
-
+    # 1 / joint^2 = 1 / multiplier^2 + 1 / scale^2. Where noise is large, each release costs about half its inverse
+    # square, so that `histogram_share` is the histogram's part of the budget.
+    of_gradient, of_histogram = math.sqrt(1 - config.histogram_share), math.sqrt(config.histogram_share)
     silent = plan_steps(training, config, num_records=num_records, noise_multiplier=0.0, laplace_scale=0.0).event
 
     def events(joint: float) -> list[Event]:
-        noise_multiplier, laplace_scale = noises(joint)
-        return [replace(silent, gradient_noise_multiplier=noise_multiplier, laplace_scale=laplace_scale)]
+        return [replace(silent, gradient_noise_multiplier=joint / of_gradient, laplace_scale=joint / of_histogram)]
 
-    noise_multiplier, laplace_scale = noises(noise_within(target, events))
+    joint = noise_within(target, events)
     return plan_steps(
-        training, config, num_records=num_records, noise_multiplier=noise_multiplier, laplace_scale=laplace_scale
+        training,
+        config,
+        num_records=num_records,
+        noise_multiplier=joint / of_gradient,
+        laplace_scale=joint / of_histogram,
     )
 
 
@@ -763,6 +750,7 @@ class Lagrangian:
     def __init__(self, constraints: RateConstraints, config: RacoDpConfig, steps: HistogramSteps) -> None:
         self.dual = DualAscent(len(constraints.constraints), learning_rate=config.dual_learning_rate)
         self._constraints, self._size_floor = constraints, steps.size_floor
+        self._bounds_J = np.array([constraint.bound for constraint in constraints.constraints], dtype=np.float64)
         # The expected size of a batch, because the realised one is private.
         batch_size = steps.gradient.expected_batch_size
         self._pricer = Pricer(constraints, size_floor=self._size_floor, num_records=batch_size)
@@ -775,7 +763,7 @@ class Lagrangian:
         # Prices first, of the multipliers that earlier steps released: the gradient and the dual step read one
         # histogram.
         values_J, prices_QC = self._pricer(noisy_histogram_QC, self.dual.multipliers_J)
-        self.dual.step(values_J - self._constraints.bounds_J)
+        self.dual.step(values_J - self._bounds_J)
         if self._num_seen >= self._first_kept:
             self._sum_QC += noisy_histogram_QC
         self._num_seen += 1
@@ -787,7 +775,7 @@ class Lagrangian:
         values_J, _ = self._pricer(mean_QC, self.dual.multipliers_J)
         return ConstraintReport(
             names=self._constraints.names,
-            bounds=tuple(self._constraints.bounds_J.tolist()),
+            bounds=tuple(self._bounds_J.tolist()),
             values=tuple(values_J.tolist()),
             multipliers=tuple(self.dual.multipliers_J.tolist()),
             floored=self._constraints.floored(mean_QC, size_floor=self._size_floor),

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
-from fairpate.methods.base import AttributeMethod, Stream, Trained, Training
+from fairpate.methods.base import PrivateMethod, Stream, Trained, Training
 from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, GameRules, Mixing, fair_mixing, fit_mixture
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import FloatArray, ParityCells, ParityConfig, require_codes
@@ -107,41 +107,12 @@ def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatA
     return recovered_GYC
 
 
-def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *, shrunk: float = 1.0) -> Learner:
-    """The reduction of Agarwal et al. 2018 over logistic regression: a mixture of linear rules, for two classes.
-
-    Where gaps are ``shrunk`` to a share of themselves, multipliers grow faster and higher by as much.
-    """
-    # Uniform reports show no gap, and there is nothing to scale.
-    per_gap = 1 / shrunk if shrunk else 1.0
-
-    def learn(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:
-        rules = GameRules(
-            num_rounds=config.num_rounds,
-            dual_bound=config.dual_bound * per_gap,
-            learning_rate=config.learning_rate * per_gap,
-            max_gap=max_gap,
-            reference_group=config.reference_group,
-        )
-        cells = ParityCells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
-        features = scale_bytes(x).flatten(1).double().numpy()
-        members = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
-        coefficients = []
-        for member in members:
-            if isinstance(member, sklearn.linear_model.LogisticRegression):
-                coefficients.append(np.append(member.coef_[0], member.intercept_[0]))
-            else:  # a constant rule
-                coefficients.append(np.append(np.zeros(features.shape[1]), 1.0 if member.classes_[0] == 1 else -1.0))
-        return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
-
-    return learn
-
-
-class RandomisedResponse(AttributeMethod):
+class RandomisedResponse(PrivateMethod):
     """Local differential privacy for one sensitive attribute: the method learns from the reported groups only."""
 
     title: ClassVar[str] = "randomised response"
     paper: ClassVar[str] = "Mozannar et al. 2020"
+    protects_attribute_only: ClassVar[bool] = True
 
     method: str = "randomised_response"
     randomised_response: RandomisedResponseConfig = RandomisedResponseConfig()
@@ -174,17 +145,43 @@ class RandomisedResponse(AttributeMethod):
         return self.randomised_response.learner == "exponentiated_gradient"
 
     def learner(self, training: Training, shrunk: float) -> Learner:
-        """The configured learner, for gaps that are ``shrunk`` to a share of themselves."""
-        dataset = training.dataset
-        if self.randomised_response.learner == "exponentiated_gradient":
-            return exponentiated_gradient(self.randomised_response, dataset.num_groups, shrunk=shrunk)
+        """The configured learner, for gaps that are ``shrunk`` to a share of themselves.
+
+        The exponentiated gradient is the reduction of Agarwal et al. 2018 over logistic regression: a mixture of linear
+        rules, for two classes. Its multipliers grow faster and higher by as much as gaps shrink.
+        """
+        config, dataset = self.randomised_response, training.dataset
+        # Uniform reports show no gap, and there is nothing to scale.
+        per_gap = 1 / shrunk if shrunk else 1.0
+
+        def exponentiated_gradient(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:
+            rules = GameRules(
+                num_rounds=config.num_rounds,
+                dual_bound=config.dual_bound * per_gap,
+                learning_rate=config.learning_rate * per_gap,
+                max_gap=max_gap,
+                reference_group=config.reference_group,
+            )
+            cells = ParityCells.of(
+                labels.numpy(), reported.numpy(), num_groups=dataset.num_groups, constraint=config.constraint
+            )
+            features = scale_bytes(x).flatten(1).double().numpy()
+            members = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
+            coefficients = []
+            for member in members:
+                if isinstance(member, sklearn.linear_model.LogisticRegression):
+                    coefficients.append(np.append(member.coef_[0], member.intercept_[0]))
+                else:  # a constant rule
+                    constant = 1.0 if member.classes_[0] == 1 else -1.0
+                    coefficients.append(np.append(np.zeros(features.shape[1]), constant))
+            return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
 
         def f_ld(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:  # noqa: ARG001
             # F-LD drives violations to 0 for any allowed gap.
             parity, generator = parity_of(self.f_ld, dataset), training.generator(Stream.TRAINING)
             return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
 
-        return f_ld
+        return f_ld if config.learner == "f_ld" else exponentiated_gradient
 
     def train(self, training: Training) -> ResponseTrained:
         """Randomise the group of each record once, and learn from the reported groups.
@@ -209,7 +206,7 @@ class RandomisedResponse(AttributeMethod):
         # Every reported group mixes true ones: a gap between them is a share of the true gap, and so is the bound.
         shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
         mixing = None
-        # What cannot be learned from reports tells of them.
+        # An error of the learner depends on the reports, and so reveals something about them.
         with training.reporter.stage(self.method), spent(events, noise=source.label):
             model = self.learner(training, shrunk)(x[first], y[first], reported[first], config.max_gap * shrunk)
             if inverse_GG is not None:

@@ -187,18 +187,16 @@ class VotesOfRecords(ReleasingMethod):
         # The parts of all groups are added, and their noises are independent.
         return TAUGHT_NOISE * math.sqrt(num_groups) if self.by_group else 1.0
 
-    def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, DoubleArray]:
-        """Split a released table in two, one for the student and one to estimate how it treats groups. The split is
-        reproducible."""
+    def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float, DoubleArray]:
+        """Split a released table by group (axis 0) in two. The split is reproducible.
+
+        Return the table that the student learns from, summed over groups, the standard deviation of its noise, and the
+        table by group from which to estimate how the student treats groups.
+        """
         # A new generator at each call, from one seed: student and estimate need the two halves of the same draw.
         generator = np.random.default_rng(stream_seed(self.seed, Stream.THINNING))
-        return thinned(table_G, stddev=stddev, generator=generator)
-
-    def by_class(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float]:
-        """The table that the student learns from, summed over groups (axis 0), and the standard deviation of its
-        noise."""
-        taught_G, _ = self.thinned(table_G, stddev=stddev)
-        return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev
+        taught_G, kept_G = thinned(table_G, stddev=stddev, generator=generator)
+        return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
         """The released table by group, and for every public record its vote (M, W) and label probabilities (M, C)."""
@@ -471,7 +469,7 @@ class RecordVotes(VotesOfRecords):
         # The same search as in `measure`: it is deterministic, and so gives the noise of the release.
         stddev = self.least_noise(_table_event(unit))
         if self.by_group:
-            return self.by_class(arrays["votes_GKC"], stddev=stddev)
+            return self.thinned(arrays["votes_GKC"], stddev=stddev)[:2]
         return arrays["votes_KC"] / UNITS if unit == "person" else arrays["votes_KC"], stddev
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
@@ -479,7 +477,7 @@ class RecordVotes(VotesOfRecords):
         linear rule."""
         arrays, (votes_KC, stddev) = released.arrays, self._votes(released)
         noise = self.least_noise(_table_event("record"))
-        _, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=noise)
+        *_, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=noise)
         chances_MC = chances_of_line(votes_KC, arrays["prototype_M"], arrays["coordinates_MD"], stddev=stddev)
         table = TableByGroup(
             sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=KEPT_NOISE * noise, one_W=np.ones(len(votes_KC))
@@ -552,7 +550,9 @@ ONE_RECORD = int(_CONSTANT / _LENGTH * (UNITS - 1))
 """The first number of every vote, so that a sum of votes counts records."""
 _AT_ONCE = 8192
 _COMPARED = 2000  # public records, with one another
-_MOST_STEPS = 500
+# Of convex functions that return their value and gradient. The last step is taken if steps run out: it is
+# post-processing, and no guarantee rests on the minimum.
+_SOLVER: dict[str, Any] = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": 500}}
 
 
 class VectorsConfig(TaughtConfig):
@@ -690,7 +690,7 @@ class WeightedVotes(VotesOfRecords):
         """Label the public pool by the rule that is fitted to the table."""
         arrays, noise = released.arrays, self.least_noise(_sum_event)
         if self.by_group:
-            sums_CW, stddev = self.by_class(arrays["sums_GCW"], stddev=noise * UNITS)
+            sums_CW, stddev, _ = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
             noise = stddev / UNITS
         else:
             sums_CW = arrays["sums_CW"]
@@ -702,7 +702,7 @@ class WeightedVotes(VotesOfRecords):
         records."""
         arrays, noise, chances_MC = released.arrays, self.least_noise(_sum_event), self._said(released).chances_MC
         assert chances_MC is not None
-        _, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
+        *_, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
         pool_MW = arrays["pool_MW"] / UNITS
         one_W = np.zeros(pool_MW.shape[1])
         # The constant alone, scaled to one for every record.
@@ -723,11 +723,6 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
     # The sum over C classes carries C independent noises.
     weights_M = balancing_weights(phi_MW, moments_CW.sum(axis=0), ridge=noise * math.sqrt(len(moments_CW)))
     rule_CW = matched_rule(phi_MW, moments_CW, weights_M, ridge=ridge * noise)
-    return labels_of_rule(rule_CW, phi_MW)
-
-
-def labels_of_rule(rule_CW: DoubleArray, phi_MW: DoubleArray) -> PoolLabels:
-    """The pool's labels by the linear rule (C, W)."""
     return labels_of_chances(softmax(phi_MW @ rule_CW.T, axis=1))
 
 
@@ -761,7 +756,7 @@ def balancing_weights(phi_MW: DoubleArray, mean_W: DoubleArray, *, ridge: float)
         value = logsumexp(scores_M) - tilt_W @ mean_W + ridge / 2 * tilt_W @ tilt_W
         return float(value), softmax(scores_M) @ phi_MW - mean_W + ridge * tilt_W
 
-    weights_M: DoubleArray = softmax(phi_MW @ _minimum(objective, np.zeros(len(mean_W))))
+    weights_M: DoubleArray = softmax(phi_MW @ minimize(objective, np.zeros(len(mean_W)), **_SOLVER).x)
     return weights_M
 
 
@@ -776,11 +771,5 @@ def matched_rule(phi_MW: DoubleArray, moments_CW: DoubleArray, weights_M: Double
         slope_CW = (softmax(scores_MC, axis=1) * weights_M[:, None]).T @ phi_MW - moments_CW + ridge * rule_CW
         return float(value), slope_CW.ravel()
 
-    return _minimum(objective, np.zeros(moments_CW.size)).reshape(moments_CW.shape)
-
-
-def _minimum(objective: Callable[[DoubleArray], tuple[float, DoubleArray]], start: DoubleArray) -> DoubleArray:
-    """Minimise a convex function that returns its value and gradient."""
-    # The last step is taken if steps run out: it is post-processing, and no guarantee rests on the minimum.
-    found: DoubleArray = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS}).x
-    return found
+    rule_CW: DoubleArray = minimize(objective, np.zeros(moments_CW.size), **_SOLVER).x.reshape(moments_CW.shape)
+    return rule_CW

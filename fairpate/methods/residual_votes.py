@@ -58,11 +58,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
+from scipy.special import softmax
 from torch import Tensor
 
 from fairpate.config import ConfigError, Count, NetworkConfig, Positive, RayConfig, StudentConfig
@@ -79,7 +80,6 @@ from fairpate.methods.record_votes import (
     WeightedBallot,
     balancing_weights,
     labels_of_chances,
-    labels_of_rule,
     matched_rule,
     rule_network,
     with_noise,
@@ -273,10 +273,6 @@ class ResidualVotesConfig(VectorsConfig):
         "deviation of the noise divided by the number of records.",
     )
 
-    def rounds(self, curvature: Curvature) -> int:
-        """The number of releases of residuals."""
-        return self.public_rounds if curvature == "public" else self.private_rounds
-
     @property
     def bound(self) -> int:
         """The largest norm of a residual, in units of 1 / :data:`UNITS`."""
@@ -285,7 +281,7 @@ class ResidualVotesConfig(VectorsConfig):
     def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
         """The events of all releases, which together cost as much as one Gaussian release with noise multiplier
         ``noise``."""
-        shares, rounds = _SHARES[curvature], self.rounds(curvature)
+        shares, rounds = _SHARES[curvature], self.public_rounds if curvature == "public" else self.private_rounds
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
         # A residual of at most ``bound`` units, times a vote of at most U units.
         # All rounds have equal parts of what is left.
@@ -382,14 +378,12 @@ class ResidualVotes(RulesOfRecords):
     def multiplier(self) -> float:
         """The noise multiplier of one Gaussian release that costs as much as all releases, for either kind of
         curvature."""
-
-        def of_plan(curvature: Curvature) -> float:
-            return noise_within(self.target, lambda noise: self.residual_votes.events(noise, curvature))
-
-        chosen = self.residual_votes.curvature
+        settings, kinds = self.residual_votes, get_args(Curvature)
+        if settings.curvature is not None:
+            kinds = (settings.curvature,)
         # Both plans have the same total of squared sensitivity over variance: the prices differ by rounding.
         # The larger noise serves both, because the sums are released before the curvature is chosen.
-        return of_plan(chosen) if chosen else max(of_plan("public"), of_plan("private"))
+        return max(noise_within(self.target, partial(settings.events, curvature=kind)) for kind in kinds)
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
         """Return None where released sums decide how many more releases there are."""
@@ -457,13 +451,13 @@ class ResidualVotes(RulesOfRecords):
                 # A shift common to all classes changes no softmax, so it is taken out.
                 rule_CW = _START * (found_CW - found_CW.mean(axis=0)) @ inverse_WW
             steps = []
-            for number in range(settings.rounds(curvature)):
+            for number in range(events[-1].count):
                 left = partial(residuals, rule_CW=whole_rule(rule_CW), bound=settings.bound)
                 # Named by the round: under a seed, all rounds would otherwise draw the same noise.
                 steps.append(noisy_sum(left, events[-1], f"residuals {number}"))
                 # From released sums alone, so that the rule of the next round is public.
                 rule_CW = rule_CW + settings.step * steps[-1] / UNITS**2 @ inverse_WW
-        # Not which curvature: it tells of a draw that is not charged yet. The report says it.
+        # Not which curvature: that would reveal something about a draw that is not charged yet. The report says it.
         training.reporter.note("votes", f"{pool_MW.shape[1]} numbers per class")
         arrays |= {"residuals_RCW": np.stack(steps), "rule_CW": rule_CW}
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
@@ -472,7 +466,8 @@ class ResidualVotes(RulesOfRecords):
         """Publish the last rule itself, or train a student on its labels of the public pool where settings ask for
         one."""
         rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
-        trained = self.published(training, released, rule_CW, labels_of_rule(rule_CW, pool_MW / UNITS))
+        said = labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
+        trained = self.published(training, released, rule_CW, said)
         pool = f"{len(pool_MW):,} public records"
         moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
         model = "the linear rule itself" if trained.architecture else f"a student, taught by {pool}"
@@ -494,18 +489,14 @@ def noisy_moments(
         return with_noise(exact_RW, stddev=stddev, source=source, row=f"{name}, class")
 
     draw = noisy_sum or here
-    # Only noise lies on and below the diagonal of this sum; it belongs to no number and is left out.
-    above = np.triu(draw(np.triu(exact_WW, 1), stddev=_over_root_two(stddev), name="moments"), 1)
-    (diagonal,) = draw(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
-    return above + above.T + np.diag(diagonal)
-
-
-def _over_root_two(stddev: float) -> float:
     less = math.nextafter(stddev / math.sqrt(2), math.inf)
     # The quotient is rounded too: a float lower, the variance would be less than half of what is priced.
     while 2 * Fraction(less) ** 2 < Fraction(stddev) ** 2:
         less = math.nextafter(less, math.inf)
-    return less
+    # Only noise lies on and below the diagonal of this sum; it belongs to no number and is left out.
+    above = np.triu(draw(np.triu(exact_WW, 1), stddev=less, name="moments"), 1)
+    (diagonal,) = draw(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
+    return above + above.T + np.diag(diagonal)
 
 
 def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:

@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fairpate.config import GnmaxConfig, Section, StudentConfig
+from fairpate.config import LEARNING_FIELDS, GnmaxConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import as_names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
@@ -76,7 +76,7 @@ class SfPate(PateFamily):
         if self.sf_pate.variant == "sf_s":
             # Teachers read how all are trained.
             read, has_student = ("augment", "training"), self.public_data.self_label is not None
-            unread = [field for field in StudentConfig.learning_fields() if field not in read and not has_student]
+            unread = [field for field in LEARNING_FIELDS if field not in read and not has_student]
         return dict.fromkeys(unread, "sf_pate.variant")
 
     @property
@@ -174,11 +174,17 @@ def attribute_questions(dataset: Dataset) -> Dataset:
 
     Records that differ in the attribute alone share one query, because their votes are the same.
     """
-    private = dataset.private
+    private, labels_N = dataset.private, dataset.private.y
+    # A table gets one more column per label, pictures (N, channels, height, width) a channel whose shade is the label.
+    if private.x.ndim == 2:
+        seen = functional.one_hot(labels_N, dataset.num_classes).to(private.x.dtype)
+    else:
+        shade_N = (labels_N * 255 // max(dataset.num_classes - 1, 1)).to(private.x.dtype)
+        seen = shade_N[:, None, None, None].expand(-1, 1, *private.x.shape[2:])
     split = Split(
         # Names and units stay those of (x, y): were the attribute in them, a change of it would move two teachers, not
         # one.
-        x=with_labels(private.x, private.y, dataset.num_classes),
+        x=torch.cat([private.x, seen], dim=1),
         y=private.z,
         z=torch.zeros_like(private.z),
         record_id=private.record_id,
@@ -208,15 +214,3 @@ def first_alike(private: Split) -> IntArray:
         alike = (int(units_N[row]), private.x[row].numpy().tobytes(), int(private.y[row]))
         first_N[row] = seen.setdefault(alike, row)
     return first_N
-
-
-def with_labels(x: Tensor, labels_N: Tensor, num_classes: int) -> Tensor:
-    """The features that predict an attribute: the record's features, with one more column per label, or one more image
-    channel whose shade is the label.
-
-    ``x``: a table (N, F) of floats or images (N, channels, height, width) of bytes.
-    """
-    if x.ndim == 2:
-        return torch.cat([x, functional.one_hot(labels_N, num_classes).to(x.dtype)], dim=1)
-    shade_N = (labels_N * 255 // max(num_classes - 1, 1)).to(x.dtype)
-    return torch.cat([x, shade_N[:, None, None, None].expand(-1, 1, *x.shape[2:])], dim=1)

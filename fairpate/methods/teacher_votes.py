@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -75,12 +76,8 @@ class TeacherVotes(VotesOfRecords):
 
     def event(self, num_queries: int, unit: Unit = "record") -> VoteSums:
         """The event of the table, with the least noise that the target allows."""
-        norm = two_moves(num_queries)
-
-        def of(noise: float) -> VoteSums:
-            return VoteSums(count=1, noise_stddev_votes=noise, norm=norm, unit=unit)
-
-        return of(self.least_noise(of))
+        of_table = partial(VoteSums, count=1, norm=two_moves(num_queries), unit=unit)
+        return of_table(noise_stddev_votes=self.least_noise(lambda noise: of_table(noise_stddev_votes=noise)))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many teachers for any number
         """The votes to expect: all teachers vote on every query."""

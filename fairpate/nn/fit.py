@@ -461,7 +461,8 @@ def dpfr(logits_BC: Tensor, groups_B: Tensor, config: DpfrConfig) -> Tensor:
     With fewer than two groups in the batch there is nothing to compare: 0, with a gradient of 0. A temperature much
     smaller than the differences of logits leaves a gradient to records near a tie only, of size 1 / temperature.
     """
-    gaps_GC = group_gaps((logits_BC / config.temperature).softmax(dim=1), groups_B)
+    mass_BC = (logits_BC / config.temperature).softmax(dim=1)
+    gaps_GC = contrast(groups_B, mass_BC.dtype) @ mass_BC
     if not len(gaps_GC):
         # Not a plain 0, which has no graph to differentiate.
         return logits_BC.sum() * 0
@@ -496,15 +497,12 @@ def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) ->
     return gradient_BC
 
 
-def group_gaps(probabilities_BC: Tensor, groups_B: Tensor) -> Tensor:
-    """The mean of each group minus the mean of all others, (G, C), groups in ascending order; empty for fewer than two
-    groups."""
-    return contrast(groups_B, probabilities_BC.dtype) @ probabilities_BC
-
-
 def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The matrix (G, B) from predictions to group gaps: 1 / n for the n members of a group, -1 / m for the m others. It
-    is empty for fewer than two groups."""
+    """The matrix (G, B) that makes group gaps of predictions, the mean of each group minus the mean of all others.
+
+    It holds 1 / n for the n members of a group, -1 / m for the m others. Groups are in ascending order; it is empty for
+    fewer than two.
+    """
     present_G = groups_B.unique()
     if len(present_G) < 2:
         return torch.zeros(0, len(groups_B), dtype=dtype, device=groups_B.device)
@@ -517,7 +515,7 @@ def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def hard_disparity(logits_NC: Tensor, groups_N: Tensor) -> float:
     """The largest gap of the labels that ``logits_NC`` predict; NaN with fewer than two groups."""
     labels_NC = functional.one_hot(logits_NC.argmax(dim=1), logits_NC.shape[1]).double()
-    gaps_GC = group_gaps(labels_NC, groups_N)
+    gaps_GC = contrast(groups_N, labels_NC.dtype) @ labels_NC
     return float(gaps_GC.max()) if len(gaps_GC) else float("nan")
 
 

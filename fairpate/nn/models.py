@@ -34,6 +34,7 @@ from fairpate.types import UserError
 
 HEAD_OF = {"resnet18": "fc", "resnet50": "fc", "densenet121": "classifier"}
 CONVOLUTIONAL = frozenset({"hog_logistic", "lenet", "tanh_cnn", "cnn", *BACKBONES})
+"""Names of the architectures that read images (B, channels, height, width)."""
 _TORCH: Any = torch  # torch.library and torch.ops carry no types
 _PUBLISHED = "IMAGENET1K_V1"
 _PARAMETER_FREE = "num_batches_tracked"
@@ -250,28 +251,44 @@ class FrozenBatchNorm(nn.Module):
 
 
 def build_model(
-    config: ModelConfig, *, input_shape: tuple[int, ...], num_classes: int, generator_seed: int
+    config: ModelConfig,
+    *,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    generator_seed: int,
+    reads_file: bool = True,
 ) -> nn.Module:
     """An initialised model ``(B, *input_shape) -> logits (B, num_classes)``; equal seeds give equal weights.
 
     ``input_shape`` is (features,) for a table and (channels, height, width) for images; logistic and mlp flatten
-    images. With ``config.weights`` all but the last layer starts from the file. ValueError if the architecture does
-    not fit the shape or the file.
+    images. With ``config.weights`` all but the last layer starts from the file, unless ``reads_file`` is False.
+    ValueError if the architecture does not fit the shape or the file.
     """
+    name = config.name
+    if num_classes < 2:
+        raise ValueError(f"Expected num_classes >= 2, got {num_classes}.")
+    if name in CONVOLUTIONAL:
+        if len(input_shape) != 3:
+            raise ValueError(f"Model {name} reads images (C, H, W), got {input_shape}; use logistic or mlp.")
+        if min(input_shape[1:]) < _SMALLEST_SIDE[name]:
+            raise ValueError(
+                f"Model {name}: expected at least {_SMALLEST_SIDE[name]} pixels a side, got {input_shape[1:]}."
+            )
+        if config.weights is not None and input_shape[0] not in (1, len(_IMAGENET_MEAN)):
+            raise ValueError(
+                f"backbone.weights: a weights file reads images of 3 channels, or of 1 that is repeated, "
+                f"got {input_shape[0]}; leave weights out, or choose other channels."
+            )
     with seeded_torch(generator_seed):
-        return _built(config, input_shape, num_classes, reads_file=True)
+        if name in BACKBONES:
+            return _backbone(config, input_shape[0], num_classes, reads_file=reads_file)
+        return nn.Sequential(ScaleBytes(), *_layers(config, input_shape, num_classes))
 
 
 def build_architecture(config: ModelConfig, *, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """The model of :func:`build_model` for a state that is loaded next; a weights file is not read."""
     # Seeded although it is overwritten: initialising then leaves the caller's random state as it was.
-    with seeded_torch(0):
-        return _built(config, input_shape, num_classes, reads_file=False)
-
-
-def is_convolutional(config: ModelConfig) -> bool:
-    """True if the architecture reads images (B, channels, height, width)."""
-    return config.name in CONVOLUTIONAL
+    return build_model(config, input_shape=input_shape, num_classes=num_classes, generator_seed=0, reads_file=False)
 
 
 def memory_format_for(x: Tensor) -> torch.memory_format:
@@ -296,27 +313,6 @@ def seeded_torch(seed: int) -> Iterator[None]:
         # Without an accelerator, manual_seed would write down the whole call stack for one that may come.
         (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
         yield
-
-
-def _built(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, *, reads_file: bool) -> nn.Module:
-    name = config.name
-    if num_classes < 2:
-        raise ValueError(f"Expected num_classes >= 2, got {num_classes}.")
-    if name in CONVOLUTIONAL:
-        if len(input_shape) != 3:
-            raise ValueError(f"Model {name} reads images (C, H, W), got {input_shape}; use logistic or mlp.")
-        if min(input_shape[1:]) < _SMALLEST_SIDE[name]:
-            raise ValueError(
-                f"Model {name}: expected at least {_SMALLEST_SIDE[name]} pixels a side, got {input_shape[1:]}."
-            )
-        if config.weights is not None and input_shape[0] not in (1, len(_IMAGENET_MEAN)):
-            raise ValueError(
-                f"backbone.weights: a weights file reads images of 3 channels, or of 1 that is repeated, "
-                f"got {input_shape[0]}; leave weights out, or choose other channels."
-            )
-    if name in BACKBONES:
-        return _backbone(config, input_shape[0], num_classes, reads_file=reads_file)
-    return nn.Sequential(ScaleBytes(), *_layers(config, input_shape, num_classes))
 
 
 def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> list[nn.Module]:
@@ -393,8 +389,18 @@ def _backbone(config: ModelConfig, channels: int, num_classes: int, *, reads_fil
     head = HEAD_OF[config.name]
     if config.weights is not None and reads_file:
         backbone.load_state_dict(load_weights(config), strict=False)  # all but the head, as load_weights has checked
-    # After loading, because the tensors of the file have the names of BatchNorm's.
-    _replace_batch_norm(backbone, config)
+    # After loading, because the tensors of the file have the names of BatchNorm's. A frozen one, or GroupNorm with its
+    # scale and shift per channel, takes the place of each.
+    for block in list(backbone.modules()):
+        for name, norm in block.named_children():
+            if not isinstance(norm, nn.BatchNorm2d):
+                continue
+            if config.weights is not None:
+                setattr(block, name, FrozenBatchNorm(norm))
+            else:
+                group_norm = _group_norm(norm.num_features)
+                group_norm.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+                setattr(block, name, group_norm)
     if config.weights is None:
         parent, name = (backbone.features, "conv0") if hasattr(backbone, "features") else (backbone, "conv1")
         layer = getattr(parent, name)
@@ -413,16 +419,3 @@ def _group_norm(channels: int) -> nn.GroupNorm:
     # GroupNorm takes groups of one size: the most, up to eight, that divide the channels.
     groups = max(g for g in range(1, _MAX_NORM_GROUPS + 1) if channels % g == 0)
     return nn.GroupNorm(groups, channels)
-
-
-def _replace_batch_norm(module: nn.Module, config: ModelConfig) -> None:
-    """Replace every BatchNorm by a frozen one, or by GroupNorm with its scale and shift per channel."""
-    for name, child in module.named_children():
-        if not isinstance(child, nn.BatchNorm2d):
-            _replace_batch_norm(child, config)
-        elif config.weights is not None:
-            setattr(module, name, FrozenBatchNorm(child))
-        else:
-            group_norm = _group_norm(child.num_features)
-            group_norm.load_state_dict({"weight": child.weight, "bias": child.bias})
-            setattr(module, name, group_norm)

@@ -131,7 +131,7 @@ class _Dense:
 
     def per_record(self) -> WeightedSums:
         weight_BOI = self._gradient_BO[:, :, None] * self._input_BI[:, None, :]
-        return _trainable((self._layer.weight, weight_BOI.flatten(1)), (self._layer.bias, self._gradient_BO))
+        return _Formed((self._layer.weight, weight_BOI), (self._layer.bias, self._gradient_BO)).per_record()
 
     def products(self, shift: Mapping[int, Tensor]) -> Tensor:
         total_B = self._gradient_BO.new_zeros(len(self._gradient_BO))
@@ -168,10 +168,10 @@ class _Formed:
         return self._gradients
 
     def products(self, shift: Mapping[int, Tensor]) -> Tensor:
-        return sum((values @ shift[id(p)].flatten() for p, values in self._gradients), start=torch.zeros(()))
+        return sum((values @ shift[id(p)].flatten() for p, values in self.per_record()), start=torch.zeros(()))
 
 
-class _Convolution:
+class _Convolution(_Formed):
     """Forms every record's weight gradient, a few records at a time, in the order (O, height, width, I).
 
     With images and output gradients in channels-last layout that order is that of memory.
@@ -227,13 +227,10 @@ class _Convolution:
     def per_record(self) -> WeightedSums:
         outputs, inputs, height, width = self._layer.weight.shape
         weight = self._weight.reshape(-1, outputs, height, width, inputs).permute(0, 1, 4, 2, 3).flatten(1)
-        return [*_trainable((self._layer.weight, weight)), *self._bias.per_record()]
-
-    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
-        return _Formed(*self.per_record()).products(shift)
+        return [*_Formed((self._layer.weight, weight)).per_record(), *self._bias.per_record()]
 
 
-LayerGradient = _Dense | _Formed | _Convolution
+LayerGradient = _Dense | _Formed
 """The gradients of B records with respect to one layer's parameters."""
 
 
@@ -263,10 +260,6 @@ def _layer_norm(norm: Any, layer_input: Tensor, output_gradient: Tensor) -> Laye
     size = math.prod(norm.normalized_shape)
     weight = (output_gradient * normal).reshape(len(layer_input), -1, size).sum(dim=1)
     return _Formed((norm.weight, weight), (norm.bias, output_gradient.reshape(len(layer_input), -1, size).sum(dim=1)))
-
-
-def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
-    return [(p, value) for p, value in sums if p is not None and p.requires_grad and value is not None]
 
 
 _GRADIENTS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], LayerGradient]] = {
@@ -325,12 +318,16 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[
 }
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DenseChain:
-    """A model of dense layers and elementwise functions, before which records may be scaled and flattened."""
+    """A model of dense layers and elementwise functions, before which records may be scaled and flattened.
 
-    def __init__(self, layers: list[nn.Module], *, flattens: bool) -> None:
-        self._layers, self._flattens = layers, flattens
-        self._lowest = next(i for i, layer in enumerate(layers) if _is_trained(layer))
+    ``lowest`` is the place of the first layer that is trained.
+    """
+
+    layers: list[nn.Module]
+    flattens: bool
+    lowest: int
 
     @classmethod
     def of(cls, model: nn.Module) -> DenseChain | None:
@@ -348,17 +345,20 @@ class DenseChain:
             and any(map(_is_trained, dense))
             and layers[0] is dense[0]
         )
-        return cls(layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading)) if is_chain else None
+        if not is_chain:
+            return None
+        lowest = next(i for i, layer in enumerate(layers) if _is_trained(layer))
+        return cls(layers=layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading), lowest=lowest)
 
     def reads(self, x: Tensor) -> bool:
         """True if the first layer sees each record of ``x`` (B, ...) as one row, the only form this class supports."""
-        return x.ndim == 2 or self._flattens
+        return x.ndim == 2 or self.flattens
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> list[Tensor]:
         """The input of every layer, then the output of the last, for an ``x`` that the chain reads."""
         values = [scale_bytes(x) if x.ndim == 2 else scale_bytes(x).flatten(1)]
-        for layer in self._layers:
+        for layer in self.layers:
             if isinstance(layer, nn.Linear):
                 values.append(functional.linear(values[-1], layer.weight, layer.bias))
             else:
@@ -369,15 +369,15 @@ class DenseChain:
     def backward(self, values: list[Tensor], gradient: Tensor) -> list[tuple[nn.Linear, Tensor, Tensor]]:
         """Every trained layer, its input and its output's gradient, from ``forward``'s values and the last gradient."""
         calls = []
-        for i in range(len(self._layers) - 1, self._lowest - 1, -1):
-            layer = self._layers[i]
+        for i in range(len(self.layers) - 1, self.lowest - 1, -1):
+            layer = self.layers[i]
             if not isinstance(layer, nn.Linear):
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, values[i + 1])
                 continue
             if _is_trained(layer):
                 calls.append((layer, values[i], gradient))
             # Below the lowest trained layer no gradient is needed.
-            if i > self._lowest:
+            if i > self.lowest:
                 gradient = gradient @ layer.weight
         return calls
 
@@ -438,13 +438,6 @@ def shares_of(owner_B: Tensor) -> Tensor:
     return share_B
 
 
-def averages(values_BP: Tensor, owner_B: Tensor) -> Tensor:
-    """The average row of each owner, in their order."""
-    _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
-    sums = values_BP.new_zeros(len(counts), values_BP.shape[1]).index_add_(0, owner_B, values_BP)
-    return sums.div_(counts[:, None])
-
-
 class CrossEntropy:
     """Cross entropy per record for targets (B,) ``int64``; with its gradient, which small models need quickly."""
 
@@ -466,15 +459,13 @@ class ClippedSum:
 
     gradients: list[Tensor]
     squared_norms_B: Tensor
-
-    @property
-    def norms_B(self) -> Tensor:
-        """L2 norm of every record's or owner's gradient before clipping, shape (B,)."""
-        return self.squared_norms_B.sqrt()
+    """Squared L2 norm of every record's or owner's gradient before clipping, shape (B,)."""
 
 
 class GradientClipper:
     """Sums the clipped per-example gradients of one model, batch after batch."""
+
+    _values: list[Tensor] | None = None  # of the next batch's forward pass through the chain, if it is made already
 
     def __init__(
         self, model: nn.Module, loss: PerExampleLoss, *, clip_norm: float, max_records: int | None = None
@@ -550,14 +541,24 @@ class GradientClipper:
         """
         layers = layers or formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
-        is_counted_B = self._is_counted(squared_norms_B)
-        if is_counted_B is not None:
+        # NaN fails the comparison, as it should.
+        is_counted_B = squared_norms_B <= (_LONGEST * self._clip_norm) ** 2
+        if not bool(is_counted_B.all()):
+            # No error for a record's gradient, which would reveal the record; weights are released anyway.
+            if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+                raise ValueError("The model's weights are not finite; lower the learning rate.")
+            if not self._has_warned:
+                _log.warning("The gradients of some records are not finite; such records add nothing to a step.")
+                self._has_warned = True
             # Formed again from zeros: a weight of 0 would not remove what is not finite from a sum.
             left_out_B = ~is_counted_B
             layers = formed(
                 lambda *values: [each.masked_fill(left_out_B.view(-1, *[1] * (each.ndim - 1)), 0) for each in values]
             )
-        factors_B = self._clip_factors(squared_norms_B, is_counted_B)
+            # Not a norm of 0, which would give a factor of 1.
+            factors_B = self._clip_factors(squared_norms_B).where(is_counted_B, 0)
+        else:
+            factors_B = self._clip_factors(squared_norms_B)
         sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
         # A layer that the outputs do not depend on made no call: its gradient is 0.
         gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self._trained]
@@ -570,13 +571,23 @@ class GradientClipper:
         # A layer that the outputs do not depend on made no call: its gradient is 0.
         missing = {id(p): p.new_zeros(len(calls[0][1]), p.numel()) for p in self._trained if id(p) not in rows}
         formed = [(rows | missing)[id(p)] for p in self._trained]
-        return formed if owner_B is None else [averages(values, owner_B) for values in formed]
+        if owner_B is None:
+            return formed
+        _, place_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
+        sums = [rows.new_zeros(len(counts), rows.shape[1]).index_add_(0, place_B, rows) for rows in formed]
+        return [total.div_(counts[:, None]) for total in sums]
 
     def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
         """One forward and one backward pass: every trained layer that ran, with its input and its output's gradient."""
         if self._chain is not None and self._chain.reads(x):
-            values = self._chain.forward(x)
-            return self._chain.backward(values, self._loss_gradient(values[-1], targets))
+            values = self._values or self._chain.forward(x)
+            if self._gradient_of_loss is not None:
+                return self._chain.backward(values, self._gradient_of_loss(values[-1], targets))
+            outputs = values[-1].detach().requires_grad_()
+            losses_B = self._loss(outputs, targets)
+            _check_losses(losses_B, len(outputs))
+            (gradient,) = torch.autograd.grad(losses_B.sum(), outputs)
+            return self._chain.backward(values, gradient)
         # A later version shows that a layer has overwritten the input. Outputs may be overwritten: an edge of the graph
         # refers to the value before.
         calls: list[tuple[nn.Module, Tensor, int, GradientEdge]] = []
@@ -607,41 +618,11 @@ class GradientClipper:
                 raise ValueError(f"The input of {name} is overwritten by a later layer.")
         return [(call[0], call[1], gradient) for call, gradient in zip(calls, output_gradients, strict=True)]
 
-    def _loss_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self._gradient_of_loss is not None:
-            return self._gradient_of_loss(outputs, targets)
-        outputs = outputs.detach().requires_grad_()
-        losses_B = self._loss(outputs, targets)
-        _check_losses(losses_B, len(outputs))
-        (gradient,) = torch.autograd.grad(losses_B.sum(), outputs)
-        return gradient
-
-    def _is_counted(self, squared_norms_B: Tensor) -> Tensor | None:
-        """A mask (B,) of the records that contribute to the sum; None if all do. ValueError for weights that are not
-        finite.
-
-        An error would reveal a record; weights are released anyway.
-        """
-        # NaN fails the comparison, as it should.
-        is_counted_B = squared_norms_B <= (_LONGEST * self._clip_norm) ** 2
-        if bool(is_counted_B.all()):
-            return None
-        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            raise ValueError("The model's weights are not finite; lower the learning rate.")
-        if not self._has_warned:
-            _log.warning("The gradients of some records are not finite; such records add nothing to a step.")
-            self._has_warned = True
-        return is_counted_B
-
-    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
-        """min(1, clip_norm / norm) per record in the parameters' precision, lowered by the rounding error; 0 for a
-        record that is not counted."""
+    def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
+        """min(1, clip_norm / norm) per record in the parameters' precision, lowered by the rounding error."""
         precision = torch.finfo(self._trained[0].dtype).eps
         # A norm of 0 gives inf and so the factor 1. The bound is lowered by what the norm may be rounded down by.
         factors_B = squared_norms_B.rsqrt().mul_(self._clip_norm * (1 - ROUNDING * precision)).clamp_(max=1)
-        if is_counted_B is not None:
-            # Not a product: 0 times what is not finite is NaN.
-            factors_B = factors_B.where(is_counted_B, 0)
         return factors_B.to(self._trained[0].dtype)
 
 
@@ -658,7 +639,6 @@ class GuidedGradients(GradientClipper):
     """
 
     _weights_B: Tensor
-    _values: list[Tensor] | None = None
 
     def cross_entropy(self, x: Tensor, labels: Tensor) -> list[Tensor]:
         """Gradients of the summed cross entropy; 0 for no record. ``x`` (B, ...), ``labels`` (B,)."""
@@ -678,11 +658,6 @@ class GuidedGradients(GradientClipper):
         gradients, self._weights_B = self.cross_entropy(x, labels), weights_B
         return gradients, self.sum(x, targets).gradients
 
-    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
+    def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
         # After clipping: weights are public, and the noise is scaled to them.
-        return super()._clip_factors(squared_norms_B, is_counted_B) * self._weights_B
-
-    def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
-        if self._values is None or self._chain is None:
-            return super()._layer_calls(x, targets)
-        return self._chain.backward(self._values, self._loss_gradient(self._values[-1], targets))
+        return super()._clip_factors(squared_norms_B) * self._weights_B

@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -116,11 +116,8 @@ class PrivateSteps:
                 raise ValueError(f"Expected {name} > 0 and finite, got {getattr(self, name)}.")
 
 
-class BatchSampler(Protocol):
-    """Draws one batch after another."""
-
-    def next(self) -> Tensor:
-        """Rows of the next batch, ``int64``."""
+BatchSampler = Callable[[], Tensor]
+"""Draws the rows of the next batch, ``int64``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +187,7 @@ class PrivateTraining:
         self.parameters: list[Tensor] = self.clipper.parameters
         """The trainable parameters, in the order of the gradients."""
         self._velocities = [torch.zeros_like(p) for p in self.parameters]
-        self._batches: BatchSampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness)
+        self._next_rows: BatchSampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness).next
         self._persons = None
         if person_N is not None:
             self._persons = PersonBatches(
@@ -237,7 +234,7 @@ class PrivateTraining:
         """Sample, clip, add noise, divide, update; then release what else the plan has."""
         steps, device, plan = self._steps, self._x.device, self._plan
         if self._persons is None:
-            rows, owner_B = self._batches.next().to(device), None
+            rows, owner_B = self._next_rows().to(device), None
         else:
             rows, owner_B = (index.to(device) for index in self._persons.next())
         batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
@@ -410,8 +407,8 @@ class ShiftedClipper(GradientClipper):
     FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. Norms follow from
     ``|g_i|^2 + 2 <g_i, r> + |r|^2``, in ``float64``. Where the shift r is long, a record may have a gradient near -r,
     and what is left of its norm is lost in that sum: the shifted gradients of its part of the batch are formed. Noise
-    joins before anything is rounded to ``float32``. ``norms_B`` are those of the shifted gradients. Otherwise as
-    :class:`GradientClipper`.
+    joins before anything is rounded to ``float32``. ``squared_norms_B`` are those of the shifted gradients. Otherwise
+    as :class:`GradientClipper`.
     """
 
     shift: Sequence[Tensor] | None = None
@@ -451,23 +448,20 @@ class ShiftedClipper(GradientClipper):
             return super()._part(x, targets, owner_B)
         shift = [(p, part.double()) for p, part in zip(self._trained, self.shift, strict=True)]
         calls = self._layer_calls(x, targets)
-        if owner_B is not None:
-            return self._shifted_rows(self._rows(calls, owner_B), shift)
-        with torch.no_grad():
-            shifted = _Shifted([layer_gradient(*call) for call in calls], shift)
-        # False for NaN: what is not finite is left to the sum of the others, which leaves it out.
-        if bool((shifted.squared_norms() < _LEAST_LEFT * shifted.squares_B).any()):
-            return self._shifted_rows(self._rows(calls), shift)
-        return self._clipped(
-            lambda kept: [_Shifted([layer_gradient(layer, *kept(*values)) for layer, *values in calls], shift)],
-            [shifted],
-        )
-
-    def _shifted_rows(self, rows: list[Tensor], shift: WeightedSums) -> ClippedSum:
+        if owner_B is None:
+            with torch.no_grad():
+                shifted = _Shifted([layer_gradient(*call) for call in calls], shift)
+            # False for NaN: what is not finite is left to the sum of the others, which leaves it out.
+            if not bool((shifted.squared_norms() < _LEAST_LEFT * shifted.squares_B).any()):
+                return self._clipped(
+                    lambda kept: [_Shifted([layer_gradient(layer, *kept(*values)) for layer, *values in calls], shift)],
+                    [shifted],
+                )
+        rows = self._rows(calls, owner_B)
         return self._clipped_rows([values + part.flatten() for values, (_, part) in zip(rows, shift, strict=True)])
 
-    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
-        return super()._clip_factors(squared_norms_B, is_counted_B) * (1 - _LOST_AT_MOST)
+    def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
+        return super()._clip_factors(squared_norms_B) * (1 - _LOST_AT_MOST)
 
 
 class _Shifted:

@@ -21,7 +21,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, singledispatch
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, Protocol
@@ -32,7 +32,7 @@ import scipy
 
 from fairpate.privacy import gnmax, loss_distributions
 from fairpate.privacy.loss_distributions import LossDistribution
-from fairpate.types import IntArray, Relation, Tail, Unit
+from fairpate.types import IntArray, MechanismParameters, Relation, Tail, Unit
 
 
 class Event(Protocol):
@@ -213,18 +213,16 @@ def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_de
     least = epsilon_A.min()
     # Again with the logarithms of `math`, whose last digit NumPy's may miss: slow, so only far within any rounding.
     near_A = epsilon_A <= least + 1e-9 * max(1.0, abs(least))
-
-    def converted(cost: float, order: float) -> float:
+    values = []
+    for cost, order in zip(costs[near_A].tolist(), orders[near_A].tolist(), strict=True):
         if target_delta**2 + math.expm1(-cost) > 0:
-            return 0.0
-        if not order > 1.01:
-            return math.inf
-        return cost + math.log1p(-1 / order) - math.log(target_delta * order) / (order - 1)
-
-    value, order = min(
-        ((converted(*each), each[1]) for each in zip(costs[near_A].tolist(), orders[near_A].tolist(), strict=True)),
-        key=itemgetter(0),
-    )
+            value = 0.0
+        elif not order > 1.01:
+            value = math.inf
+        else:
+            value = cost + math.log1p(-1 / order) - math.log(target_delta * order) / (order - 1)
+        values.append((value, order))
+    value, order = min(values, key=itemgetter(0))  # the first of equal values
     return max(0.0, value), order
 
 
@@ -284,17 +282,14 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
     return rdp_A
 
 
-def poisson_gaussian_rdp(noise_multiplier: float, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """:func:`poisson_rdp` of one Gaussian sum; errors as there and as :func:`gaussian_log_moments`."""
-    orders = tuple(np.asarray(orders_A, dtype=np.float64).tolist())
-    # A copy, because all callers share the cached array.
-    return _poisson_gaussian_rdp(noise_multiplier, sampling_rate, orders).copy()
-
-
 # A page of costs asks for the same step again and again, each time with another count.
 @lru_cache(maxsize=1024)
-def _poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: tuple[float, ...]) -> FloatArray:
-    return poisson_rdp(gaussian_log_moments(noise_multiplier), sampling_rate=sampling_rate, orders_A=orders)
+def poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: tuple[float, ...]) -> FloatArray:
+    """:func:`poisson_rdp` of one Gaussian sum, read-only; errors as there and as :func:`gaussian_log_moments`."""
+    rdp_A = poisson_rdp(gaussian_log_moments(noise_multiplier), sampling_rate=sampling_rate, orders_A=orders)
+    # Cached, so every caller gets the same array.
+    rdp_A.setflags(write=False)
+    return rdp_A
 
 
 def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[int]) -> list[float]:
@@ -305,13 +300,15 @@ def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[i
     # The mixture of each order uses the first of these terms: they are computed once for all orders.
     k_K = np.arange(min(max(orders, default=1), _LARGEST_MIXTURE) + 1, dtype=np.float64)
     in_K, out_K, moments_K = k_K * log_in, k_K * log_out, log_moments(k_K)
-
-    def exponent(order: int) -> float:
+    exponents = []
+    for order in orders:
         if order == 1:
-            return 0.0
+            exponents.append(0.0)
+            continue
         # An upper bound, as a power is convex: (1 - q + q L)^alpha <= 1 - q + q L^alpha.
         if order > _LARGEST_MIXTURE:
-            return float(np.logaddexp(log_out, log_in + log_moments(np.array([float(order)]))[0]))
+            exponents.append(float(np.logaddexp(log_out, log_in + log_moments(np.array([float(order)]))[0])))
+            continue
         terms_K = _log_choices(order) + in_K[: order + 1] + out_K[order::-1] + moments_K[: order + 1]
         # scipy's logsumexp to the digit, without its checks: they cost ten times as much as the sum, and one
         # calibration takes thousands of sums.
@@ -320,9 +317,8 @@ def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[i
         terms_K[largest_K] = -math.inf
         ties = np.count_nonzero(largest_K) or 1  # none where a moment is NaN
         total = np.log1p(np.exp(terms_K - shift).sum() / ties) + math.log(ties) + shift
-        return float(np.maximum(total, 0.0))  # which keeps a NaN, for the accountant to refuse
-
-    return [exponent(order) for order in orders]
+        exponents.append(float(np.maximum(total, 0.0)))  # which keeps a NaN, for the accountant to refuse
+    return exponents
 
 
 @lru_cache(maxsize=_LARGEST_MIXTURE)
@@ -404,9 +400,7 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
         raise ValueError("No Renyi curve for replacing a record of a Poisson sample; use epsilon_pld.")
     if not event.noise_multiplier:
         return np.full(len(orders_A), math.inf)
-    return event.count * poisson_gaussian_rdp(
-        event.noise_multiplier, sampling_rate=event.sampling_rate, orders_A=orders_A
-    )
+    return event.count * poisson_gaussian_rdp(event.noise_multiplier, event.sampling_rate, tuple(orders_A.tolist()))
 
 
 def event_kinds() -> dict[str, type]:
@@ -423,7 +417,7 @@ def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> Fl
     ValueError for mixed units or relations, for a price that is NaN or negative, for an event that holds private
     votes; TypeError for an event type without a registered price.
     """
-    _require_data_independent(events)
+    _common_guarantee(events, published=True)
     return rdp_data_dependent(events, orders_A)
 
 
@@ -441,18 +435,8 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     return total_A
 
 
-@singledispatch
-def rdp_of_each_data_dependent(event: Any, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - of each type
-    """The Renyi curve of each query of an event, shape (Q, A); for the operator only.
-
-    Register an implementation for an event type whose queries are priced faster together than one by one (see
-    :func:`prices_each`).
-    """
-    raise TypeError(f"{type(event).__name__} has no price per query.")
-
-
-@rdp_of_each_data_dependent.register
-def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
+def rdp_of_each_data_dependent(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
+    """The Renyi curve of each query, shape (Q, A), faster together than one by one; for the operator only."""
     return gnmax.confident_gnmax_rdp(event.votes_QC, **_confident_gnmax(event), orders_A=orders_A, tail=event.tail)
 
 
@@ -463,7 +447,7 @@ def epsilon(
 
     Errors as ``rdp``, and ValueError unless 0 < target_delta < 1.
     """
-    _require_data_independent(events)
+    _common_guarantee(events, published=True)
     return epsilon_data_dependent(events, target_delta=target_delta, orders_A=orders_A)
 
 
@@ -522,8 +506,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
-    _require_data_independent(events)
-    _common_guarantee(events)
+    _common_guarantee(events, published=True)
     if not _happened(events):
         return 0.0
     # A smaller delta is below what grids leave out; curves have no such limit.
@@ -583,11 +566,7 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
 
 def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, float]:
     """The mechanism's parameters, as :mod:`fairpate.privacy.gnmax` names them."""
-    return {
-        "threshold": event.threshold,
-        "threshold_stddev_votes": event.threshold_stddev_votes,
-        "noise_stddev_votes": event.noise_stddev_votes,
-    }
+    return {each.name: getattr(event, each.name) for each in fields(MechanismParameters)}
 
 
 def _happened(events: Sequence[Event]) -> list[Event]:
@@ -595,29 +574,23 @@ def _happened(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if getattr(event, "count", 1)]
 
 
-def _common_guarantee(events: Sequence[Event]) -> tuple[Unit | None, Relation | None]:
-    _require_known(events)
+def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tuple[Unit | None, Relation | None]:
+    """The unit and relation that all ``events`` share. ValueError if they differ, and, for a price that is
+    ``published``, if an event holds votes; TypeError for an unknown event."""
+    for event in events:
+        if event_rdp.dispatch(type(event)) is event_rdp.dispatch(object):
+            raise TypeError(f"Expected events that the accountant can price, got {type(event).__name__}.")
+    holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
+    if holding_votes and published:
+        raise ValueError(
+            f"Expected data-independent events, got {', '.join(holding_votes)}: use the function named data_dependent "
+            "and keep its result with the operator."
+        )
     # Curves add up for one pair of neighbouring data sets; another unit or relation has other pairs.
     guarantees = {(event.unit, event.relation) for event in events}
     if len(guarantees) > 1:
         raise ValueError(f"Expected events under one unit and relation, got {sorted(guarantees)}; price them apart.")
     return guarantees.pop() if guarantees else (None, None)
-
-
-def _require_known(events: Sequence[Event]) -> None:
-    for event in events:
-        if event_rdp.dispatch(type(event)) is event_rdp.dispatch(object):
-            raise TypeError(f"Expected events that the accountant can price, got {type(event).__name__}.")
-
-
-def _require_data_independent(events: Sequence[Event]) -> None:
-    _require_known(events)
-    holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
-    if holding_votes:
-        raise ValueError(
-            f"Expected data-independent events, got {', '.join(holding_votes)}: use the function named data_dependent "
-            "and keep its result with the operator."
-        )
 
 
 # Relative error of the few float operations behind a limit, given up on the side of refusing.
@@ -716,29 +689,22 @@ class AdaptiveLimit:
 
     epsilon: float
     delta: float
+    place: int = field(init=False)
+    """Index of the limit's order in ``DEFAULT_ORDERS``: there a curve that is linear in the order has most room."""
+    order: float = field(init=False)
+    """The order at which everything is counted."""
+    budget: float = field(init=False)
+    """The Renyi divergence at that order that all releases together may reach."""
 
-    @cached_property
-    def place(self) -> int:
-        """Index of the limit's order in ``DEFAULT_ORDERS``: there a curve that is linear in the order has most room."""
-        return int(np.argmax(self._limit_A / np.array(DEFAULT_ORDERS)))
-
-    @property
-    def order(self) -> float:
-        """The order at which everything is counted."""
-        return DEFAULT_ORDERS[self.place]
-
-    @property
-    def budget(self) -> float:
-        """The Renyi divergence at that order that all releases together may reach."""
-        return float(self._limit_A[self.place])
+    def __post_init__(self) -> None:
+        limit_A = RenyiFilter(target_epsilon=self.epsilon, target_delta=self.delta).limit_A
+        place = int(np.argmax(limit_A / np.array(DEFAULT_ORDERS)))
+        for name, value in {"place": place, "order": DEFAULT_ORDERS[place], "budget": float(limit_A[place])}.items():
+            object.__setattr__(self, name, value)
 
     def admits(self, rdp_A: FloatArray) -> bool:
         """True if releases with the total curve ``rdp_A`` are within the limit; NaN never is."""
         return bool(rdp_A[self.place] <= self.budget)
-
-    @cached_property
-    def _limit_A(self) -> FloatArray:
-        return RenyiFilter(target_epsilon=self.epsilon, target_delta=self.delta).limit_A
 
 
 def least_adaptive_limit(rdp_A: FloatArray, *, delta: float) -> float:
@@ -763,6 +729,7 @@ EventsOfNoise = Callable[[float], Sequence[Event]]
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 2.0**14
 # A step towards less noise aims a factor short of the target, because pricing far too little noise is slow.
 _LARGEST_STRIDE, _CAREFUL = 64.0, 4.0
+_TOLERANCE = 1e-3
 
 
 def least_noise(
@@ -771,10 +738,9 @@ def least_noise(
     target_epsilon: float,
     target_delta: float,
     accounting: Accounting = "rdp",
-    tolerance: float = 1e-3,
     largest_noise: float = _LARGEST_NOISE,
 ) -> float:
-    """The least noise at which ``events_of(noise)`` stay within the target, rounded up by at most ``tolerance`` of it.
+    """The least noise at which ``events_of(noise)`` stay within the target, rounded up by at most a thousandth of it.
 
     More noise must never cost more. Nothing else is assumed about the events: a method with several noises scales them
     by one factor, and one that has already spent something lists it among the events. No noise above ``largest_noise``
@@ -811,8 +777,8 @@ def least_noise(
         noise = ends.get(log_noise) or math.exp(log_noise)
         return math.log(min(max(spent(noise) / target_epsilon, 1e-9), 1e9))
 
-    noise = math.exp(scipy.optimize.brentq(excess, math.log(low), math.log(high), xtol=tolerance / 4))
+    noise = math.exp(scipy.optimize.brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE / 4))
     # The root is found up to a tolerance, on either side; noise is only ever rounded up.
     while spent(noise) > target_epsilon:
-        noise *= 1 + tolerance / 2
+        noise *= 1 + _TOLERANCE / 2
     return noise

@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-FloatArray = npt.NDArray[np.float64]
 _LARGEST_EPSILON = 1e3
 _TOLERANCE = 1e-6
 _LARGEST_MU, _LARGEST_T = 100.0, 1e4

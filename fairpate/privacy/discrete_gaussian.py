@@ -26,8 +26,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from fairpate.types import IntArray
+
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 WordArray = npt.NDArray[np.uint64]
 
 OS_ENTROPY = "os_entropy"
@@ -248,18 +249,14 @@ def require_positive_stddev(stddev: float) -> None:
         raise ValueError(f"Expected 0 < stddev < inf, got {stddev}.")
 
 
-def log_survival_table(stddev: float, max_value: int) -> FloatArray:
-    """ln P[N >= t] for t = 0 .. max_value and N ~ N_Z(0, stddev^2); read-only, shape (max_value + 1,)."""
-    return _tails(float(stddev), _bucket(max_value), of_difference=False)[: max_value + 1]
+def log_survival_table(stddev: float, max_value: int, *, of_difference: bool = False) -> FloatArray:
+    """ln P[N >= t] for t = 0 .. max_value and N ~ N_Z(0, stddev^2); read-only, shape (max_value + 1,).
 
-
-def log_difference_survival_table(stddev: float, max_gap: int) -> FloatArray:
-    """ln P[N_a - N_b >= g] for g = 0 .. max_gap and independent N_a, N_b ~ N_Z(0, stddev^2); read-only.
-
-    The difference is not a discrete Gaussian: its mass at d is exp(-d^2 / (4 s^2)) times a sum over the integers (d
-    even) or over the half integers (d odd), which differ visibly below s = 1.
+    With ``of_difference``, ln P[N_a - N_b >= t] of two independent ones. Their difference is not a discrete Gaussian:
+    its mass at d is exp(-d^2 / (4 s^2)) times a sum over the integers (d even) or over the half integers (d odd), which
+    differ visibly below s = 1.
     """
-    return _tails(float(stddev), _bucket(max_gap), of_difference=True)[: max_gap + 1]
+    return _tails(float(stddev), _bucket(max_value), of_difference=of_difference)[: max_value + 1]
 
 
 def log_masses(stddev: float) -> tuple[IntArray, FloatArray]:

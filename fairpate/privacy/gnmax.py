@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fairpate.privacy.discrete_gaussian import log_difference_survival_table, log_survival_and_complement
+from fairpate.privacy.discrete_gaussian import log_survival_and_complement, log_survival_table
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, Tail
 
 FloatArray = npt.NDArray[np.float64]
@@ -117,8 +117,8 @@ class TheoremSix:
     ) -> FloatArray:
         """The moment, or with ``logs`` the exponent, of rows of U; a moment may overflow to inf.
 
-        ``powers_LA``, ``runs``: ``order_powers`` and ``even_runs`` of the orders; ``independent_A``: the same quantity
-        for any votes.
+        ``powers_LA`` is (alpha - 1, 1), which the lines are multiplied by; ``runs`` are stretches of evenly spaced
+        orders; ``independent_A`` is the same quantity for any votes.
         """
         moment_BA: FloatArray
         if logs:
@@ -128,7 +128,6 @@ class TheoremSix:
             moment_BA = np.add(stay_BA, leave_BA, out=stay_BA)
         # Both are bounds. Close to mu1, e^b alone reaches the data-independent one, and e^a comes on top.
         np.minimum(moment_BA, independent_A, out=moment_BA)
-        # `powers_LA` holds alpha - 1.
         last_B = self.limit_U[rows] - 1
         sure = int(powers_LA[0].searchsorted(last_B.min()))
         if sure < len(independent_A):
@@ -139,7 +138,7 @@ class TheoremSix:
     def rdp(self, orders_A: FloatArray) -> FloatArray:
         """The RDP of each distinct query, shape (U, A), with a small relative error even for tiny costs; orders need
         not increase."""
-        stay_UA, leave_UA = self.lines_2UL @ order_powers(orders_A)
+        stay_UA, leave_UA = self.lines_2UL @ np.stack([orders_A - 1, np.ones_like(orders_A)])
         # Costs near 0 are e^a + e^b - 1 for a near 0: expm1 and log1p keep the digits that logaddexp would lose.
         # Exponents are cut at 1, above which logaddexp is taken: no branch overflows.
         excess_UA = np.expm1(np.minimum(stay_UA, 1.0)) + np.exp(np.minimum(leave_UA, 1.0))
@@ -148,11 +147,6 @@ class TheoremSix:
         independent_A = orders_A / self.variance
         dependent_UA = np.minimum(exponent_UA / (orders_A - 1), independent_A)
         return np.where(orders_A < self.limit_U[:, None], dependent_UA, independent_A)
-
-
-def order_powers(orders_A: FloatArray) -> FloatArray:
-    """(alpha - 1, 1), shape (2, A): what the lines of ``TheoremSix`` are multiplied by."""
-    return np.stack([orders_A - 1, np.ones_like(orders_A)])
 
 
 def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[slice]) -> FloatArray:
@@ -177,22 +171,6 @@ def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[s
 
 
 @dataclass(frozen=True)
-class ThresholdBit:
-    """The threshold check, per distinct largest count v: ln p(v) and ln(1 - p(v)), and their differences to those at v
-    - 1 and v + 1."""
-
-    log_yes_V: FloatArray
-    log_no_V: FloatArray
-    log_yes_ratio_SV: FloatArray
-    log_no_ratio_SV: FloatArray
-
-    def log_factors(self, orders_A: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """ln p(v)^alpha p(w)^(1 - alpha) and the same for 1 - p, each of shape (S, V, A)."""
-        log_yes_SVA = self.log_yes_ratio_SV[:, :, None] * (orders_A - 1) + self.log_yes_V[:, None]
-        return log_yes_SVA, self.log_no_ratio_SV[:, :, None] * (orders_A - 1) + self.log_no_V[:, None]
-
-
-@dataclass(frozen=True)
 class JointPricing:
     """The joint cost of both steps at some of the orders, with the threshold bit tabulated per distinct v.
 
@@ -210,17 +188,20 @@ class JointPricing:
     yes_SVA: FloatArray
     no_SVA: FloatArray
     logs: bool
+    reach_K: IntArray
+    """For each chunk, the number of leading orders at which Theorem 6 may lower the cost."""
 
     def total_exponents(self) -> FloatArray:
         """The sum of (alpha - 1) R over all queries, shape (A,)."""
-        reach_K, independent_VA = self._reach(), self._independent_exponents()
+        # (alpha - 1) R where the argmax is charged in full.
+        independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
         # Beyond its reach a chunk costs what its largest count alone says: add such chunks up by that count.
         weight_VA = np.zeros((len(independent_VA), len(self.orders_A) + 1))
         counts_K = np.add.reduceat(self.distinct.counts_U, self.distinct.starts_K)
         # Plain indexing would count a reach of one group once, however many of its chunks have it.
-        np.add.at(weight_VA, (self.distinct.group_K, reach_K), counts_K)
+        np.add.at(weight_VA, (self.distinct.group_K, self.reach_K), counts_K)
         total_A: FloatArray = np.einsum("va,va->a", np.cumsum(weight_VA, axis=1)[:, :-1], independent_VA)
-        for rows, moment_BR in self._live_chunks(reach_K):
+        for rows, moment_BR in self._live_chunks():
             counts_B, total_R = self.distinct.counts_U[rows], total_A[: moment_BR.shape[1]]
             if self.logs:
                 total_R += counts_B @ moment_BR
@@ -241,21 +222,17 @@ class JointPricing:
     def write_exponents(self, exponent_UA: FloatArray) -> None:
         """Write (alpha - 1) R of every distinct histogram into ``exponent_UA``."""
         sizes_K = np.diff(self.distinct.starts_K, append=len(exponent_UA))
-        exponent_UA[:] = self._independent_exponents()[np.repeat(self.distinct.group_K, sizes_K)]
-        for rows, moment_BR in self._live_chunks(self._reach()):
+        independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
+        exponent_UA[:] = independent_VA[np.repeat(self.distinct.group_K, sizes_K)]
+        for rows, moment_BR in self._live_chunks():
             exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
 
-    def _reach(self) -> IntArray:
-        """For each chunk, the number of leading orders at which Theorem 6 may lower the cost."""
-        limit_K = np.maximum.reduceat(self.argmax.limit_U, self.distinct.starts_K)
-        return np.searchsorted(self.orders_A, limit_K)
-
-    def _live_chunks(self, reach_K: IntArray) -> Iterator[tuple[slice, FloatArray]]:
+    def _live_chunks(self) -> Iterator[tuple[slice, FloatArray]]:
         """Yield the rows of U and the joint moments (B, R) of each chunk whose cost Theorem 6 may lower, at the orders
         where it may."""
         starts_K = self.distinct.starts_K
         stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
-        table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, reach_K], axis=1)[reach_K > 0]
+        table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, self.reach_K], axis=1)[self.reach_K > 0]
         if not len(table_K4):
             return
         # Runs of chunks that together span about ``_BLOCK_ROWS`` rows: one matrix product each.
@@ -269,10 +246,6 @@ class JointPricing:
                 for group, start, stop, reach in block_K4.tolist():
                     yes_SR, no_SR = self.yes_SVA[:, group, None, :reach], self.no_SVA[:, group, None, :reach]
                     yield slice(start, stop), self._join(moment_BA[start - first : stop - first, :reach], yes_SR, no_SR)
-
-    def _independent_exponents(self) -> FloatArray:
-        """(alpha - 1) R where the argmax is charged in full, shape (V, A)."""
-        return self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
 
     def _join(self, moment: FloatArray, yes_S: FloatArray, no_S: FloatArray) -> FloatArray:
         if self.logs:
@@ -376,8 +349,14 @@ def confident_gnmax_rdp(
             pricing.write_exponents(exponent_UA[:, columns])
         exponent_UA /= orders - 1
         rdp_QA = exponent_UA[distinct.inverse_Q]
+    any_votes_A = confident_gnmax_rdp_data_independent(
+        threshold=threshold,
+        threshold_stddev_votes=threshold_stddev_votes,
+        noise_stddev_votes=noise_stddev_votes,
+        orders_A=orders,
+    )
     # The joint cost never exceeds the data-independent one: only rounding does.
-    np.minimum(rdp_QA, query.data_independent_rdp(orders), out=rdp_QA)
+    np.minimum(rdp_QA, any_votes_A, out=rdp_QA)
     return rdp_QA if original_A is None else rdp_QA[:, original_A]
 
 
@@ -399,9 +378,14 @@ def confident_gnmax_rdp_total(
     else:
         distinct = DistinctHistograms.of(ranked_QC[:, -1], _log_q_ranked(ranked_QC, noise_stddev_votes, tail))
         exponent_A = np.concatenate([pricing.total_exponents() for _, pricing in query.pricings(distinct, orders)])
+    any_votes_A = confident_gnmax_rdp_data_independent(
+        threshold=threshold,
+        threshold_stddev_votes=threshold_stddev_votes,
+        noise_stddev_votes=noise_stddev_votes,
+        orders_A=orders,
+    )
     # Rounding alone may leave the range from 0 to the data-independent cost.
-    cap_A = len(ranked_QC) * query.data_independent_rdp(orders)
-    total_A: FloatArray = np.clip(exponent_A / (orders - 1), 0.0, cap_A)
+    total_A: FloatArray = np.clip(exponent_A / (orders - 1), 0.0, len(ranked_QC) * any_votes_A)
     return total_A if original_A is None else total_A[original_A]
 
 
@@ -456,35 +440,27 @@ class _ConfidentQuery:
         _check_threshold(self.threshold, self.threshold_stddev, self.tail)
         _require_positive("noise_stddev_votes", self.noise_stddev)
 
-    def data_independent_rdp(self, orders_A: FloatArray) -> FloatArray:
-        return confident_gnmax_rdp_data_independent(
-            threshold=self.threshold,
-            threshold_stddev_votes=self.threshold_stddev,
-            noise_stddev_votes=self.noise_stddev,
-            orders_A=orders_A,
-        )
-
     def single_exponents(self, ranked_1C: IntArray, orders_A: FloatArray) -> FloatArray:
         """(alpha - 1) R of one online query, shape (1, A): nothing to group, nothing to tabulate."""
         bound = TheoremSix.prepare(_log_q_ranked(ranked_1C, self.noise_stddev, self.tail), self.noise_stddev**2)
-        joint_1A = join_exponents(
-            bound.rdp(orders_A) * (orders_A - 1), *self._bit(ranked_1C[:, -1]).log_factors(orders_A)
-        )
+        joint_1A = join_exponents(bound.rdp(orders_A) * (orders_A - 1), *self._log_factors(ranked_1C[:, -1], orders_A))
         return np.maximum(joint_1A, 0.0)
 
     def pricings(self, distinct: DistinctHistograms, orders_A: FloatArray) -> Iterator[tuple[slice, JointPricing]]:
         """Yield the columns and the pricing of orders whose moments fit a float, then those of all other orders."""
-        bit, argmax = self._bit(distinct.largest_V), TheoremSix.prepare(distinct.log_q_U, self.noise_stddev**2)
+        argmax = TheoremSix.prepare(distinct.log_q_U, self.noise_stddev**2)
+        log_yes_SVA, log_no_SVA = self._log_factors(distinct.largest_V, orders_A)
         # (alpha - 1) times alpha / sigma_2^2 and alpha / (2 sigma_1^2), the two steps for any votes: no exponent is
         # larger.
         largest_A = orders_A * (orders_A - 1) * (1 / self.noise_stddev**2 + 0.5 / self.threshold_stddev**2)
         split = int(np.searchsorted(largest_A, MAX_EXPONENT, side="right"))
+        limit_K = np.maximum.reduceat(argmax.limit_U, distinct.starts_K)
         for columns, logs in ((slice(0, split), False), (slice(split, len(orders_A)), True)):
             orders = orders_A[columns]
             if not len(orders):
                 continue
             independent_A = orders * (orders - 1) / argmax.variance
-            yes_SVA, no_SVA = bit.log_factors(orders)
+            yes_SVA, no_SVA = log_yes_SVA[..., columns], log_no_SVA[..., columns]
             if not logs:
                 independent_A, yes_SVA, no_SVA = np.exp(independent_A), np.exp(yes_SVA), np.exp(no_SVA)
             # Runs of evenly spaced orders: powers in one are products of earlier ones (see _exp_of_lines).
@@ -496,25 +472,28 @@ class _ConfidentQuery:
                     distinct=distinct,
                     argmax=argmax,
                     orders_A=orders,
-                    powers_LA=order_powers(orders),
+                    powers_LA=np.stack([orders - 1, np.ones_like(orders)]),
                     runs=tuple(slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START),
                     independent_A=independent_A,
                     yes_SVA=yes_SVA,
                     no_SVA=no_SVA,
                     logs=logs,
+                    reach_K=np.searchsorted(orders, limit_K),
                 ),
             )
 
-    def _bit(self, largest_V: IntArray) -> ThresholdBit:
-        if math.isinf(self.threshold):  # the bit never looks at the votes
-            zero_V, never_V = np.zeros(len(largest_V)), np.full(len(largest_V), NEVER)
-            same_SV = np.zeros((2, len(largest_V)))
-            yes_V, no_V = (zero_V, never_V) if self.threshold < 0 else (never_V, zero_V)
-            return ThresholdBit(yes_V, no_V, same_SV, same_SV)
+    def _log_factors(self, largest_V: IntArray, orders_A: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """ln p(v)^alpha p(w)^(1 - alpha) of each largest count v with its neighbours w, and the same for 1 - p, each of
+        shape (S, V, A)."""
         # A neighbour's largest count is one less, the same or one more.
         at_3V = largest_V + np.array([[0], [-1], [1]])
-        yes_3V, no_3V = _log_answer_probability(at_3V, self.threshold, self.threshold_stddev, self.tail)
-        return ThresholdBit(yes_3V[0], no_3V[0], yes_3V[0] - yes_3V[1:], no_3V[0] - no_3V[1:])
+        if math.isinf(self.threshold):  # the bit never looks at the votes
+            surely_3V, never_3V = np.zeros(at_3V.shape), np.full(at_3V.shape, NEVER)
+            yes_3V, no_3V = (surely_3V, never_3V) if self.threshold < 0 else (never_3V, surely_3V)
+        else:
+            yes_3V, no_3V = _log_answer_probability(at_3V, self.threshold, self.threshold_stddev, self.tail)
+        log_yes_SVA = (yes_3V[0] - yes_3V[1:])[:, :, None] * (orders_A - 1) + yes_3V[0][:, None]
+        return log_yes_SVA, (no_3V[0] - no_3V[1:])[:, :, None] * (orders_A - 1) + no_3V[0][:, None]
 
 
 def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> FloatArray:
@@ -538,7 +517,7 @@ def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> Float
 def _log_difference_survival(noise_stddev: float, max_gap: int, tail: Tail) -> FloatArray:
     """ln P[N_a - N_b >= g] for the gaps g = 0 .. max_gap."""
     if tail == "discrete":
-        return log_difference_survival_table(noise_stddev, max_gap)
+        return log_survival_table(noise_stddev, max_gap, of_difference=True)
     if tail == "gaussian":
         log_tails: FloatArray = scipy.special.log_ndtr(-np.arange(max_gap + 1) / (math.sqrt(2) * noise_stddev))
         return log_tails

@@ -179,13 +179,9 @@ def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution
     return base.each(mixed)
 
 
-def epsilon_at(distribution: LossDistribution | None, target_delta: float) -> float:
-    """The least epsilon >= 0 at which the divergence is proven to be at most ``target_delta``, or ``inf``."""
-    return epsilon_and_excess(distribution, target_delta)[0]
-
-
 def epsilon_and_excess(distribution: LossDistribution | None, target_delta: float) -> tuple[float, float]:
-    """:func:`epsilon_at`, and an estimate of the part of it that rounding to the grid adds."""
+    """The least epsilon >= 0 at which the divergence is proven to be at most ``target_delta``, or ``inf``; and an
+    estimate of the part of it that rounding to the grid adds."""
     if distribution is None:
         return math.inf, 0.0
     return max(_epsilon_at(losses, target_delta) for losses in distribution.directions)
@@ -210,8 +206,15 @@ def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
         found, is_lowest = tail.epsilon_at(delta)
         is_less = found < best[0]
         best = min(best, (found, tail.excess))
+        if not tilt:
+            return best
+        rounding = math.inf
+        if math.isfinite(found):
+            # About the part of the divergence at that epsilon that bounds the transforms' rounding.
+            scale = math.exp(min(tail.log_scale - tilt * found, 700.0))
+            rounding = tail.error * scale / (tail.interval * tilt * (tilt + 1))
         # Losses far above may take the middle: a smaller tilt then leaves less rounding, or reaches a lower epsilon.
-        if not tilt or not (is_lowest or (is_less and tail.rounding_at(found) > _LITTLE * delta)):
+        if not (is_lowest or (is_less and rounding > _LITTLE * delta)):
             return best
         tilt = tilt / 2 if tilt * losses[0][0].interval > 1e-6 else 0.0
 
@@ -302,13 +305,6 @@ class _Tail:
         lost = float(np.dot(weights_S, -np.expm1(-ahead_S))) * (1 + 2 * UNIT * len(losses_S))
         below = math.exp(_LOG_TAIL) if epsilon < losses_S[0] else 0.0
         return min(1.0, self.infinite + below + lost * math.exp(min(self.log_scale - self.tilt * epsilon, 700.0)))
-
-    def rounding_at(self, epsilon: float) -> float:
-        """An estimate of the part of the divergence at ``epsilon`` that bounds the transforms' rounding."""
-        if not self.tilt or not math.isfinite(epsilon):
-            return math.inf
-        scale = math.exp(min(self.log_scale - self.tilt * epsilon, 700.0))
-        return self.error * scale / (self.interval * self.tilt * (self.tilt + 1))
 
     def epsilon_at(self, delta: float) -> tuple[float, bool]:
         """An upper bound on the epsilon at ``delta``, and whether it is the lowest that this tail can give."""

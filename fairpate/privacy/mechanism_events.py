@@ -70,8 +70,8 @@ from fairpate.privacy.accountant import (
 from fairpate.privacy.discrete_gaussian import (
     NoiseSource,
     log_difference_masses,
-    log_difference_survival_table,
     log_masses,
+    log_survival_table,
     sample_discrete_gaussian,
 )
 from fairpate.privacy.loss_distributions import (
@@ -218,8 +218,9 @@ class DistinctVotes:
         return cls(ranked_UC, counts_U.astype(np.float64), inverse_Q.reshape(-1), int(num_teachers[0]))
 
     @property
-    def num_classes(self) -> int:
-        return int(self.ranked_UC.shape[1])
+    def gaps_UC(self) -> FloatArray:
+        """The gaps between the largest count and each other one, a fresh array."""
+        return (self.ranked_UC[:, :1] - self.ranked_UC[:, 1:]).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -227,8 +228,8 @@ class ArgmaxCurve:
     """The argmax's cost as a function of ln q, and how one moved vote moves ln q.
 
     With x the gap between two counts over 2 sigma, one moved vote changes x by at most 1 / sigma, so q by no more than
-    :meth:`raised` and :meth:`lowered` (concavity of the receiver operating curve spreads q evenly over classes). Up to
-    q0 the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by one vote rises on
+    :meth:`moved` by :attr:`of_one_vote` (concavity of the receiver operating curve spreads q evenly over classes). Up
+    to q0 the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by one vote rises on
     (0, q1), where one vote leads from q1 to q0, then sensitivity rises up to q1, is at most its plateau on [q1, q0] and
     falls beyond: the largest value within d votes is at the votes that come closest to [q1, q0]. Votes come closest by
     moving one after the other from the largest count to the second (q too small), or back (q too large).
@@ -246,7 +247,8 @@ class ArgmaxCurve:
 
     @classmethod
     def of(cls, votes: DistinctVotes, noise_stddev: float, order: float, tail: Tail) -> ArgmaxCurve:
-        return cls(noise_stddev, votes.num_classes, order, _tail_offset(noise_stddev, votes.num_teachers, tail))
+        offset_votes = _tail_offset(noise_stddev, votes.num_teachers, tail)
+        return cls(noise_stddev, votes.ranked_UC.shape[1], order, offset_votes)
 
     @property
     def data_independent(self) -> float:
@@ -275,7 +277,7 @@ class ArgmaxCurve:
     @cached_property
     def log_q1(self) -> float:
         """ln q1: one moved vote leads from q1 to q0. Slightly too small, so that rounding leaves no gap."""
-        return float(self.lowered(np.array(self.log_q0))) * (1 + 1e-12)
+        return float(self.moved(self.log_q0, -self.of_one_vote)) * (1 + 1e-12)
 
     def log_q(self, gaps: FloatArray) -> FloatArray:
         """ln q of rows of gaps between the largest count and the others."""
@@ -296,24 +298,24 @@ class ArgmaxCurve:
         # A union bound may pass 1.
         return np.minimum(moved, 0.0)
 
-    def raised(self, log_q: FloatArray) -> FloatArray:
-        # A moved vote changes a gap by 2 at most, and the difference of two noises has the deviation sqrt(2) sigma.
-        return self.moved(log_q, math.sqrt(2) / self.noise_stddev)
-
-    def lowered(self, log_q: FloatArray) -> FloatArray:
-        return self.moved(log_q, -math.sqrt(2) / self.noise_stddev)
+    @property
+    def of_one_vote(self) -> float:
+        """The most by which a moved vote changes a gap, in standard deviations of its noise."""
+        # By 2 at most, and the difference of two noises has the deviation sqrt(2) sigma.
+        return math.sqrt(2) / self.noise_stddev
 
     def sensitivity(self, log_q: FloatArray) -> FloatArray:
         """The largest change of the cost by one moved vote at q; on [q1, q0] the largest change anywhere."""
         at = np.where((log_q >= self.log_q1) & (log_q <= self.log_q0), self.log_q1, log_q)
         cost = self.rdp(at)
-        either = np.maximum(self.rdp(self.raised(at)) - cost, cost - self.rdp(self.lowered(at)))
+        raised, lowered = (self.moved(at, move) for move in (self.of_one_vote, -self.of_one_vote))
+        either = np.maximum(self.rdp(raised) - cost, cost - self.rdp(lowered))
         # One vote from just above q1 leads past q0, where the cost may jump.
         return np.where(at == self.log_q1, self.data_independent - cost, either)
 
     def closest(self, votes: DistinctVotes) -> FloatArray:
         """ln q of the votes up to d moves away that come closest to [q1, q0], shape (U, D)."""
-        gaps = gaps_of(votes)
+        gaps = votes.gaps_UC
         at_U = self.log_q(gaps)
         widen_U = at_U > self.log_q0
         log_q_DU = np.empty((votes.num_teachers + 1, len(at_U)))
@@ -338,10 +340,6 @@ class ArgmaxCurve:
         return log_q_DU.T
 
 
-def gaps_of(votes: DistinctVotes) -> FloatArray:
-    return (votes.ranked_UC[:, :1] - votes.ranked_UC[:, 1:]).astype(np.float64)
-
-
 @lru_cache(maxsize=64)
 def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
     """The least shift in votes, about 1/2, by which a continuous tail bounds the discrete one at every gap >= 1.
@@ -353,7 +351,8 @@ def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
         return 0.0
     if tail != "discrete":
         raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
-    quantiles = scipy.special.ndtri_exp(log_difference_survival_table(noise_stddev, num_teachers)[1:])
+    log_tails = log_survival_table(noise_stddev, num_teachers, of_difference=True)
+    quantiles = scipy.special.ndtri_exp(log_tails[1:])
     offset = float((np.arange(1, num_teachers + 1) + math.sqrt(2) * noise_stddev * quantiles).max())
     return max(offset + UNTIL_ROUNDING, 0.0)
 
@@ -369,20 +368,22 @@ def sanitised_rdp(
 
     ``source``: the operating system's entropy, or the release is not private. Errors as :func:`smooth_sensitivity`.
     """
-    steps, votes = TwoSteps(mechanism, release.order), DistinctVotes.of(votes_QC)
-    exact, scale = float(votes.counts_U @ steps.rdp(votes)), steps.smooth(votes, release.beta)
-    log_scale = None
+    votes = DistinctVotes.of(votes_QC)
+    exact = float(votes.counts_U @ TwoSteps(mechanism, release.order).rdp(votes))
+    scale, log_scale = smooth_sensitivity(votes_QC, mechanism, release=release), None
     if release.scale_noise_stddev < math.inf:
-        spread = release.beta * release.scale_noise_stddev * _normal(source)
+        # A lattice of 2^-64: no float that rounds decides the draw itself.
+        spread = release.beta * release.scale_noise_stddev * (sample_discrete_gaussian(2**64, source) / 2**64)
         # The scale is 0 for all votes of this many teachers or for none (every distance is covered), and so public.
         log_scale = (math.log(scale) if scale else -math.inf) + spread
+    # A second draw: with one draw for both numbers, either would show the other's noise.
+    drawn = sample_discrete_gaussian(2**64, source) / 2**64
     any_votes = gnmax.confident_gnmax_rdp_data_independent(**vars(mechanism), orders_A=[release.order])
     return SanitisedRdp(
         release=release,
-        # A second draw: with one draw for both numbers, either would show the other's noise.
         # Rounded to a public grid, coarse compared with the noise's: the last digits of a float sum follow the exact
         # cost, and noise of limited precision does not hide them.
-        rdp=round(exact + scale * release.noise_stddev * _normal(source), PUBLISHED_DECIMALS),
+        rdp=round(exact + scale * release.noise_stddev * drawn, PUBLISHED_DECIMALS),
         log_scale=None if log_scale is None else round(log_scale, PUBLISHED_DECIMALS),
         rdp_data_independent=float(votes.counts_U.sum() * any_votes[0]),
         noise=source.label,
@@ -395,7 +396,14 @@ def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, 
     ValueError for votes that are not whole numbers >= 0 of as many teachers in every query, for fewer than two classes,
     for noise or a threshold that ``gnmax`` refuses, and where :func:`check_monotonicity` fails.
     """
-    return TwoSteps(mechanism, release.order).smooth(DistinctVotes.of(votes_QC), release.beta)
+    steps, votes = TwoSteps(mechanism, release.order), DistinctVotes.of(votes_QC)
+    change_UD = steps.threshold_sensitivity(votes)
+    if mechanism.threshold < math.inf:
+        change_UD = change_UD + steps.argmax_sensitivity(votes)
+    # Up to d away, and within a query before queries are added: one record moves all of them at once.
+    total_D = votes.counts_U @ np.maximum.accumulate(change_UD, axis=1)
+    # Beyond the number of teachers no vote is left to move, and the discount only grows.
+    return float(np.max(np.exp(-release.beta * np.arange(len(total_D))) * total_D))
 
 
 @lru_cache(maxsize=64)
@@ -412,7 +420,7 @@ def check_monotonicity(*, noise_stddev_votes: float, num_classes: int, order: fl
     below = np.linspace(-FARTHEST_STDDEVS, 0, _CHECKED_POINTS)
     cost = curve.rdp(curve.moved(curve.log_q_limit, below))
     log_q = curve.moved(curve.log_q1, below)
-    growth = curve.rdp(curve.raised(log_q)) - curve.rdp(log_q)
+    growth = curve.rdp(curve.moved(log_q, curve.of_one_vote)) - curve.rdp(log_q)
     for what, values, end in (("cost", cost, "q0"), ("growth of the cost by one vote", growth, "q1")):
         if np.any(np.diff(values) < -UNTIL_ROUNDING * values[1:] - _VANISHING):
             raise ValueError(
@@ -438,19 +446,19 @@ class TwoSteps:
             # Nothing is ever answered: no argmax runs.
             return bit_U
         curve = ArgmaxCurve.of(votes, self.mechanism.noise_stddev_votes, self.order, self.tail)
-        return bit_U + curve.rdp(curve.log_q(gaps_of(votes)))
+        return bit_U + curve.rdp(curve.log_q(votes.gaps_UC))
 
     def argmax_sensitivity(self, votes: DistinctVotes) -> FloatArray:
         """The largest change of the argmax's cost by one moved vote, among votes at most d moves away; private."""
         noise = self.mechanism.noise_stddev_votes
-        check_monotonicity(noise_stddev_votes=noise, num_classes=votes.num_classes, order=self.order)
+        check_monotonicity(noise_stddev_votes=noise, num_classes=votes.ranked_UC.shape[1], order=self.order)
         curve = ArgmaxCurve.of(votes, noise, self.order, self.tail)
         return curve.sensitivity(curve.closest(votes))
 
     def threshold_sensitivity(self, votes: DistinctVotes) -> FloatArray:
         """The largest change of the check's cost by one moved vote, among counts at most d votes away; private."""
         # The possible largest counts: from an even split of the votes to unanimity.
-        least = -(-votes.num_teachers // votes.num_classes)
+        least = -(-votes.num_teachers // votes.ranked_UC.shape[1])
         # The largest count may move by one in either direction: the larger of the two changes counts.
         step = np.abs(np.diff(self._bit(np.arange(least, votes.num_teachers + 1)[:, None])))
         change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
@@ -463,16 +471,6 @@ class TwoSteps:
             within_WD.append(np.maximum(*sides))
         return np.stack(within_WD)[inverse_U]
 
-    def smooth(self, votes: DistinctVotes, beta: float) -> float:
-        """:func:`smooth_sensitivity` of grouped votes."""
-        change_UD = self.threshold_sensitivity(votes)
-        if self.mechanism.threshold < math.inf:
-            change_UD = change_UD + self.argmax_sensitivity(votes)
-        # Up to d away, and within a query before queries are added: one record moves all of them at once.
-        total_D = votes.counts_U @ np.maximum.accumulate(change_UD, axis=1)
-        # Beyond the number of teachers no vote is left to move, and the discount only grows.
-        return float(np.max(np.exp(-beta * np.arange(len(total_D))) * total_D))
-
     def _bit(self, counts_UC: IntArray) -> FloatArray:
         """The cost of the threshold check, (U,)."""
         return gnmax.threshold_rdp(
@@ -482,11 +480,6 @@ class TwoSteps:
             orders_A=[self.order],
             tail=self.tail,
         )[:, 0]
-
-
-def _normal(source: NoiseSource) -> float:
-    # A lattice of 2^-64: no float that rounds decides the draw itself.
-    return sample_discrete_gaussian(2**64, source) / 2**64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -765,16 +758,12 @@ def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
 @lru_cache(maxsize=4)
 def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
     """Two independent releases of the same records; with much noise, their losses are rounded up to a grid."""
-    if len(first.losses) * len(second.losses) > _MOST_ATOMS:
-        return _both_on_grid(first, second)
-    losses = np.add.outer(first.losses, second.losses).ravel()
-    order = np.argsort(losses)
-    masses = np.add.outer(first.log_masses, second.log_masses).ravel()
-    return AtomicLoss(losses=losses[order], log_masses=masses[order])
-
-
-def _both_on_grid(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
-    """:func:`both` with every loss split between two points of a grid: a pair that dominates, on a sample too."""
+    if len(first.losses) * len(second.losses) <= _MOST_ATOMS:
+        losses = np.add.outer(first.losses, second.losses).ravel()
+        order = np.argsort(losses)
+        masses = np.add.outer(first.log_masses, second.log_masses).ravel()
+        return AtomicLoss(losses=losses[order], log_masses=masses[order])
+    # Every loss is split between two points of a grid: a pair that dominates, on a sample too.
     step = (max(first.losses[-1], second.losses[-1]) - min(first.losses[0], second.losses[0])) / _MOST_STEPS
     lowest, masses = 0, np.ones(1)
     for part in (first, second):
@@ -856,9 +845,8 @@ def _repeated_rdp(event: _RecordsVote, precision: float, orders_A: FloatArray) -
     if not math.isfinite(precision):
         return np.full(len(orders_A), math.inf)
     # Continuous curves: those of discrete Gaussians never exceed them.
-    return event.count * accountant.poisson_gaussian_rdp(
-        1 / math.sqrt(precision), sampling_rate=event.sampling_rate, orders_A=orders_A
-    )
+    multiplier, orders = 1 / math.sqrt(precision), tuple(orders_A.tolist())
+    return event.count * accountant.poisson_gaussian_rdp(multiplier, event.sampling_rate, orders)
 
 
 def as_in_paper_rdp(
@@ -957,15 +945,14 @@ def mean_trials(gamma: float, eta: float) -> float:
 
 @event_rdp.register
 def _(event: SecretTrials, orders_A: FloatArray) -> FloatArray:
-    def of_trial(orders: FloatArray) -> FloatArray:
-        return np.asarray(np.maximum.reduce([accountant.rdp(events, orders) for events in event.trials]))
-
     orders_B = np.array(DEFAULT_ORDERS)
-    # Any order b will do, the same for all a: the least bound.
-    extra = np.min((1 - 1 / orders_B) * of_trial(orders_B) - math.log(event.gamma) / orders_B)
-    curve_A: FloatArray = (
-        of_trial(orders_A) + (1 + event.eta) * extra + math.log(event.expected_trials) / (orders_A - 1)
+    of_trial_B, of_trial_A = (
+        np.maximum.reduce([accountant.rdp(events, orders) for events in event.trials])
+        for orders in (orders_B, orders_A)
     )
+    # Any order b will do, the same for all a: the least bound.
+    extra = np.min((1 - 1 / orders_B) * of_trial_B - math.log(event.gamma) / orders_B)
+    curve_A: FloatArray = of_trial_A + (1 + event.eta) * extra + math.log(event.expected_trials) / (orders_A - 1)
     return curve_A
 
 

@@ -53,24 +53,12 @@ class Pair:
     with_K: FloatArray
     without_K: FloatArray
 
-    def mirrored(self) -> Pair:
-        """The pair for the other direction: the unit removed for added, added for removed."""
-        return Pair(self.without_K, self.with_K)
-
 
 def gaussian(stddev: float) -> Pair:
     """A normal variable of ``stddev``, against the same variable plus 1."""
     _require_noise(stddev)
     points = _points(stddev, 0.0, 1.0)
     return Pair(_log_normal(points - 1, stddev), _log_normal(points, stddev))
-
-
-def sampled_replacement(stddev: float, rate: float) -> Pair:
-    """A normal sum over a Poisson sample: the unit adds 1 if it is sampled, the one that replaces it adds -1."""
-    _require_noise(stddev)
-    points = _points(stddev, -1.0, 1.0)
-    up, none, down = (_log_normal(points - centre, stddev) for centre in (1.0, 0.0, -1.0))
-    return Pair(_mixed(none, up, rate), _mixed(none, down, rate))
 
 
 def laplace(scale_inverse: float) -> Pair:
@@ -110,15 +98,6 @@ def discrete_gaussian(stddev: float) -> Pair:
 def on_sample(pair: Pair, rate: float) -> Pair:
     """The pair where the unit is in a secret Poisson sample with probability ``rate``."""
     return Pair(_mixed(pair.without_K, pair.with_K, rate), pair.without_K)
-
-
-def on_visible_sample(pair: Pair, rate: float) -> Pair:
-    """The pair when an attacker may see whether the unit was sampled. Nothing is released about a unit outside of the
-    sample."""
-    if rate == 1:
-        return pair
-    inside, outside = math.log(rate), math.log1p(-rate)
-    return Pair(np.append(pair.with_K + inside, outside), np.append(pair.without_K + inside, outside))
 
 
 def together(*pairs: Pair) -> Pair:
@@ -233,11 +212,18 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
     events = [event for event in events if event.get("count", 1)]
     try:
         if any(event["kind"] in ("SmoothRelease", "SecretTrials") for event in events):
-            return _renyi_epsilon(events, delta)
+            # By Renyi curves, converted.
+            has_trials = any(event["kind"] == "SecretTrials" for event in events)
+            orders = _TRIAL_ORDERS if has_trials else 1 + np.geomspace(1e-3, 1e5, 4001)
+            # ``0 * orders`` as the start: a sum without terms still has the shape of the orders.
+            costs = sum((_renyi_curve(event, orders) for event in events), 0 * orders)
+            found = costs + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+            return float(max(np.min(found), 0.0))
         pairs = [part for event in events for part in _kind(event).pairs(event)]
     except _NoNoiseError:
         return math.inf
-    both = (pairs, [(pair.mirrored(), count) for pair, count in pairs])
+    # Adding a unit, and in mirrored pairs removing it.
+    both = (pairs, [(Pair(pair.without_K, pair.with_K), count) for pair, count in pairs])
     composed = max(_composed_epsilon(direction, delta) for direction in both)
     if not all(event["kind"] in ("PureReleases", "LaplaceReleases") for event in events):
         return composed
@@ -277,12 +263,6 @@ def _kind(event: Mapping[str, Any]) -> Kind:
     return kind
 
 
-def _log_sum(terms_K: FloatArray) -> float:
-    """ln of the sum of exp(terms), in a quarter of the time of np.logaddexp.reduce."""
-    largest = float(terms_K.max())
-    return largest + math.log(float(np.exp(terms_K - largest).sum())) if math.isfinite(largest) else largest
-
-
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     """The epsilon in one direction of all ``parts``, each with its number of repetitions."""
     if not parts:
@@ -293,10 +273,15 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     for sign in (-1, 1):
         bounds = []
         for rate in np.geomspace(1e-4, 1e4, 81):
-            # ln E[exp(rate loss)], in log space: the exponentials may overflow.
-            moments = (
-                count * _log_sum(pair.with_K + sign * rate * (pair.with_K - pair.without_K)) for pair, count in parts
-            )
+            moments = []
+            for pair, count in parts:
+                # ln E[exp(rate loss)], in log space: the exponentials may overflow. In a quarter of the time of
+                # np.logaddexp.reduce.
+                terms_K = pair.with_K + sign * rate * (pair.with_K - pair.without_K)
+                largest = float(terms_K.max())
+                if math.isfinite(largest):
+                    largest += math.log(float(np.exp(terms_K - largest).sum()))
+                moments.append(count * largest)
             bounds.append((math.fsum(moments) - _LOG_LOST) / rate)
         ends.append(sign * min(bounds))
     low, high = min(ends[0], 0.0), max(ends[1], 0.0)
@@ -344,17 +329,6 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     return float(np.clip(losses[j] + within, max(losses[j] - step, 0.0), losses[j]))
 
 
-def _renyi_epsilon(events: Events, delta: float) -> float:
-    """The epsilon of events with a release of smooth sensitivity or with secret trials: Renyi curves, converted."""
-    orders = 1 + np.geomspace(1e-3, 1e5, 4001)
-    if any(event["kind"] == "SecretTrials" for event in events):
-        orders = _TRIAL_ORDERS
-    # ``0 * orders`` as the start: a sum without terms still has the shape of the orders.
-    costs = sum((_renyi_curve(event, orders) for event in events), 0 * orders)
-    found = costs + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
-    return float(max(np.min(found), 0.0))
-
-
 def _renyi_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
     kind = event["kind"]
     if kind == "SmoothRelease":
@@ -398,15 +372,15 @@ def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
     log_gamma = float(np.interp(mean, means, log_gammas))
     if not means[0] < mean < means[-1]:
         raise NotRecomputedError(f"SecretTrials of {mean:g} trials at eta {eta:g}")
-
-    def largest(at: FloatArray) -> FloatArray:
-        curves = [
-            sum((_renyi_curve(each, at) for each in events if each["count"]), 0 * at) for events in event["trials"]
-        ]
-        return np.asarray(np.maximum.reduce(curves))
-
-    inside = (largest(_TRIAL_ORDERS) * (_TRIAL_ORDERS - 1) - log_gamma) / _TRIAL_ORDERS
-    return np.asarray(largest(orders) + (1 + eta) * float(inside.min()) + math.log(mean) / (orders - 1))
+    # The dearest of the settings, at the orders of the trial inside and at those outside.
+    trial, outside = (
+        np.maximum.reduce(
+            [sum((_renyi_curve(each, at) for each in events if each["count"]), 0 * at) for events in event["trials"]]
+        )
+        for at in (_TRIAL_ORDERS, orders)
+    )
+    inside = (trial * (_TRIAL_ORDERS - 1) - log_gamma) / _TRIAL_ORDERS
+    return np.asarray(outside + (1 + eta) * float(inside.min()) + math.log(mean) / (orders - 1))
 
 
 def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
@@ -452,8 +426,13 @@ def _sampled(base: Callable[[Mapping[str, Any]], Pair]) -> Callable[[Mapping[str
 
 def _gaussian_sums(event: Mapping[str, Any]) -> PairsOfEvent:
     stddev, rate = float(event["noise_multiplier"]), float(event["sampling_rate"])
-    replaced = event["relation"] == "replace one"
-    return [(sampled_replacement(stddev, rate) if replaced else on_sample(gaussian(stddev), rate), event["count"])]
+    if event["relation"] != "replace one":
+        return [(on_sample(gaussian(stddev), rate), event["count"])]
+    # The unit adds 1 if it is sampled, the one that replaces it adds -1.
+    _require_noise(stddev)
+    points = _points(stddev, -1.0, 1.0)
+    up, none, down = (_log_normal(points - centre, stddev) for centre in (1.0, 0.0, -1.0))
+    return [(Pair(_mixed(none, up, rate), _mixed(none, down, rate)), event["count"])]
 
 
 def _gaussian_and_laplace(event: Mapping[str, Any]) -> Pair:
@@ -462,17 +441,17 @@ def _gaussian_and_laplace(event: Mapping[str, Any]) -> Pair:
 
 
 def _attribute_gaussians(event: Mapping[str, Any]) -> PairsOfEvent:
-    base = gaussian(float(event["attribute_noise_multiplier"]))
-    return [(on_visible_sample(base, float(event.get("sampling_rate", 1))), event["count"])]
+    pair, rate = gaussian(float(event["attribute_noise_multiplier"])), float(event.get("sampling_rate", 1))
+    if rate < 1:
+        # An attacker may see whether the unit was sampled; nothing is released about a unit outside of the sample.
+        inside, outside = math.log(rate), math.log1p(-rate)
+        pair = Pair(np.append(pair.with_K + inside, outside), np.append(pair.without_K + inside, outside))
+    return [(pair, event["count"])]
 
 
 def _rounded(stddev: float, norm: float) -> Pair:
     """A vector of L2 norm ``norm`` that is rounded to whole numbers under noise of ``stddev``."""
     return gaussian(math.sqrt(max(stddev**2 - _ROUNDING**2, 0.0)) / norm)
-
-
-def _vote_sum(event: Mapping[str, Any]) -> Pair:
-    return _rounded(float(event["noise_stddev_votes"]), event["norm"])
 
 
 def _prediction_table(event: Mapping[str, Any]) -> PairsOfEvent:
@@ -486,6 +465,7 @@ def _neighbours(event: Mapping[str, Any]) -> Pair:
     return together(count, count, *([] if check is None else [discrete_gaussian(float(check))]))
 
 
+_VOTE_SUMS = Kind(_sampled(lambda event: _rounded(float(event["noise_stddev_votes"]), event["norm"])))
 KINDS: Mapping[str, Kind] = {
     "ThresholdChecks": Kind(_teachers),
     "NoisyArgmaxes": Kind(_teachers),
@@ -500,8 +480,8 @@ KINDS: Mapping[str, Kind] = {
     "PureReleases": Kind(lambda event: [(two_answers(float(event["epsilon"])), event["count"])], relation=None),
     "LaplaceReleases": Kind(lambda event: [(laplace(float(event["epsilon"])), event["count"])], relation=None),
     "VoteTables": Kind(_sampled(lambda event: discrete_gaussian(float(event["noise_stddev_votes"])))),
-    "VoteSums": Kind(_sampled(_vote_sum)),
-    "MomentSums": Kind(_sampled(_vote_sum)),
+    "VoteSums": _VOTE_SUMS,
+    "MomentSums": _VOTE_SUMS,
     "PredictionTables": Kind(_prediction_table, relation=None),
     "NeighbourVotes": Kind(_sampled(_neighbours)),
 }

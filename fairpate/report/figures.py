@@ -23,14 +23,14 @@ import math
 import re
 import textwrap
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config_reader import is_read, shared_settings
+from fairpate.config import is_read
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import decimal, delta_text, epsilon_text, most_often_right, percent, strength
 from fairpate.report.frontier import (
@@ -159,14 +159,6 @@ def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
         for series in sorted(methods, key=lambda series: (order[methods[series]], series))
         for family, shape, place in [placed[methods[series]]]
     }
-
-
-def by_family(found: Iterable[SeriesStyle]) -> dict[str, list[SeriesStyle]]:
-    """The styles by title of their family of methods."""
-    families: dict[str, list[SeriesStyle]] = {}
-    for look in found:
-        families.setdefault(look.family, []).append(look)
-    return families
 
 
 # Diameters of marks, in pixels of a page.
@@ -393,7 +385,14 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
         id(point): {name: value for name, value in point.settings.items() if is_read(name, value, point.settings)}
         for point in points
     }
-    shared = {name: shared_settings([read[id(p)] for p in found]) for name, found in by_series(points).items()}
+    shared = {
+        series_name: {
+            name: value
+            for name, value in read[id(found[0])].items()
+            if all(read[id(point)].get(name, ...) == value for point in found)
+        }
+        for series_name, found in by_series(points).items()
+    }
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
     members = on_frontier(points)
 

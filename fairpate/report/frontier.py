@@ -30,7 +30,7 @@ import moocore
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config_reader import flattened
+from fairpate.config import flattened
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.report.metrics import GroupsTold
 from fairpate.types import STOPPED_BY_VOTES, NotionName, Relation, RunRecord, Unit
@@ -176,17 +176,16 @@ class Point:
         """The same configuration with the disparity of another notion; undefined where that was not recorded."""
         if notion == self.notion:
             return self
-        return self._with_disparity(self.fairness_S.get(notion, math.nan), notion=notion)
+        values_SO = self.values_SO.copy()
+        values_SO[:, _DISPARITY] = self.fairness_S.get(notion, math.nan)
+        return replace(self, values_SO=values_SO, notion=notion)
 
     def without_gaps(self) -> Point:
         """The same configuration with every gap between groups undefined."""
         rates = {name: value_S for name, value_S in self.fairness_S.items() if NOTIONS[name].bounds_rate}
-        return self._with_disparity(math.nan, fairness_S=rates)
-
-    def _with_disparity(self, disparity_S: FloatArray | float, **changes: Any) -> Point:
         values_SO = self.values_SO.copy()
-        values_SO[:, _DISPARITY] = disparity_S
-        return replace(self, values_SO=values_SO, **changes)
+        values_SO[:, _DISPARITY] = math.nan
+        return replace(self, values_SO=values_SO, fairness_S=rates)
 
     def fairness(self, notion: NotionName) -> float:
         """The value of any notion over all seeds; NaN where it is undefined in one."""
@@ -207,11 +206,6 @@ class Frontier:
     undefined: tuple[Point, ...]
 
 
-def repeat_command(command: str) -> str:
-    """``command`` with fresh noise instead of noise from a seed."""
-    return re.sub(r" --set noise=seeded(?= |$)", "", command)
-
-
 def points_of(
     records: Sequence[RunRecord], *, commands: Sequence[str] = (), notion: NotionName = DEFAULT
 ) -> list[Point]:
@@ -226,11 +220,15 @@ def points_of(
     runs: dict[str, dict[str, tuple[RunRecord, str]]] = {}
     for record, command in zip(records, commands or [""] * len(records), strict=True):
         # An epsilon that depends on votes is another claim, so the same configuration is another point.
-        configuration = [record.method, record.data, record.unit, record.relation, record.delta]
-        key = _text([*configuration, record.epsilon_is_data_dependent, settings_of(record.config)])
+        configuration: list[Any] = [record.method, record.data, record.unit, record.relation, record.delta]
+        configuration += [record.epsilon_is_data_dependent, settings_of(record.config)]
+        key = json.dumps(configuration, sort_keys=True, default=str)
         # Every seed in the configuration: data may be divided by a seed of its own.
         seeds = {path: seed for path, seed in flattened(record.config).items() if path.split(".")[-1] == "seed"}
-        runs.setdefault(key, {})[_text([record.seed, seeds])] = (record, repeat_command(command))
+        seed_key = json.dumps([record.seed, seeds], sort_keys=True, default=str)
+        # The command draws fresh noise, also where this run had noise from a seed.
+        fresh = re.sub(r" --set noise=seeded(?= |$)", "", command)
+        runs.setdefault(key, {})[seed_key] = (record, fresh)
     points = [_point(list(repetitions.values())) for repetitions in runs.values()]
     unmeasured_by_all = {
         panel: frozenset.intersection(*(frozenset(point.groups.unmeasured) for point in found))
@@ -273,12 +271,6 @@ def notion_value(record: RunRecord, notion: NotionName) -> float | None:
     """The value of a notion, None where it is undefined."""
     # A record that was made by hand may hold the default notion as disparity alone.
     return record.disparity if notion == DEFAULT else record.fairness.get(notion, {}).get("value")
-
-
-def notions_of(points: Sequence[Point]) -> tuple[NotionName, ...]:
-    """The notions that are defined for some run of ``points``, and the default."""
-    known = {name for point in points for name, value_S in point.fairness_S.items() if not np.isnan(value_S).all()}
-    return tuple(name for name in NAMES if name in known or name == DEFAULT)
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,10 +372,6 @@ def require_one_panel(points: Sequence[Point]) -> None:
 
 def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
 
 
 Setting = Literal["fair", "private", "accurate"]

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.fairness.rates import DEFAULT, NOTIONS
+from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.pages import count, counted, decimal, epsilon_text, percent, render, strength
 from fairpate.report import figures
 from fairpate.report.frontier import (
@@ -33,6 +33,7 @@ from fairpate.report.frontier import (
     OBJECTIVES,
     THEN,
     Baselines,
+    Objective,
     Panel,
     Point,
     PrivacyClass,
@@ -49,7 +50,6 @@ from fairpate.report.frontier import (
     guaranteed,
     is_seeded,
     left_out_by,
-    notions_of,
     points_of,
     select,
 )
@@ -90,12 +90,22 @@ def findings(points: Sequence[Point]) -> Findings:
     """The sentences on one panel: at the middle budget, then at up to four others."""
     compared: list[Point] = []
     methods_by_reason: dict[str, list[str]] = {}
+    names = {"error": "accuracy", "refused": "coverage"}
     for point in points:
-        reason = _why_left_out(point)
-        if reason:
-            methods_by_reason.setdefault(reason, []).append(point.method)
+        if point.degenerate:
+            reason = "degenerate"
+        elif point.epsilon_is_data_dependent:
+            reason = "ε depends on private votes"
+        elif point.num_undefined:
+            words = names | {"disparity": NOTIONS[point.notion].measure}
+            undefined = [words.get(name, name) for name in OBJECTIVES if np.isnan(point.value(name))]
+            reason = f"{_listed(undefined)} undefined"
+        elif math.isinf(point.value("epsilon")):
+            reason = "no finite ε"
         else:
             compared.append(point)
+            continue
+        methods_by_reason.setdefault(reason, []).append(point.method)
     left_out = [
         f"{counted(len(methods), 'configuration')} of {_listed(methods)}: {reason}"
         for reason, methods in methods_by_reason.items()
@@ -125,25 +135,19 @@ def findings(points: Sequence[Point]) -> Findings:
     )
 
 
-def _why_left_out(point: Point) -> str:
-    """The reason why no sentence mentions the point; empty if it is compared."""
-    if point.degenerate:
-        return "degenerate"
-    if point.epsilon_is_data_dependent:
-        return "ε depends on private votes"
-    if point.num_undefined:
-        names = {"error": "accuracy", "refused": "coverage", "disparity": NOTIONS[point.notion].measure}
-        undefined = [names.get(name, name) for name in OBJECTIVES if np.isnan(point.value(name))]
-        return f"{_listed(undefined)} undefined"
-    return "" if math.isfinite(point.value("epsilon")) else "no finite ε"
-
-
 def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> BudgetFindings:
     """The best configurations that cost no more than one level of epsilon."""
+
+    def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
+        """The most accurate and the fairest; of equals the one that is better in the other."""
+        pairs: tuple[tuple[Objective, Objective], ...] = (("error", "disparity"), ("disparity", "error"))
+        accurate, fair = (min(found, key=lambda each: [each.value(name) for name in pair]) for pair in pairs)
+        return accurate, fair
+
     affordable = [point for point in points if figures.level_of(point, levels) <= number]
     rows = []
     for name, found in by_series(affordable).items():
-        best, fairest = _most_accurate(found), _fairest(found)
+        best, fairest = best_of(found)
         # With standard errors of the means.
         _, highest, _ = figures.with_spread(best, math.sqrt(len(best.seeds)))
         gap, there, _ = figures.with_spread(fairest, math.sqrt(len(fairest.seeds)))
@@ -155,7 +159,7 @@ def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> Bu
     repeated = [point for point in affordable if len(point.seeds) >= _LEAST_SEEDS]
     sentence = "No configuration has three seeds: with fewer, a difference between methods may be chance."
     if repeated:
-        best, fairest = _most_accurate(repeated), _fairest(repeated)
+        best, fairest = best_of(repeated)
         gap = decimal(fairest.value("disparity"))
         sentence = (
             f"The highest mean accuracy is {best.method}’s, {_accuracy_words(best)}. The smallest mean "
@@ -164,14 +168,6 @@ def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> Bu
         if len(repeated) < len(affordable):
             sentence = f"Only configurations with at least three seeds are compared. {sentence}"
     return BudgetFindings(epsilon=levels[number], sentence=sentence, rows=tuple(rows))
-
-
-def _most_accurate(points: Sequence[Point]) -> Point:
-    return min(points, key=lambda point: (point.value("error"), point.value("disparity")))
-
-
-def _fairest(points: Sequence[Point]) -> Point:
-    return min(points, key=lambda point: (point.value("disparity"), point.value("error")))
 
 
 def _accuracy_words(point: Point) -> str:
@@ -333,7 +329,8 @@ def frontier_report(report: FrontierReport) -> str:
     series = figures.looks(points)
     members = figures.on_frontier(points)
     # The page opens with the first notion; parts that depend on the notion are written once for each.
-    notions = tuple(dict.fromkeys((report.notion, *notions_of(points))))
+    known = {name for point in points for name, value_S in point.fairness_S.items() if not np.isnan(value_S).all()}
+    notions = tuple(dict.fromkeys((report.notion, *(name for name in NAMES if name in known or name == DEFAULT))))
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
     by_notion = [by_panel(found) for found in seen]
     done = [row for row in shown if row.record is not None]
@@ -451,10 +448,13 @@ def _class_view(
         )
     names = {name for panel in panels for name in panel["names"]}
     shown = [look for look in known if look.series in names]
+    families: dict[str, list[figures.SeriesStyle]] = {}
+    for look in shown:
+        families.setdefault(look.family, []).append(look)
     most = max(len(panel["names"]) for panel in panels)
     return {
         "label": figures.class_label(privacy),
-        "families": figures.by_family(shown),
+        "families": families,
         "names": [look.series for look in shown],
         "panels": panels,
         "has_pairs": most > 1,

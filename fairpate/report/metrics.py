@@ -767,36 +767,22 @@ class RejectOptionSpread:
     num_records: int
     orders: tuple[OrderResult, ...]
     least_cell: int = 1
+    accuracy: Spread = field(init=False)
+    coverage: Spread = field(init=False)
+    coverage_G: tuple[Spread, ...] = field(init=False)
+    final_gap: Spread = field(init=False)
+    max_gap: Spread = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("accuracy", "coverage", "final_gap", "max_gap"):
+            object.__setattr__(self, name, _spread([getattr(order, name) for order in self.orders]))
+        of_groups = zip(*(order.coverage_G for order in self.orders), strict=True)
+        object.__setattr__(self, "coverage_G", tuple(map(_spread, of_groups)))
 
     @property
     def answers_needed(self) -> int:
         """The number of answers that every group needs before the largest gap on the way counts."""
         return max(self.rule.min_count, self.least_cell, 1)
-
-    @property
-    def accuracy(self) -> Spread:
-        return _spread([order.accuracy for order in self.orders])
-
-    @property
-    def coverage(self) -> Spread:
-        return _spread([order.coverage for order in self.orders])
-
-    @property
-    def coverage_G(self) -> tuple[Spread, ...]:
-        return tuple(_spread(shares) for shares in zip(*(order.coverage_G for order in self.orders), strict=True))
-
-    @property
-    def final_gap(self) -> Spread:
-        return _spread([order.final_gap for order in self.orders])
-
-    @property
-    def max_gap(self) -> Spread:
-        return _spread([order.max_gap for order in self.orders])
-
-    def without_accuracy(self) -> RejectOptionSpread:
-        """A copy with every accuracy undefined, for a headline that does not show its accuracy because of small
-        cells."""
-        return replace(self, orders=tuple(replace(order, accuracy=math.nan) for order in self.orders))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -273,6 +273,8 @@ class MeasuredClaims:
 
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
+    no_baseline: ClassVar[str] = ""
+    """The sentence in place of a baseline without privacy."""
 
     @property
     def fairness(self) -> Fairness:
@@ -416,6 +418,9 @@ class MeasuredClaims:
             none = ("No test record is answered.",)
             return Figure(name=name, value="undefined", word="Undefined", mood="bad", details=none)
         worthless = measured.accuracy <= measured.majority_accuracy or measured.degenerate
+        baseline = self.no_baseline
+        if self.without_privacy is not None:
+            baseline = f"{upper(_learned_without_privacy(self.without_privacy))}."
         return Figure(
             name=name,
             value=percent(measured.accuracy),
@@ -426,13 +431,9 @@ class MeasuredClaims:
                 *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
                 f"{upper(majority_words(measured))}.",
                 *(f"The model {words}." for words in measured.underserved),
-                *filter(None, (self._baseline_words,)),
+                *filter(None, (baseline,)),
             ),
         )
-
-    @property
-    def _baseline_words(self) -> str:
-        return "" if self.without_privacy is None else f"{upper(_learned_without_privacy(self.without_privacy))}."
 
     @property
     def measured_rows(self) -> Rows:
@@ -473,6 +474,10 @@ class RunStatement(MeasuredClaims):
     """All claims about the model of a run: its guarantee, and what was measured."""
 
     guarantee: Guarantee
+    no_baseline: ClassVar[str] = (
+        "No model without privacy is known to compare with: the operator may train one (method sgd) on the same data, "
+        "and keeps its accuracy, which depends on every private record."
+    )
 
     @property
     def line(self) -> str:
@@ -518,13 +523,6 @@ class RunStatement(MeasuredClaims):
             details=tuple(filter(None, details)),
         )
         return privacy, *super().figures
-
-    @property
-    def _baseline_words(self) -> str:
-        return super()._baseline_words or (
-            "No model without privacy is known to compare with: the operator may train one (method sgd) on the same "
-            "data, and keeps its accuracy, which depends on every private record."
-        )
 
     @property
     def rows(self) -> Rows:

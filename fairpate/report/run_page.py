@@ -711,10 +711,6 @@ class AttackResult:
         free, *gaussian = (f"{bound:.2f}" for bound in self.bounds(delta))
         return f"{free} without assumptions" + (f", {gaussian[0]} if scores are Gaussian" if gaussian else "")
 
-    def to_json(self, delta: float) -> dict[str, Any]:
-        """Counts and bounds as plain values."""
-        return asdict(self) | dict(zip(_BOUNDS, self.bounds(delta), strict=False))
-
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedRelease:
@@ -816,7 +812,8 @@ class Audit:
         """The record, with all bounds and sentences that follow from it."""
         plain = asdict(self)
         for values, each in zip(plain["releases"], self.releases, strict=True):
-            values |= {name: getattr(each, name).to_json(self.delta) for name in _SERIES}
+            for name in _SERIES:
+                values[name] |= dict(zip(_BOUNDS, getattr(each, name).bounds(self.delta), strict=False))
         verdict = {"refuted": self.refuted, "has_power": self.has_power, "headline": self.headline}
         return {"format": AUDIT_FORMAT, **plain, **verdict}
 

@@ -36,8 +36,7 @@ import torch
 from torch import Tensor
 
 from aggregator.session import mechanism_within
-from fairpate.config import EMBEDDED_NORM, EmbeddingConfig, RayConfig
-from fairpate.config_reader import values_digest
+from fairpate.config import EMBEDDED_NORM, EmbeddingConfig, RayConfig, values_digest
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding, placed

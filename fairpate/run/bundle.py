@@ -35,13 +35,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import jinja2
 import yaml
 
-from fairpate.config_reader import read_yaml, values_digest
+from fairpate.config import read_yaml, values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import PathIn, check_output_file, write_atomically
 from fairpate.pages import decimal, delta_text, epsilon_text, least_wrong, most_detected, percent
@@ -652,7 +653,7 @@ def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
                 found[part] = value
         if "words" in each:
             words = forms["words"].get(each["words"], each["words"])
-            value = _WORDS.from_string(words).render(found) or None
+            value = _template(words).render(found) or None
         if value is None:
             kind: Kind = "open" if each.get("open") else "operator"
             lines.append(Line(place=each["place"], kind=kind, note=each.get("note", "")))
@@ -686,6 +687,7 @@ _WORDS.globals.update(
     most_detected=most_detected,
     other_content=_other_content,
 )
+_template = cache(_WORDS.from_string)
 
 
 def make_dossier(

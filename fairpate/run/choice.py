@@ -39,8 +39,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fairpate.config import ConfigError
-from fairpate.config_reader import values_digest
+from fairpate.config import ConfigError, values_digest
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
 from fairpate.files import PathIn, private_folder, write_atomically

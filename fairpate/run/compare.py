@@ -32,12 +32,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig
-from fairpate.config_reader import determining_values, values_digest
+from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig, values_digest
 from fairpate.data import Dataset, load_data, load_once
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
-from fairpate.methods.base import Method, ReleasingMethod
+from fairpate.methods.base import Method, ReleasingMethod, determining_values
 from fairpate.methods.pate import PateFamily, choose_queries
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
 from fairpate.report.figures import FigureStyle, frontier_figures

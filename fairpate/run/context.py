@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fairpate.config_reader import flattened
+from fairpate.config import flattened
 from fairpate.files import PathIn, write_atomically
 from fairpate.types import IntArray, LabelledSet, PrivacyStatement, Unit, UsageError, UserError, VoteBatch, restored
 from student.card import StudentCard
@@ -119,13 +119,9 @@ class RunDirectory:
     environment = PathIn("root", "environment.json")
     """Versions, machine and revision."""
 
-    def release_file(self, name: str = "") -> Path:
-        """The file of one release of arrays. The first has no ``name``, each later one has its own."""
-        return self.public / f"released-{name}.safetensors" if name else self.released
-
     def release_files(self) -> list[Path]:
-        """The files of all releases of arrays that the run keeps."""
-        return sorted(self.public.glob("released*.safetensors"))
+        """The files of all releases of arrays that the run keeps: each later one adds its name to that of the first."""
+        return sorted(self.released.parent.glob(f"{self.released.stem}*.safetensors"))
 
     @property
     def made_on(self) -> str | None:

@@ -27,14 +27,13 @@ import numpy as np
 import yaml
 
 from fairpate import __version__
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import config_digest, determining_values, read_yaml
+from fairpate.config import ConfigError, DataConfig, read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
 from fairpate.data.registry import load_at_site
 from fairpate.files import PathIn, check_output_folder, private_folder
-from fairpate.methods.base import Method, Stream, configured, stream_seed
+from fairpate.methods.base import Method, Stream, config_digest, configured, determining_values, stream_seed
 from fairpate.methods.pate import PateFamily
 from fairpate.run import context
 from fairpate.run.context import DataRecord, RunDirectory, RunDirectoryError, RunFolderError

@@ -36,7 +36,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -201,7 +201,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     )
     # The accuracy in other orders would reveal the one that is not shown.
     if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
-        spread = spread.without_accuracy()
+        spread = replace(spread, orders=tuple(replace(order, accuracy=math.nan) for order in spread.orders))
     return Assessment(
         evaluations={"student with IDP3": headline, "student without refusals": unrefused},
         measured_N=measured,
@@ -541,10 +541,8 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
     if largest <= 0 or len(value_K) == 1:
         return max(0.0, float(np.nanmax(alone.low_EG)))
     reach_K = np.maximum((value_K - alone.low_EG[is_known]) / z, _LEAST_SHARE)
-    generator, shape = np.random.default_rng(0), (_DRAWS, *table_GYC.shape)
-    chances = np.maximum(table_GYC, _LEAST_SHARE).ravel()
-    drawn = generator.multinomial(max(1, round(table_GYC.sum())), chances / chances.sum(), size=_DRAWS).reshape(shape)
-    errors_RK = ends(z, drawn + generator.normal(0, stddev, shape)).value_EG[:, is_known]
+    drawn = _drawn_around(table_GYC.tobytes(), table_GYC.shape, stddev)
+    errors_RK = ends(z, drawn).value_EG[:, is_known]
     errors_RK = np.nan_to_num(errors_RK - np.nanmedian(errors_RK, axis=0))
     # In standard deviations of a normal distribution, above and below: the interval, of which `reach_K` is the lower
     # part, allows for skewness already.
@@ -560,6 +558,15 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
         if low == before:  # for good
             break
     return low
+
+
+@lru_cache(maxsize=2)  # all gaps of one table share the draws, and all levels those of its sum over groups
+def _drawn_around(table_GYC: bytes, shape: tuple[int, ...], stddev: float) -> FloatArray:
+    """Return ``_DRAWS`` noisy tables of other records from the population that the table (its bytes) estimates."""
+    generator, table = np.random.default_rng(0), np.frombuffer(table_GYC)
+    chances = np.maximum(table, _LEAST_SHARE)
+    counts = generator.multinomial(max(1, round(table.sum())), chances / chances.sum(), size=_DRAWS)
+    return (counts + generator.normal(0, stddev, counts.shape)).reshape(_DRAWS, *shape)
 
 
 def _deviations(comparisons: float = 1) -> float:

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate import __version__
-from fairpate.config import PLACE, ConfigError, DataConfig
-from fairpate.config_reader import parse_config, read_yaml
+from fairpate.config import PLACE, ConfigError, DataConfig, parse_config, read_yaml
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import sha256_of
 from fairpate.data.embedding import completed_pool, feature_names

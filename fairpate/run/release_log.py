@@ -46,7 +46,7 @@ from safetensors.numpy import save
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
-from fairpate.config_reader import as_now
+from fairpate.config import as_now
 from fairpate.files import PathIn, write_atomically
 from fairpate.pages import counted, delta_text, epsilon_text
 from fairpate.privacy import accountant
@@ -230,6 +230,16 @@ class Total:
     delta: float
     epsilon_limit: float | None
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The total as a row of a table, in the order of :data:`COLUMNS`."""
+        limit = "none" if self.epsilon_limit is None else f"{self.epsilon_limit:g}"
+        numbers = (str(self.releases), str(self.not_private), *map(epsilon_text, (self.epsilon, self.epsilon_adaptive)))
+        return self.data, self.unit, self.relation, *numbers, limit
+
+
+COLUMNS = ("data set", "unit", "relation", "releases", "not private", "epsilon, fixed beforehand", "adaptive", "limit")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
@@ -316,23 +326,9 @@ class Odometer:
 
     def __str__(self) -> str:
         """Return a table of what was released so far, a line for each data set, unit and relation."""
-        rows: list[tuple[str, ...]] = [
-            ("data set", "unit", "relation", "releases", "not private", "epsilon", "each in view", "limit")
-        ]
-        for total in self.totals(delta=_SHOWN_DELTA):
-            limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
-            # Rounded up: a printed cost is never below the true one.
-            costs = (
-                f"{math.ceil(100 * each - 1e-9) / 100:.2f}" if math.isfinite(each) else "none finite"
-                for each in (total.epsilon, total.epsilon_adaptive)
-            )
-            rows.append(
-                (total.data, total.unit, total.relation, str(total.releases), str(total.not_private), *costs, limit)
-            )
+        rows = [COLUMNS, *(total.cells for total in self.totals(delta=_SHOWN_DELTA))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        ]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([f"{self.path}, at delta {_SHOWN_DELTA:g}", *lines])
 
     def record(
@@ -388,31 +384,9 @@ class Odometer:
             return next(iter(_rows(database, run=run)), None)
 
     def released(self, data: str) -> dict[str, Release]:
-        """The stored releases on ``data``, by run."""
+        """The stored releases on ``data`` by run, in the order in which they came."""
         with self._transaction() as database:
             return {row.run: row for row in _rows(database, data=data)}
-
-    def standing(self, run: str, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
-        """The earlier releases of the same data set, unit and relation, and their cost with this one; None if it is not
-        private. ``and_of``: releases of the same run from other parts, counted or not."""
-        with self._transaction() as database:
-            found = _rows(database, run=run)
-            rows = _rows(database, data=found[0].data) if found else []
-        place_of = {row.run: place for place, row in enumerate(rows)}
-        if run not in place_of or not (own := rows[place_of[run]]).is_private:
-            return None
-        others = {other.run for other in and_of}
-        # Up to its own last row: later releases are reported by their own statements. A run that learns from a release
-        # of another may draw its own table long after it, and what is still to be drawn comes after all that is there.
-        last = max(place_of.get(each, len(rows) - 1) for each in {run, *others})
-        before = [row for row in rows[: last + 1] if row.run not in others]
-        same = [row for row in _counted_by(own.unit, before) if row.is_private and row.relation == own.relation]
-        earlier, same = len(same) - 1, [*same, *and_of]
-        return Standing(
-            earlier=earlier,
-            epsilon=composed_epsilon(same, delta=delta),
-            epsilon_adaptive=composed_epsilon(same, delta=delta, is_adaptive=True),
-        )
 
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
         """One total per data set, unit and relation, in their order."""
@@ -699,14 +673,20 @@ def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Pat
         )
 
 
-def take_release(run: RunDirectory, source: Path) -> None:
-    """Let ``run`` learn from the release of the run in ``source``. RunFolderError if it has another release already."""
-    content = RunDirectory(root=source).released.read_bytes()
+def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
+    """Let ``run`` learn from the release of the run in ``source``, and state the choice of settings that was made
+    there, if it chose those of digest ``candidate``. RunFolderError if ``run`` has another release already."""
+    given = RunDirectory(root=source)
+    content = given.released.read_bytes()
     has_started = run.statement.exists() or run.receipt.exists() or run.released.exists()
     # The same release again is not a second one: the command of an interrupted run may be repeated.
     if has_started and not (run.released.exists() and run.released.read_bytes() == content):
         raise RunFolderError(f"{run.root}: has a release of its own; give another folder with --out.")
     write_atomically(run.released, lambda temporary: temporary.write_bytes(content))
+    if given.choice.exists() and not run.choice.exists():
+        made, origin = read_release(given.choice)
+        if origin.settings["candidates"][int(made.arrays["chosen"][0])] == candidate:
+            write_atomically(run.choice, lambda temporary: temporary.write_bytes(given.choice.read_bytes()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -719,9 +699,6 @@ class _OneFile(RunDirectory):
     """
 
     states_all_draws: ClassVar[bool] = True
-
-    def release_files(self) -> list[Path]:
-        return [self.released] if self.released.exists() else []
 
 
 class MetricsFolder(_OneFile):
@@ -738,17 +715,6 @@ class ChoiceFolder(_OneFile):
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
     statement = PathIn("public", "choice.safetensors")
-
-
-def take_choice(run: RunDirectory, source: Path, candidate: str) -> None:
-    """Let ``run`` state the choice that was made in ``source``, if it chose ``candidate``, a digest of settings."""
-    made = RunDirectory(root=source).choice
-    if not made.exists() or run.choice.exists():
-        return
-    released, origin = read_release(made)
-    if origin.settings["candidates"][int(released.arrays["chosen"][0])] == candidate:
-        content = made.read_bytes()
-        write_atomically(run.choice, lambda temporary: temporary.write_bytes(content))
 
 
 class _Priced(Protocol):
@@ -814,7 +780,10 @@ class ReleaseLog:
         noise, or nothing of it is visible before it returns. RunDirectoryError if the kept release was made from
         something else, or is gone although its run was published. LimitReachedError if a limit has no room.
         """
-        path, after = self._run.release_file(name), tuple(arrays_digest(released.arrays) for released, _ in self._steps)
+        path = self._run.released
+        if name:
+            path = path.with_stem(f"{path.stem}-{name}")
+        after = tuple(arrays_digest(released.arrays) for released, _ in self._steps)
         if path.exists():
             released, origin = read_release(path)
             require_same_settings(origin, settings, path)
@@ -996,8 +965,25 @@ class ReleaseLog:
         self._is_reserved = True
 
     def standing(self, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
-        """The earlier releases and their cost with this run's, as :meth:`Odometer.standing`."""
-        return self._odometer.standing(self.id, delta=delta, and_of=and_of)
+        """The earlier releases of the same data set, unit and relation, and their cost with this run's; None if it is
+        not private. ``and_of``: releases of the same run from other parts, counted or not."""
+        own = self.stored()
+        if own is None or not own.is_private:
+            return None
+        rows = list(self._odometer.released(own.data).values())
+        place_of = {row.run: place for place, row in enumerate(rows)}
+        others = {other.run for other in and_of}
+        # Up to its own last row: later releases are reported by their own statements. A run that learns from a release
+        # of another may draw its own table long after it, and what is still to be drawn comes after all that is there.
+        last = max(place_of.get(each, len(rows) - 1) for each in {self.id, *others})
+        before = [row for row in rows[: last + 1] if row.run not in others]
+        same = [row for row in _counted_by(own.unit, before) if row.is_private and row.relation == own.relation]
+        together = [*same, *and_of]
+        return Standing(
+            earlier=len(same) - 1,
+            epsilon=composed_epsilon(together, delta=delta),
+            epsilon_adaptive=composed_epsilon(together, delta=delta, is_adaptive=True),
+        )
 
     def of_part(self, part: Literal["test", "validation"]) -> ReleaseLog:
         """The log of the same run's release from the test or the validation records of the data set."""
@@ -1059,9 +1045,9 @@ class LedgerMeter:
         counted."""
         stored = self._log.stored()
         # `num_queries` is what the ledger surely held, not the room that was counted ahead.
-        if stored is not None and ledger.num_reservations < stored.num_queries:
+        if stored is not None and len(ledger.keys) < stored.num_queries:
             raise RunDirectoryError(
-                f"{ledger.name}: lacks {stored.num_queries - ledger.num_reservations} of {stored.num_queries} queries "
+                f"{ledger.name}: lacks {stored.num_queries - len(ledger.keys)} of {stored.num_queries} queries "
                 "that were charged; restore all its files from one copy made later."
             )
         self.settle(ledger)
@@ -1069,7 +1055,7 @@ class LedgerMeter:
 
     def settle(self, ledger: Ledger) -> None:
         """Set the odometer's count to what the ledger holds."""
-        self._settled = ledger.num_reservations
+        self._settled = len(ledger.keys)
         # A ledger that was opened and never asked is no release.
         if self._settled or self._log.stored() is not None:
             # Past a limit too: these queries were charged, and a refusal would leave them out of the sum.
@@ -1080,7 +1066,7 @@ class LedgerMeter:
         if num_reservations <= self._held:
             return
         if self._ledger is not None:  # the ledger has these for good: an older copy of its files lacks some of them
-            self._settled = self._ledger.num_reservations
+            self._settled = len(self._ledger.keys)
         # Room for a block: one durable write here serves many charges. No further than the ledger's own budget: room
         # beyond it could never be charged.
         block = max(num_reservations, queries_that_fit(self._terms, num_reservations + _BLOCK - 1))

@@ -51,8 +51,7 @@ from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
-from fairpate.config import ConfigError, DataConfig, ModelConfig
-from fairpate.config_reader import Override, determining_values, read_yaml, values_digest
+from fairpate.config import ConfigError, DataConfig, ModelConfig, Override, read_yaml, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -70,13 +69,13 @@ from fairpate.methods.base import (
     Training,
     check_release_of,
     configured,
+    determining_values,
     price,
     resolved,
     stream_seed,
     torch_generator,
 )
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.own_votes import resolved as resolved_votes
 from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
@@ -117,7 +116,6 @@ from fairpate.run.release_log import (
     save_release,
     spent,
     standing_remarks,
-    take_choice,
     take_release,
 )
 from fairpate.terminal import Reporter, listing
@@ -934,7 +932,12 @@ def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: R
     config = configured(values, overrides, method="own_votes")
     assert isinstance(config, OwnVotes)
     config.check()
-    config = config.model_copy(update={"votes": resolved_votes(config.votes)})
+    votes = config.votes
+    assert votes.path is not None
+    # Absolute: the configuration is stored with the run, and read from other folders.
+    places = {"path": votes.path.absolute(), "test": None if votes.test is None else votes.test.absolute()}
+    voters = {"num_voters": read_votes_file(votes).num_voters}
+    config = config.model_copy(update={"votes": votes.model_copy(update=places | voters)})
     if config.votes.features:
         return run_method(config, reporter, with_graph=True)
     dataset = read_votes_file(config.votes).dataset
@@ -984,8 +987,7 @@ def _opened(
         if dataset.embedding is not None and not run.embedding.exists():
             save_embedding(dataset.embedding, run.embedding)  # it made the features that the student will read
         if release_of is not None:
-            take_release(run, release_of)
-            take_choice(run, release_of, values_digest(config.settings_without()))
+            take_release(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
         # A quiet run that nobody is asked about needs no words.

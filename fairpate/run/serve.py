@@ -91,7 +91,7 @@ from fairpate.methods.pate import (
     place_of,
     state_for_service,
 )
-from fairpate.pages import delta_text, epsilon_text
+from fairpate.pages import delta_text
 from fairpate.run.context import (
     RunDirectory,
     RunDirectoryError,
@@ -102,7 +102,7 @@ from fairpate.run.context import (
     write_json,
 )
 from fairpate.run.folder import as_trained, finished_run, load_for, open_run_directory, record_data
-from fairpate.run.release_log import LedgerMeter, Odometer, OdometerError, ReleaseLog, state_folder
+from fairpate.run.release_log import COLUMNS, LedgerMeter, Odometer, OdometerError, ReleaseLog, state_folder
 from fairpate.terminal import Output, listing, require_extra, say, show
 from fairpate.types import UsageError, UserError
 
@@ -380,18 +380,17 @@ def _student_on_ray(
     """Serve copies of the student on Ray Serve, which restarts failed ones; yield a function that returns whether they
     serve."""
     require_extra("serve", "--replicas")
-    from student.server import serve_student, stop_student
+    from student.server import student_served
 
-    with _ray(config, detach=False):
-        # The replicas share what one actor of the run reserved.
-        cpus = config.num_cpus / num_replicas
-        try:
-            serve_student(
-                run.student, host=settings.host, port=settings.port, num_replicas=num_replicas, cpus_per_replica=cpus
-            )
-            yield lambda: True
-        finally:
-            stop_student()
+    # The replicas share what one actor of the run reserved.
+    cpus = config.num_cpus / num_replicas
+    with (
+        _ray(config, detach=False),
+        student_served(
+            run.student, host=settings.host, port=settings.port, num_replicas=num_replicas, cpus_per_replica=cpus
+        ),
+    ):
+        yield lambda: True
 
 
 def stop_aggregator(root: Path) -> None:
@@ -626,7 +625,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
     config = open_run_directory(run.root)[1] if run is not None and run.config.exists() else None
     if run is not None and isinstance(config, VotingMethod):
-        outcome = read_ledger(place.ledger).outcome
+        outcome = read_ledger(place.ledger).outcome_of.get
         try:
             if isinstance(config, OwnVotes):
                 dataset = read_votes_file(config.votes).dataset
@@ -718,15 +717,9 @@ def describe_totals(*, data: str | None, delta: float) -> Output:
         raise OdometerError(
             f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."
         )
-    at = f"epsilon at {delta_text(delta)}"
-    table = listing(
-        "data set", "unit", "relation", "releases", f"{at}, fixed beforehand", "adaptive", "limit", "not private"
-    )
+    table = listing(*(name.replace("epsilon", f"epsilon at {delta_text(delta)}") for name in COLUMNS))
     for total in totals:
-        limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
-        sums = (epsilon_text(total.epsilon), epsilon_text(total.epsilon_adaptive))
-        counts = (str(total.releases), *sums, limit, str(total.not_private))
-        table.add_row(total.data, total.unit, total.relation, *counts)
+        table.add_row(*total.cells)
     return Output(facts={"totals": totals}, words=table)
 
 

@@ -21,15 +21,14 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import flattened, read_yaml
+from fairpate.config import ConfigError, DataConfig, flattened, read_yaml
 from fairpate.sites.secure_sum import ENDED, Draw, PublicKeys, SiteKey, SumError
 from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 
@@ -167,11 +166,6 @@ def public_keys(text: str, field: str) -> PublicKeys:
         raise PlanError(f"{field}: not the text that `fairpate site key` printed ({error}); copy it again.") from error
 
 
-def fingerprint(text: str) -> str:
-    """Return 32 digits by which operators can compare a site's keys by telephone."""
-    return hashlib.sha256(bytes.fromhex(text)).hexdigest()[:32]
-
-
 def read_plan(content: bytes, where: str) -> SitePlan:
     """Return the plan in a file's bytes. PlanError if it is not a plan, or has too few sites."""
     try:
@@ -237,11 +231,11 @@ def read_roster(path: Path) -> dict[str, str]:
     return keys
 
 
+@dataclass(eq=False)
 class _Recorder:
     """Records which sums a method draws, and returns zeros."""
 
-    def __init__(self) -> None:
-        self.sums: list[PlannedSum] = []
+    sums: list[PlannedSum] = field(default_factory=list)
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:  # noqa: ARG002
         rows, columns = exact_RW.shape
@@ -394,14 +388,16 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
             )
 
 
+@dataclass(frozen=True, eq=False)
 class Journal:
     """The durable store of one party, a file that only its owner may read: the first value stored under a key stays.
 
     Every value is on the disk before :meth:`setdefault` returns. JournalError if that fails.
     """
 
-    def __init__(self, database: sqlite3.Connection, path: Path, prefix: str = "") -> None:
-        self._database, self._path, self._prefix = database, path, prefix
+    database: sqlite3.Connection
+    path: Path
+    prefix: str = ""
 
     @classmethod
     @contextmanager
@@ -431,16 +427,16 @@ class Journal:
 
     def part(self, prefix: str) -> Journal:
         """The part of the store whose keys begin with ``prefix``."""
-        return Journal(self._database, self._path, f"{self._prefix}{prefix}/")
+        return Journal(self.database, self.path, f"{self.prefix}{prefix}/")
 
     def get(self, key: str, /) -> bytes | None:
         """Return the value of ``key``."""
-        found = self._do("SELECT value FROM kept WHERE key = ?", self._prefix + key)
+        found = self._do("SELECT value FROM kept WHERE key = ?", self.prefix + key)
         return bytes(found[0][0]) if found else None
 
     def setdefault(self, key: str, value: bytes, /) -> bytes:
         """Store ``value`` unless ``key`` has a value, and return the value that it has."""
-        self._do("INSERT OR IGNORE INTO kept VALUES (?, ?)", self._prefix + key, value)
+        self._do("INSERT OR IGNORE INTO kept VALUES (?, ?)", self.prefix + key, value)
         stored = self.get(key)
         assert stored is not None
         return stored
@@ -448,11 +444,11 @@ class Journal:
     def erase(self, reason: str) -> None:
         """Overwrite all values of this part, and keep the reason under ``ENDED``."""
         # The reason first: after a crash in between, no secret is drawn anew.
-        self._do("INSERT OR REPLACE INTO kept VALUES (?, ?)", self._prefix + ENDED, reason.encode())
-        size, own = len(self._prefix), self._prefix
+        self._do("INSERT OR REPLACE INTO kept VALUES (?, ?)", self.prefix + ENDED, reason.encode())
+        size, own = len(self.prefix), self.prefix
         self._do("DELETE FROM kept WHERE substr(key, 1, ?) = ? AND key != ?", size, own, own + ENDED)
         # SQLite's own journal still has the pages as they were. The change is committed, so nothing needs them.
-        old = self._path.with_name(f"{self._path.name}-journal")
+        old = self.path.with_name(f"{self.path.name}-journal")
         try:
             with old.open("r+b") as file:
                 file.write(bytes(old.stat().st_size))
@@ -463,11 +459,11 @@ class Journal:
 
     def _do(self, command: str, *values: Any) -> list[Any]:
         try:
-            return self._database.execute(command, values).fetchall()
+            return self.database.execute(command, values).fetchall()
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-                raise JournalError(f"{self._path}: another process works with it; wait for it.") from error
+                raise JournalError(f"{self.path}: another process works with it; wait for it.") from error
             raise JournalError(
-                f"{self._path}: cannot be read and written ({error}); free space there or restore the rights to it, "
+                f"{self.path}: cannot be read and written ({error}); free space there or restore the rights to it, "
                 "and give the same command again."
             ) from error

@@ -204,18 +204,18 @@ class Draw:
         """True if ``message`` is a list of sites that has site ``place``."""
         return message[place : place + 1] == b"\1"
 
-    def parts(self, message: bytes, size: int) -> dict[int, bytes]:
-        """Return what ``message``, which begins with :meth:`flags`, has for each site in its list: ``size`` bytes."""
+    def parts(self, message: bytes, size: int, *, least: int = 0) -> dict[int, bytes]:
+        """Return what ``message``, which begins with :meth:`flags`, has for each site in its list: ``size`` bytes.
+
+        SumError for a damaged list, and for one of fewer than ``least`` sites.
+        """
         flags, rest = message[: len(self.sites)], message[len(self.sites) :]
         places = [place for place, flag in enumerate(flags) if flag == 1]
         if len(flags) != len(self.sites) or set(flags) - {0, 1} or len(rest) != size * len(places):
             raise SumError(f"Expected a list of {len(self.sites)} sites, got {len(message)} bytes; it is damaged.")
+        if len(places) < least:
+            raise SumError(f"Expected a list of at least {least} sites, got {len(places)}; the sum ends here.")
         return {place: rest[size * row : size * (row + 1)] for row, place in enumerate(places)}
-
-    def require_least(self, places: Sequence[int] | Mapping[int, object]) -> None:
-        """Raise SumError for fewer sites than have the noise that was priced."""
-        if len(places) < self.least:
-            raise SumError(f"Expected a list of at least {self.least} sites, got {len(places)}; the sum ends here.")
 
     def members_digest(self, heads: Mapping[int, bytes]) -> bytes:
         """Return the digest of the list of participants, which every site signs with its numbers."""
@@ -255,7 +255,10 @@ class Site:
         if stored is None:
             own, seed = secrets.token_bytes(_SECRET), secrets.token_bytes(_SECRET)
             shares = [_shares(secret, threshold=draw.threshold, count=len(draw.sites)) for secret in (own, seed)]
-            sealed = b"".join(self._seal(place, b"".join(pair)) for place, pair in enumerate(zip(*shares, strict=True)))
+            sealed = b""
+            for place, pair in enumerate(zip(*shares, strict=True)):
+                nonce = secrets.token_bytes(12)
+                sealed += nonce + self._box(place, sender=self._place).encrypt(nonce, b"".join(pair), None)
             head = _mask_key(draw, own).public_key().public_bytes_raw() + _hash(draw, seed, self._place)
             head += hashlib.sha256(sealed).digest()
             head += self._signed("hello", head)
@@ -279,7 +282,8 @@ class Site:
         if stored is None:
             # Negative numbers wrap modulo 2^64, as the sum does.
             total = _with_noise(draw, exact_D, source or OsEntropy()).astype(np.uint64)
-            own, seed = self._secrets()
+            stored = self._stored("hello")
+            own, seed = stored[:_SECRET], stored[_SECRET : 2 * _SECRET]
             total += draw.mask(seed, place)
             for other, head in heads.items():
                 if other != place:
@@ -296,8 +300,9 @@ class Site:
         """
         draw = self._draw
         heads, _ = self._members(self._stored("members"))
-        digest, found = draw.members_digest(heads), draw.parts(survivors, _HASH + _SIGNATURE)
-        draw.require_least(found)
+        digest = draw.members_digest(heads)
+        # With fewer survivors, there is less noise than was priced.
+        found = draw.parts(survivors, _HASH + _SIGNATURE, least=draw.least)
         if not found.keys() <= heads.keys() or self._place not in found:
             raise SumError("The list of survivors has sites that did not take part, or lacks this site; the sum ends.")
         # Each survivor signed the same participants: with other lists, pairwise masks would not cancel.
@@ -323,16 +328,18 @@ class Site:
             draw.verify(place, signature, digest, "agreed")
         body = b""
         for place, box in sealed.items():
-            pair = self._opened(place, box)
+            try:
+                pair = self._box(place, sender=place).decrypt(box[:12], box[12:], None)
+            except InvalidTag:
+                raise SumError(f"Site {place}: its shares for this site cannot be opened; the sum ends here.") from None
             body += pair[_SHARE:] if place in survived else pair[:_SHARE]
         return body + self._signed("shares", digest + body)
 
     def _members(self, members: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """The heads of the participants' first messages, and what each of them sealed for this site."""
         draw = self._draw
-        parts = draw.parts(members, _HEAD + _SEALED)
+        parts = draw.parts(members, _HEAD + _SEALED, least=draw.least)
         heads = {place: part[:_HEAD] for place, part in parts.items()}
-        draw.require_least(heads)
         if heads.get(self._place) != self.hello()[:_HEAD]:
             raise SumError("The list of participants lacks this site's own message; the sum ends.")
         return heads, {place: part[_HEAD:] for place, part in parts.items()}
@@ -347,10 +354,6 @@ class Site:
             raise SumError(f"This site has no list of {key} yet, or erased it; the sum is not unmasked.")
         return value
 
-    def _secrets(self) -> tuple[bytes, bytes]:
-        stored = self._stored("hello")
-        return stored[:_SECRET], stored[_SECRET : 2 * _SECRET]
-
     def _signed(self, purpose: Step, text: bytes) -> bytes:
         return self._key.sign(self._draw.tag(purpose, self._place) + text)
 
@@ -359,16 +362,6 @@ class Site:
         secret = _exchanged(self._key.sealing, self._draw.sites[other].sealing, other)
         reader = other if sender == self._place else self._place
         return ChaCha20Poly1305(_derived(secret, self._draw.tag("seal", sender, reader)))
-
-    def _seal(self, reader: int, text: bytes) -> bytes:
-        nonce = secrets.token_bytes(12)
-        return nonce + self._box(reader, sender=self._place).encrypt(nonce, text, None)
-
-    def _opened(self, sender: int, box: bytes) -> bytes:
-        try:
-            return self._box(sender, sender=sender).decrypt(box[:12], box[12:], None)
-        except InvalidTag:
-            raise SumError(f"Site {sender}: its shares for this site cannot be opened; the sum ends here.") from None
 
 
 class Coordinator:
@@ -449,7 +442,8 @@ class Coordinator:
     @property
     def total_D(self) -> IntArray | None:
         """The sum with its noise, once it is known."""
-        return None if (stored := self._store.get("sum")) is None else sum_of(stored)
+        stored = self._store.get("sum")
+        return None if stored is None else np.frombuffer(stored, dtype="<i8").astype(np.int64)
 
     def _is_complete(self, messages: Mapping[int, bytes], most: int, least: int, step: Step, time_is_up: bool) -> bool:
         if time_is_up and len(messages) < least:
@@ -525,11 +519,6 @@ class Coordinator:
                 return None
         # Two's complement: totals are below 2^62 in absolute value.
         return total.view(np.int64)
-
-
-def sum_of(message: bytes) -> IntArray:
-    """The numbers of a published sum."""
-    return np.frombuffer(message, dtype="<i8").astype(np.int64)
 
 
 def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:

@@ -43,13 +43,12 @@ from fairpate.sites.plan import (
     PlanError,
     SitePlan,
     config_of,
-    fingerprint,
     loader_of,
     read_key,
     read_plan,
     require_rehearsed,
 )
-from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError, sum_of
+from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError
 
@@ -233,7 +232,7 @@ class Messenger:
             total = self._journal.setdefault(f"total {number}", total)
         # Its noise and masks are no longer needed. Also after a stop between the two lines.
         self._journal.part(f"sum {number}").erase("the sum is known")
-        return sum_of(total).reshape(exact_RW.shape)
+        return np.frombuffer(total, dtype="<i8").astype(np.int64).reshape(exact_RW.shape)
 
     def model(self) -> bytes:
         """Return the file of the model that the last sum describes, once the coordinator has learned it."""
@@ -315,11 +314,12 @@ class ComputingError(UserError):
     """The process that computes a site's tables was killed; the message says how to continue."""
 
 
+@dataclass(eq=False)
 class _RemoteMessenger:
     """:class:`Messenger` for the process that computes: every method asks the other process through a pipe."""
 
-    def __init__(self, pipe: Connection, *, has_agreed: bool) -> None:
-        self._pipe, self.has_agreed = pipe, has_agreed
+    pipe: Connection
+    has_agreed: bool
 
     def __getattr__(self, method: str) -> Any:
         return partial(self._ask, method)
@@ -329,11 +329,11 @@ class _RemoteMessenger:
         return bool(self._ask("begin", path, begun, records))
 
     def _ask(self, method: str, *values: Any, **named: Any) -> Any:
-        self._pipe.send((method, values, named))
+        self.pipe.send((method, values, named))
         # Before it answers, the other process may ask for the charge: the odometer's code is only here.
-        while isinstance(answer := self._pipe.recv(), str):
+        while isinstance(answer := self.pipe.recv(), str):
             self._charge()
-            self._pipe.send((answer, (), {}))
+            self.pipe.send((answer, (), {}))
         return answer
 
 
@@ -567,10 +567,12 @@ def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
         tested and f", and {tested} about the model's errors on {len(dataset.test)} test records set aside from them"
     )
     unit = "person" if cost.unit == "person" else "record"
+    # 32 digits are enough to compare keys by telephone.
+    keys = {name: hashlib.sha256(bytes.fromhex(key)).hexdigest()[:32] for name, key in plan.sites.items()}
     return (
         f"Plan {plan.digest}, site {list(plan.sites)[place]!r} of {len(plan.sites)}. Compare the digest and these keys "
         "with the other sites by telephone:\n"
-        + "".join(f"  {name}: {fingerprint(key)}\n" for name, key in plan.sites.items())
+        + "".join(f"  {name}: {key}\n" for name, key in keys.items())
         + f"Method {plan.settings.get('method')}, protecting every {unit}"
         f"{' although the declaration names persons' if dataset.records_alone else ''}.\n"
         f"Leaves this site: {numbers} whole numbers computed from {len(dataset.private)} private records{tested}, with "

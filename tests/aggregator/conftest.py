@@ -1,11 +1,8 @@
 import contextlib
 import re
-import tempfile
-from pathlib import Path
 
 import httpx
 import pytest
-from local_postgres import Server, programs
 from serving import ANALYST, running, tokens_of_both_roles
 
 
@@ -13,6 +10,13 @@ from serving import ANALYST, running, tokens_of_both_roles
 def path(tmp_path):
     """Where a ledger of the test lies."""
     return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def short_pauses(monkeypatch):
+    """A service tries again, looks again and prices again a tenth of a second later."""
+    for place in ("writer._REOPEN_PAUSE_S", "writer._SHARED_S", "api._ANALYSTS_AGE_S", "api._OPERATORS_AGE_S"):
+        monkeypatch.setattr(f"aggregator.service.{place}", 0.1)
 
 
 @pytest.fixture
@@ -42,15 +46,3 @@ def place(request, tmp_path):
 def database(postgres, request):
     """A ledger's place in a database."""
     return postgres.url(re.sub(r"\W", "-", request.node.name))
-
-
-@pytest.fixture(scope="module")
-def own_server():
-    """A PostgreSQL server that a test may stop; each test leaves it running."""
-    pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
-    if programs() is None:
-        pytest.skip("PostgreSQL is not installed")
-    with tempfile.TemporaryDirectory(prefix="fairpate-postgres-") as folder:
-        Path(folder).chmod(0o755)
-        with Server(Path(folder) / "server") as server:
-            yield server

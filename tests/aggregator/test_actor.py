@@ -85,7 +85,7 @@ def test_killed_under_load_it_comes_back_with_every_answer_and_every_charge(serv
     service.stop()  # no test after this one asks it
     with Ledger(path, TERMS) as ledger:
         for view in views:
-            assert all(ledger.outcome(key).label == reply.label for key, reply in view.items())
+            assert all(ledger.outcome_of.get(key).label == reply.label for key, reply in view.items())
 
 
 def test_a_process_that_takes_another_s_place_checks_again_who_could_reach_it(path):

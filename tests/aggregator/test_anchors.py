@@ -66,10 +66,10 @@ def test_a_ledger_that_was_rolled_back_as_a_whole_is_refused_where_it_has_an_anc
     with Ledger(place, TERMS, create=False, anchor=anchor) as ledger:
         answer(ledger, "second")
     with Ledger(place, TERMS, create=False, anchor=anchor) as ledger:
-        assert ledger.outcome("second") == ANSWER
+        assert ledger.outcome_of.get("second") == ANSWER
     bring_back()
     with Ledger(place, TERMS, create=False) as ledger:  # it is whole in itself: nothing else tells
-        assert ledger.outcome("second") is None
+        assert ledger.outcome_of.get("second") is None
     bring_back()
     for look in (
         lambda: Ledger(place, TERMS, create=False, anchor=anchor),
@@ -98,7 +98,7 @@ def test_an_answer_whose_note_a_crash_prevented_is_noted_before_it_is_given(plac
     with Ledger(place, TERMS, create=False) as ledger:  # as if it died between the entry and the anchor
         answer(ledger, "second")
     with Ledger(place, TERMS, create=False, anchor=anchor) as ledger:
-        assert ledger.outcome("second") == ANSWER  # and given from now on
+        assert ledger.outcome_of.get("second") == ANSWER  # and given from now on
     bring_back()
     with pytest.raises(LedgerError, match="not the number"):
         Ledger(place, TERMS, create=False, anchor=anchor)
@@ -111,7 +111,7 @@ def test_an_anchor_that_is_gone_or_of_another_ledger_ends_the_writing_and_the_op
         forget(anchor)
         with pytest.raises(LedgerError, match="cannot be written"):
             ledger.commit(reserved, [ANSWER])
-        assert ledger.outcome("key") is None
+        assert ledger.outcome_of.get("key") is None
     with pytest.raises(LedgerError, match="anchor"):
         Ledger(place, TERMS, create=False, anchor=anchor)
 

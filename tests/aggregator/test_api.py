@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, tokens_of_both_roles
 
-from aggregator.service.api import max_body_bytes
+from aggregator.service.api import MAX_QUERIES_PER_REQUEST
 from aggregator.service.writer import until_next_step
-from aggregator.session import PublicPool, QuotaRule, VotesUnavailableError
+from aggregator.session import QuotaRule, VotesUnavailableError
 from aggregator.store import LedgerError
+from fairpate.http_server import largest_body_bytes
 from fairpate.types import Budget
 
 FEATURES = [[0.5, 1.0, -2.0], [0.0, 3.0, 1.5]]
@@ -171,7 +172,7 @@ def test_a_body_that_is_no_json_is_refused_with_an_explanation(refusing, content
 
 
 def test_an_oversized_body_and_one_of_unknown_length_are_refused_before_they_are_read(http):
-    most = max_body_bytes(POOL)
+    most = largest_body_bytes(POOL.record_shape, is_bytes=False, most_records=MAX_QUERIES_PER_REQUEST)
     # The server closes after a body that it did not read, which a connection that is used again may hear too late.
     http.headers["Connection"] = "close"
     assert http.post("/v1/queries", content=b" " * most).status_code == 422
@@ -190,14 +191,7 @@ def test_an_oversized_body_and_one_of_unknown_length_are_refused_before_they_are
     ],
 )
 def test_the_largest_body_follows_from_the_public_shape_of_a_record(dtype, shape, expected):
-    pool = PublicPool(
-        features=np.zeros((1, *shape), dtype),
-        groups_N=np.zeros(1, int),
-        record_ids="a",
-        group_names="b",
-        label_names="c",
-    )
-    assert max_body_bytes(pool) == expected
+    assert largest_body_bytes(shape, is_bytes=dtype == np.uint8, most_records=MAX_QUERIES_PER_REQUEST) == expected
 
 
 def test_unknown_paths_and_methods_are_explained(refusing):

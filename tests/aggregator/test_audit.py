@@ -21,7 +21,7 @@ def path(tmp_path):
     """A ledger of twelve queries with outcomes and one that a crash left open."""
     path = tmp_path / "run" / "ledger.sqlite"
     backend = open_backend(path)
-    questions = [POOL.question(number) for number in range(12)]
+    questions = [POOL.questions[number] for number in range(12)]
     by_key = {question.query.key: question for question in questions}
     backend.session.ask(
         [question.query for question in questions], lambda new: table_votes([by_key[query.key] for query in new])

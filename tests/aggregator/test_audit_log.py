@@ -27,11 +27,11 @@ def use(place, *, salt=0):
     """Two callers who ask, and a limit."""
 
     def vote(queries):
-        by_key = {POOL.question(number).query.key: POOL.question(number) for number in range(len(POOL))}
+        by_key = {POOL.questions[number].query.key: POOL.questions[number] for number in range(len(POOL))}
         return table_votes([by_key[query.key] for query in queries], salt=salt)
 
     def ask(numbers, *askers):
-        asked = [POOL.question(number).query for number in numbers]
+        asked = [POOL.questions[number].query for number in numbers]
         queries = [Query(key=q.key, group=q.group, record_id=q.record_id, askers=askers) for q in asked]
         return session.ask(queries, vote)
 
@@ -53,9 +53,9 @@ def test_every_charge_names_who_what_and_when(place):
     assert [line["entry"] for line in lines] == [1, 2, 3, 4, 5]
     (by_alice,), (by_bob,) = lines[0]["charges"], lines[3]["charges"]
     assert (by_alice["caller"], by_alice["request"]) == ("alice", "r1")
-    assert by_alice["keys"] == [POOL.question(number).query.key for number in range(40)]
+    assert by_alice["keys"] == [POOL.questions[number].query.key for number in range(40)]
     assert by_alice["groups"] == [number % 2 for number in range(40)]
-    assert by_bob["keys"] == [POOL.question(number).query.key for number in range(40, 60)]
+    assert by_bob["keys"] == [POOL.questions[number].query.key for number in range(40, 60)]
     assert (lines[2]["caller"], lines[2]["limit"]["max_queries"]) == ("bob", 20)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", lines[0]["at"])
 

@@ -177,7 +177,7 @@ def test_a_reply_that_nobody_fetches_is_given_up(address):
             connection.connect(address)
             connection.sendall(f"GET /openapi.json HTTP/1.1\r\nHost: x\r\n{TOKEN}\r\n".encode())
             deaf.append(connection)
-        time.sleep(3)  # longer than the service waits for them
+        time.sleep(2)  # longer than the service waits for them
         for connection in deaf:
             with contextlib.suppress(ConnectionError):
                 while connection.recv(65536):

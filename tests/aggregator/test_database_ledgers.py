@@ -26,7 +26,7 @@ def test_nothing_is_written_behind_a_last_entry_that_is_another_one_now(database
         execute(database, "UPDATE {ledgers} SET digest = :digest", digest="0" * 64)
         with pytest.raises(LedgerError, match="last entry is another one"):
             reserve(ledger, "second")
-        assert ledger.num_reservations == 1
+        assert len(ledger.keys) == 1
 
 
 def test_a_deposed_writer_that_was_paused_and_continues_writes_and_answers_nothing(database, tmp_path):
@@ -41,7 +41,7 @@ def test_a_deposed_writer_that_was_paused_and_continues_writes_and_answers_nothi
     with pytest.raises(LedgerError, match="another process writes"):
         Ledger(database, TERMS, create=False)
     with _without_ending(), Ledger(database, TERMS, create=False, take_over=True) as ledger:
-        assert ledger.num_reservations == 1
+        assert len(ledger.keys) == 1
         os.kill(process.pid, signal.SIGCONT)
         process.join(60)
         answer(ledger, "key")
@@ -99,7 +99,7 @@ def test_writers_that_take_over_from_each_other_in_turns_lose_and_double_nothing
     for writer in writers:
         writer.join()
     with Ledger(database, TERMS, create=False) as ledger:
-        assert all(ledger.outcome(key) == ANSWER for key in stored)
+        assert all(ledger.outcome_of.get(key) == ANSWER for key in stored)
     keys = [row.key for row in audit.rows(database)]
     assert len(keys) == len(set(keys)) >= len(stored) > 3
 
@@ -177,7 +177,7 @@ def _pause_and_go_on(place, said):
             said.write_text("wrote")
         except LedgerError as error:
             said.write_text(re.search(r"cannot be written \(another writer took over", str(error))[0])
-        assert ledger.outcome("key") is None
+        assert ledger.outcome_of.get("key") is None
 
 
 def _without_ending():

@@ -21,7 +21,7 @@ def mount(options):
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=True)
 
 def ask(ledger, numbers):
-    questions = [POOL.question(number) for number in numbers]
+    questions = [POOL.questions[number] for number in numbers]
     by_key = {question.query.key: question for question in questions}
     session = AggregatorSession(ledger, source=SeededSource(3))
     return session.ask(list(q.query for q in questions), lambda new: table_votes([by_key[q.key] for q in new]))
@@ -35,13 +35,13 @@ with Ledger(path, TERMS) as ledger:
         except LedgerError as error:
             failure = str(error)
             break
-    charged = ledger.num_reservations
+    charged = len(ledger.keys)
     stored = ask(ledger, list(given)) == tuple(given.values())
 
 mount("remount,size=8m")
 with Ledger(path, TERMS) as ledger:
     kept = ask(ledger, list(given)) == tuple(given.values())
-    kept = kept and ledger.num_reservations >= charged
+    kept = kept and len(ledger.keys) >= charged
     ask(ledger, [len(given)])
 
 mount("remount,ro")

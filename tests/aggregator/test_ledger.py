@@ -52,8 +52,8 @@ def test_text_that_could_not_be_read_again_is_never_stored(path):
 
 
 def test_an_entry_that_is_no_json_is_named(path, monkeypatch):
-    monkeypatch.setattr("aggregator.ledger.entry_text", lambda _: "{")
-    with Ledger(path, TERMS) as ledger:
+    with Ledger(path, TERMS) as ledger, monkeypatch.context() as patched:
+        patched.setattr("aggregator.ledger.canonical", lambda _: "{")
         reserve(ledger, "key")
     with pytest.raises(LedgerError, match="entry 1 cannot be read"):
         Ledger(path, TERMS)
@@ -72,7 +72,7 @@ def test_the_gate_s_counts_and_the_outcomes_come_back(path):
     with Ledger(path, TERMS) as ledger:
         ask(ledger, "key", outcome=ANSWER)
     with Ledger(path, TERMS) as ledger:
-        assert ledger.outcome("key") == ANSWER
+        assert ledger.outcome_of.get("key") == ANSWER
         assert ledger.counts_GC == [[0, 0, 0], [1, 0, 0]]
 
 
@@ -121,7 +121,7 @@ def test_a_write_ahead_log_that_was_cut_short_is_noticed(path, tmp_path):
     wal = copy.with_name(copy.name + "-wal")
     whole, database = wal.read_bytes(), copy.read_bytes()
     with Ledger(copy, TERMS) as ledger:
-        assert ledger.num_reservations == 5
+        assert len(ledger.keys) == 5
     copy.write_bytes(database)
     wal.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(LedgerError, match=r"was written|cannot be read"):
@@ -154,10 +154,10 @@ def test_an_outcome_whose_note_cannot_be_written_is_not_given(path, monkeypatch)
         monkeypatch.setattr(os, "pwrite", fail)
         with pytest.raises(LedgerError, match="No space left"):
             ledger.commit(reserved, [ANSWER])
-        assert ledger.outcome("key") is None
+        assert ledger.outcome_of.get("key") is None
     monkeypatch.undo()
     with Ledger(path, TERMS) as ledger:  # it was durable, and may be given now: its note comes first
-        assert ledger.outcome("key") == ANSWER
+        assert ledger.outcome_of.get("key") == ANSWER
         assert noted_head(path) == ledger.head
 
 

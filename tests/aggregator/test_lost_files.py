@@ -132,7 +132,7 @@ def test_an_open_ledger_whose_file_was_changed_writes_and_answers_no_more(path, 
         for write in (lambda: ledger.commit(reserved, [REFUSAL]), lambda: reserve(ledger, "other"), ledger.check):
             with pytest.raises(LedgerError, match=rf"{name} (was|cannot be found).*restore all its files"):
                 write()
-        assert ledger.outcome("key") is None
+        assert ledger.outcome_of.get("key") is None
 
 
 def test_files_that_were_restored_under_a_refusing_ledger_survive_its_end(path, tmp_path):

@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax, Outcome, check_votes
+from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax, Outcome
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.types import GateRule
@@ -48,8 +48,8 @@ def test_a_threshold_of_minus_infinity_is_gnmax_and_of_infinity_refuses_everythi
     votes_QC = np.array([[20, 22, 18]])
     always = ConfidentGnmax(threshold=-math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
     never = ConfidentGnmax(threshold=math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
-    assert always.labels(votes_QC, keys=["q"], source=SeededSource(1)) == [1]
-    assert never.labels(votes_QC, keys=["q"], source=SeededSource(1)) == [NOT_CONFIDENT]
+    assert always.draw(votes_QC, keys=["q"], source=SeededSource(1))[0] == [1]
+    assert never.draw(votes_QC, keys=["q"], source=SeededSource(1))[0] == [NOT_CONFIDENT]
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 8, 200])
@@ -84,7 +84,7 @@ def test_an_open_gate_or_an_endless_cold_start_is_confident_gnmax_bit_for_bit(ru
     votes_QC = random_votes(np.random.default_rng(0))
     parameters = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
     outcomes, _ = run_stream(votes_QC, np.arange(200) % 2, parameters=parameters, rule=rule)
-    plain = parameters.labels(votes_QC, keys=[str(index) for index in range(200)], source=SeededSource(0))
+    plain, _, _ = parameters.draw(votes_QC, keys=[str(index) for index in range(200)], source=SeededSource(0))
     assert [NOT_CONFIDENT if outcome.label is None else outcome.label for outcome in outcomes] == plain
     assert NOT_CONFIDENT in plain
 
@@ -139,7 +139,7 @@ def test_the_noise_of_threshold_and_argmax_has_the_declared_scale(scale, inside)
             threshold=threshold, threshold_stddev_votes=scale * stddev, noise_stddev_votes=scale * stddev
         )
         keys, votes_QC = [str(i) for i in range(trials)], np.tile(votes_C, (trials, 1))
-        return parameters.labels(votes_QC, keys=keys, source=source)
+        return parameters.draw(votes_QC, keys=keys, source=source)[0]
 
     confident = trials - labels([20, 3], threshold=24).count(NOT_CONFIDENT)
     won = labels([20, 15], threshold=-math.inf).count(0)
@@ -163,12 +163,12 @@ def test_ties_are_broken_without_favour(block_size):
 )
 def test_votes_that_are_no_counts_are_refused(votes_QC):
     with pytest.raises(ValueError, match="votes"):
-        check_votes(votes_QC, num_teachers=3)
+        NO_NOISE.is_complete(votes_QC, num_teachers=3)
 
 
 def test_a_vote_without_all_teachers_is_noticed():
-    assert check_votes(np.array([[1, 2], [3, 0]]), num_teachers=3)
-    assert not check_votes(np.array([[1, 2], [2, 0]]), num_teachers=3)
+    assert NO_NOISE.is_complete(np.array([[1, 2], [3, 0]]), num_teachers=3)
+    assert not NO_NOISE.is_complete(np.array([[1, 2], [2, 0]]), num_teachers=3)
 
 
 def test_a_mechanism_says_in_words_what_it_does():

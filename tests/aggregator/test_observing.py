@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
 
 from aggregator.session import VotesUnavailableError
-from fairpate.http_server import Buckets, JsonLines, RequestRate, TlsFiles, open_private, otlp_tracer, tracer_to
+from fairpate.http_server import Buckets, JsonLines, RequestRate, TlsFiles, open_private, tracer_to
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 
@@ -161,7 +161,7 @@ def test_spans_reach_a_collector_by_otlp(service, monkeypatch):
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-    tracer = otlp_tracer()
+    tracer = tracer_to()
     httpx.get(f"{service(tracer=tracer)}/v1/budget")
     deadline_s = time.monotonic() + 10
     while not received and time.monotonic() < deadline_s:  # a span ends a moment after its reply
@@ -251,14 +251,15 @@ def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(service, tmp
         httpx.get(f"{url.replace('https', 'http')}/livez")
 
 
-def test_a_new_certificate_is_used_without_a_restart_and_a_bad_one_is_not(service, tmp_path):
+def test_a_new_certificate_is_used_without_a_restart_and_a_bad_one_is_not(service, tmp_path, monkeypatch):
+    monkeypatch.setattr("fairpate.http_server._TICKS_PER_LOOK", 2)
     cert, key = certificate(tmp_path)
     (tmp_path / "new").mkdir()
     port = int(service(tls=TlsFiles(cert=cert, key=key)).rpartition(":")[2])
     first = ssl.get_server_certificate(("localhost", port))
     new_cert, new_key = certificate(tmp_path / "new")
     cert.write_bytes(new_cert.read_bytes())  # half of a pair
-    time.sleep(3)
+    time.sleep(0.8)  # several looks
     assert ssl.get_server_certificate(("localhost", port)) == first
     key.write_bytes(new_key.read_bytes())
     deadline_s = time.monotonic() + 10

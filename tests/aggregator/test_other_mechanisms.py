@@ -187,7 +187,7 @@ def test_a_price_that_does_not_depend_on_votes_is_the_same_for_the_operator(tmp_
     with Ledger(tmp_path / "ledger.sqlite", dataclasses.replace(TERMS, budget=limit)) as ledger:
         asked = session(ledger)
         replies = asked.ask(queries(1000), near)
-        count = ledger.num_reservations
+        count = len(ledger.keys)
         assert abs(count - queries_that_fit(TERMS, 1000)) <= 1
         books = Books(ledger=ledger, session=asked)
         worst = accountant.epsilon([TERMS.mechanism.worst_case(count)], target_delta=1e-5).epsilon
@@ -217,7 +217,7 @@ def test_an_event_of_one_s_own_that_holds_votes_is_priced_query_by_query(
         assert 0 < event.count < 20
         expected = accountant.epsilon_data_dependent([event], target_delta=1e-5).epsilon
         assert price.epsilon(ledger, 20) == pytest.approx(expected, rel=1e-9)
-        np.testing.assert_array_equal(price.costs(20) > 0, ledger.votes_QC.max(axis=1) < 33)
+        np.testing.assert_array_equal(price.priced(20)[0] > 0, ledger.votes_QC.max(axis=1) < 33)
 
 
 def test_a_price_that_failed_half_way_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,14 +238,14 @@ def test_a_price_that_failed_half_way_is_not_counted_twice(tmp_path: Path, monke
             with pytest.raises(MemoryError):
                 price.epsilon(ledger, 20)
         assert price.epsilon(ledger, 20) == expected.epsilon(ledger, 20)
-        assert len(price.costs(100)) == 20
+        assert len(price.priced(100)[0]) == 20
 
 
 def test_votes_of_more_records_than_may_vote_are_refused_before_anything_is_charged(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite", TERMS) as ledger:
         with pytest.raises(VotesUnavailableError):
             session(ledger).ask(queries(1), lambda _: np.array([[NEAREST, 1, 0]]))
-        assert ledger.num_reservations == 0
+        assert len(ledger.keys) == 0
 
 
 def test_a_table_s_noisy_counts_come_back_after_a_restart(tmp_path: Path) -> None:

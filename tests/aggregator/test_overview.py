@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -18,10 +19,11 @@ from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, t
 
 from aggregator.ledger import Ledger
 from aggregator.mechanism import outcome
-from aggregator.service.api import _record_type, gate_words
+from aggregator.service.api import Facts, about_json, bodies_for, question_of
 from aggregator.service.page import ChargesAt, History, advice, forecast, span
 from aggregator.session import PublicPool, VotesUnavailableError
 from fairpate.data.tables import Feature, feature_codes, form_of
+from fairpate.http_server import LOCAL_ANALYST
 from fairpate.privacy.accountant import rdp_data_dependent
 from fairpate.types import GateRule
 
@@ -39,25 +41,24 @@ def test_a_history_counts_every_charge_once_whatever_is_open_meanwhile(path):
     history = History(num_groups=2, num_classes=3)
     with Ledger(path, TERMS) as ledger:
         for number, verdict in enumerate(verdicts):
-            reserved = ledger.reserve([f"key-{number}"], [number % 2], table_votes([POOL.question(number)]))
-            history.look(ledger, ledger.num_reservations, now_s=10.0 * number)
-            assert history.num_open == 1
+            reserved = ledger.reserve([f"key-{number}"], [number % 2], table_votes([POOL.questions[number]]))
+            history.look(ledger, len(ledger.keys), now_s=10.0 * number)
+            assert len(history.open) == 1
             ledger.commit(reserved, [outcome(verdict, number % 3 if verdict == "answer" else None)])
-        ledger.reserve(["lost"], [1], table_votes([POOL.question(9)]))  # a crash leaves it open
-        history.look(ledger, ledger.num_reservations, now_s=100.0)
-    assert history.num_open == 1
+        ledger.reserve(["lost"], [1], table_votes([POOL.questions[9]]))  # a crash leaves it open
+        history.look(ledger, len(ledger.keys), now_s=100.0)
+    assert len(history.open) == 1
     assert history.by_group() == [
-        {"answer": 2, "confidence": 1, "fairness": 0, "free": 0, "open": 0},
-        {"answer": 1, "confidence": 0, "fairness": 1, "free": 1, "open": 1},
+        {"answer": 2, "confidence": 1, "fairness": 0, "free": 0, "open": 0, "answers": [1, 1, 0]},
+        {"answer": 1, "confidence": 0, "fairness": 1, "free": 1, "open": 1, "answers": [0, 0, 1]},
     ]
-    assert history.by_class() == [[1, 1, 0], [0, 0, 1]]
     assert history.points[-1] == ChargesAt(100.0, 7, (2, 1), (1, 2))
 
 
 def test_what_a_run_asked_for_itself_is_no_pace_of_its_callers(path):
     with Ledger(path, TERMS) as ledger:
         for number in range(4):
-            ledger.reserve([f"key-{number}"], [0], table_votes([POOL.question(number)]))
+            ledger.reserve([f"key-{number}"], [0], table_votes([POOL.questions[number]]))
         history = History(num_groups=2, num_classes=3)
         history.begin(ledger, 4, now_s=time.time())
     assert [point.charges for point in history.points] == [4]
@@ -137,8 +138,12 @@ def test_lengths_of_time_in_words(seconds, words):
 
 
 def test_a_gate_that_is_off_is_said_to_be_off():
-    assert gate_words(GateRule(max_disparity=float("inf"), min_count=0)).startswith("No fairness gate")
-    assert "less than 0.1, after 5 answers for a group" in gate_words(GateRule(max_disparity=0.1, min_count=5))
+    def words(max_disparity: float, min_count: int) -> str:
+        terms = replace(TERMS, gate=GateRule(max_disparity=max_disparity, min_count=min_count))
+        return about_json(Facts(), POOL, terms, LOCAL_ANALYST)["gate"]
+
+    assert words(float("inf"), 0).startswith("No fairness gate")
+    assert "less than 0.1, after 5 answers for a group" in words(0.1, 5)
 
 
 def test_stored_replies_are_a_file_and_nothing_is_asked_for_it(http):
@@ -183,7 +188,7 @@ def test_an_operator_sees_what_queries_cost_and_which_ones_cost_most(http):
         assert sum(seen["bins"]) == count
     entries = http.get("/v1/operator/ledger?limit=1000", headers=AS_OPERATOR).json()["entries"]
     orders, mechanism = [seen["order"]], TERMS.mechanism
-    votes = table_votes([POOL.question(number) for number in range(60)])
+    votes = table_votes([POOL.questions[number] for number in range(60)])
     charged = [entry["verdict"] != "free" for entry in entries]
     costs = [
         float(rdp_data_dependent([mechanism.realised(votes[i : i + 1])], orders)[0]) if charged[i] else 0.0
@@ -295,18 +300,21 @@ def test_a_record_that_is_written_down_goes_where_every_record_went():
         form=form,
         place=lambda features: 2 * features,
     )
-    assert pool.written({"age": 25.0}, "red").query.key == pool.question(0).query.key
-    assert pool.number_of(pool.written({"age": 50.0}, "green").query.key) == 1
-    assert pool.number_of("0" * 64) is None
+    records = [{"record": {"age": 25.0}, "group": "red"}, {"record": {"age": 50.0}, "group": "green"}]
+    young, old = (question_of(query, pool).query.key for query in bodies_for(pool)[0](queries=records).queries)
+    assert young == pool.questions[0].query.key
+    assert pool.numbers.get(old) == 1
+    assert pool.numbers.get("0" * 64) is None
 
 
 def test_a_record_has_as_many_columns_as_its_form():
     form = form_of(feature_codes([(f"column {place}", Feature(bounds=(0, 1))) for place in range(100)]))
-    kind = _record_type(form)
+    queries, _ = bodies_for(replace(POOL, form=form))
     record = {f"column {place}": 0.5 for place in range(100)}
-    assert len(kind(**record).model_dump()) == 100
+    (query,) = queries(queries=[{"record": record, "group": POOL.group_names[0]}]).queries
+    assert len(query.record.model_dump()) == 100
     with pytest.raises(ValidationError, match="at most 100 fields, got 101"):
-        kind(**record, another=1)
+        queries(queries=[{"record": record | {"another": 1}, "group": POOL.group_names[0]}])
 
 
 def test_a_record_of_the_pool_with_a_negative_zero_is_the_one_that_is_posted_with_a_zero():
@@ -318,4 +326,4 @@ def test_a_record_of_the_pool_with_a_negative_zero_is_the_one_that_is_posted_wit
         label_names=("no", "yes"),
     )
     for zero in (0, -0.0):
-        assert pool.posted([zero, 1.0], "red").query.key == pool.question(0).query.key
+        assert pool.posted([zero, 1.0], "red").query.key == pool.questions[0].query.key

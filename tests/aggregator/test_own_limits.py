@@ -40,11 +40,11 @@ def within(max_queries):
 
 
 def query(number, *askers):
-    return dataclasses.replace(POOL.question(number).query, askers=askers)
+    return dataclasses.replace(POOL.questions[number].query, askers=askers)
 
 
 def vote(queries):
-    by_key = {POOL.question(number).query.key: POOL.question(number) for number in range(len(POOL))}
+    by_key = {POOL.questions[number].query.key: POOL.questions[number] for number in range(len(POOL))}
     return table_votes([by_key[asked.key] for asked in queries])
 
 
@@ -116,7 +116,7 @@ def test_a_caller_with_a_quota_does_not_pay_for_another_who_has_no_room(path):
         answer_step_s=0.0,
         own_limits=lambda: limits,
     )
-    questions = [POOL.question(number) for number in range(200)]
+    questions = [POOL.questions[number] for number in range(200)]
     analysts = {name: KnownCaller(name=name, role="analyst") for name in ("alice", "bob")}
 
     async def together():
@@ -168,7 +168,7 @@ def test_racing_threads_never_pass_their_own_limit_or_the_shared_one(path):
 
         with concurrent.futures.ThreadPoolExecutor(4) as threads:
             list(threads.map(analyst, range(4)))
-        assert ledger.num_reservations == 30
+        assert len(ledger.keys) == 30
         assert ledger.charged_to["alice"] <= 10
         assert ledger.charged_to["bob"] <= 25
         assert ledger.charged_to["alice"] + ledger.charged_to["bob"] == 30

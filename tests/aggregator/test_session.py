@@ -71,7 +71,7 @@ def test_asking_again_charges_nothing_draws_nothing_and_asks_no_teacher(batch, p
         asked = AggregatorSession(ledger, source=NoMoreNoise())
         again = answer_queries(batch, keys=list(batch.record_ids), session=asked)
         asked.ask(queries_of(batch, range(100)), lambda _: pytest.fail("asked the teachers again"))
-        assert ledger.num_reservations == len(batch.record_ids)
+        assert len(ledger.keys) == len(batch.record_ids)
     assert again.replies == first.replies
 
 
@@ -82,7 +82,7 @@ def test_equal_content_is_one_query(batch, path):
     with Ledger(path, TERMS) as ledger:
         asked = AggregatorSession(ledger, source=SeededSource(0))
         result = answer_queries(twice, keys=["same", "same"], session=asked)
-        assert ledger.num_reservations == 1
+        assert len(ledger.keys) == 1
     first, second = result.replies
     assert first == second
     assert result.labelled.record_ids in {("a", "b"), ()}
@@ -125,7 +125,7 @@ def test_known_queries_are_answered_behind_the_one_that_crosses_the_budget(batch
         assert [isinstance(reply, OverBudget) for reply in replies] == [False, True, False, True, False]
         assert (replies[2], replies[4]) == first
         assert asked.budget_status().closed
-        assert ledger.num_reservations == 3
+        assert len(ledger.keys) == 3
 
 
 def test_a_reopened_ledger_remembers_what_is_spent(batch, path):
@@ -158,7 +158,7 @@ def test_an_estimate_says_what_asking_would_cost(batch, path):
         status = asked.budget_status(25)
         assert (status.queries_submitted, status.epsilon_submitted, status.closed) == (35, price(35), False)
         assert (asked.budget_status(90).closed, asked.budget_status(89).closed) == (True, False)
-        assert asked.budget_status().queries_submitted == ledger.num_reservations == 10
+        assert asked.budget_status().queries_submitted == len(ledger.keys) == 10
 
 
 def test_threads_together_never_pass_the_limit_and_agree_on_every_answer(batch, path):
@@ -178,7 +178,7 @@ def test_threads_together_never_pass_the_limit_and_agree_on_every_answer(batch, 
             thread.start()
         for thread in threads:
             thread.join()
-        assert ledger.num_reservations == 37
+        assert len(ledger.keys) == 37
         keys = [charge.key for charge in ledger.charges]
     assert len(set(keys)) == 37
     answers = {}
@@ -201,7 +201,7 @@ def test_teachers_that_are_lost_cost_nothing_and_are_never_left_out(batch, path)
         for vote, said in [(gone, "two teachers are gone"), (partial, "all 60 teachers")]:
             with pytest.raises(VotesUnavailableError, match=said):
                 asked.ask(queries_of(batch, range(3)), vote)
-        assert ledger.num_reservations == 0
+        assert len(ledger.keys) == 0
         assert len(asked.ask(queries_of(batch, range(3)), voter(batch))) == 3
 
 
@@ -232,7 +232,7 @@ def test_a_process_killed_between_reserve_and_commit_loses_budget_and_nothing_el
     resumed = ask(batch, path, block_size=1)
     assert resumed.replies == ask(batch, path.with_name("undisturbed.sqlite"), block_size=1).replies
     with Ledger(path, TERMS) as ledger:
-        assert ledger.num_reservations == len(batch.record_ids) + 1
+        assert len(ledger.keys) == len(batch.record_ids) + 1
 
 
 def gaussian_epsilon(rho, delta):

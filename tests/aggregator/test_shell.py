@@ -10,7 +10,7 @@ from aggregator.client import (
     CommandError,
     QueryError,
     QueryShell,
-    _describe,
+    RetryRule,
     parse_questions,
     parse_range,
 )
@@ -90,4 +90,8 @@ def test_questions():
 
 def test_a_refusal_that_concerns_no_value_names_none():
     fault = {"field": "ledger", "value": "", "remedy": "The ledger cannot be written."}
-    assert _describe(httpx.Response(503, json={"errors": [fault]})) == "ledger: The ledger cannot be written."
+    refusing = httpx.MockTransport(lambda _: httpx.Response(503, json={"errors": [fault]}))
+    with AggregatorClient("http://service", retry=RetryRule(attempts=1)) as client:
+        client._http = httpx.Client(base_url=client.url, transport=refusing)
+        with pytest.raises(QueryError, match=r"^ledger: The ledger cannot be written\.$"):
+            client.budget()

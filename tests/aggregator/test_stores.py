@@ -55,8 +55,8 @@ def test_what_a_killed_writer_stored_is_there(place, step):
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
     with Ledger(place, TERMS, create=False) as ledger:
-        assert ledger.num_reservations == 1
-        assert ledger.outcome("key") == (ANSWER if step == "commit" else None)
+        assert len(ledger.keys) == 1
+        assert ledger.outcome_of.get("key") == (ANSWER if step == "commit" else None)
 
 
 def test_there_is_one_writer_and_readers_do_not_disturb_it(place):
@@ -109,7 +109,7 @@ def test_a_writer_whose_entry_failed_writes_no_more(place, monkeypatch):
         with pytest.raises(LedgerError, match="cannot be written"):
             ledger.commit(reserved, [ANSWER])
         monkeypatch.undo()
-        assert ledger.outcome("key") is None
+        assert ledger.outcome_of.get("key") is None
         for write in (lambda: ledger.commit(reserved, [ANSWER]), lambda: reserve(ledger, "other"), ledger.check):
             with pytest.raises(LedgerError, match="writing ended"):
                 write()

@@ -23,6 +23,7 @@ from aggregator.store import UnreachableError, head_path, is_database, ledger_fi
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
+pytestmark = pytest.mark.usefixtures("short_pauses")
 QUICK = {"health_interval_s": 0.1, "verification_interval_s": 0.1}
 
 
@@ -84,7 +85,7 @@ def test_an_entry_that_was_changed_ends_writing_until_it_is_put_back(http, place
     execute(place, statement, value="x" + row[column][1:])
     assert ended(http)
     assert f"entry {number} " in chain(http)["fault"]
-    time.sleep(1.5)  # it was tried to open it again
+    time.sleep(0.5)  # it was tried to open it again
     assert ended(http)
     execute(place, statement, value=row[column])
     assert goes_on(http)
@@ -120,7 +121,7 @@ def test_a_whole_chain_that_was_written_anew_with_its_key_ends_writing_for_good(
         with head_path(place).open("r+b") as file:
             file.write(f"{len(rows):020d} {digest}\n".encode())
     assert ended(http)
-    time.sleep(1.5)
+    time.sleep(0.5)
     assert ended(http)
 
 
@@ -194,7 +195,7 @@ def test_an_older_copy_that_is_put_back_is_not_taken_up(http, place, tmp_path):
         for file in older.iterdir():
             shutil.copy(file, place.parent)
     until(lambda: "ledger" in reasons(http))
-    time.sleep(2)
+    time.sleep(0.5)
     assert "ledger" in reasons(http)
     assert http.post("/v1/queries", json=ids([20])).status_code == 503
     assert http.get("/v1/budget").json()["queries_submitted"] == 6

@@ -10,9 +10,8 @@ import pytest
 
 import fairpate
 from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import config_digest
 from fairpate.data import DataError, Dataset
-from fairpate.methods.base import configured
+from fairpate.methods.base import config_digest, configured
 
 DECLARED: dict[str, Any] = {
     "name": "clinic",

@@ -15,11 +15,9 @@ from fairpate.data.dataset import (
     DataError,
     DatasetEntry,
     LoadedRecords,
-    check_persons,
     divide,
     shortened_by_person,
     whole_persons,
-    with_persons,
 )
 
 COUNT = 60
@@ -42,10 +40,22 @@ def records(persons: tuple[str, ...] | None = PERSONS, **others: object) -> Load
     )
 
 
+def with_persons(found: LoadedRecords) -> LoadedRecords:
+    """All records of a person are protected together."""
+    assert found.person_ids is not None
+    return dataclasses.replace(found, records=dataclasses.replace(found.records, person_id=found.person_ids))
+
+
+def visits(persons: tuple[str, ...] = PERSONS) -> DatasetEntry:
+    return DatasetEntry(
+        name="visits", task="", sensitive="", publisher="", address="", licence="", rows=COUNT, kind="tabular",
+        load=lambda _: records(persons), num_public=7, num_validation=2, num_test=9, persons=17,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_all_records_of_a_person_are_in_one_split_under_their_name(seed: int) -> None:
     splits = divide(with_persons(records()), {"public": 7, "validation": 5, "test": 9}, seed=seed)
-    check_persons(splits)
     found = [
         (int(x), person) for split in splits.values() for (x,), person in zip(split.x, split.person_id, strict=True)
     ]
@@ -70,9 +80,10 @@ def test_where_persons_do_not_count_splits_keep_them_together_all_the_same() -> 
         assert (split.num_protected, split.together) == (len(split), split.unit_id)
 
 
-def test_a_record_without_a_person_is_refused() -> None:
+def test_a_record_without_a_person_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairpate.data.registry.entry_for", lambda _: visits(("", "", *PERSONS[2:])))
     with pytest.raises(DataError, match=r"got 2 without; complete .*data.unit=record"):
-        with_persons(records(("", "", *PERSONS[2:])))
+        load_data(DataConfig(name="visits"))
     split = records().records
     with pytest.raises(ValueError, match="a person_id for every record or for none, got 1 without"):
         dataclasses.replace(split, person_id=("", *PERSONS[1:]))
@@ -83,10 +94,12 @@ def test_a_record_without_a_person_is_refused() -> None:
 def test_a_person_whom_the_publisher_parts_is_refused() -> None:
     origins = ("training",) * 30 + ("test",) * 30
     parted = records(origins=origins)
-    splits = divide(with_persons(parted), {"public": 3, "validation": 2, "test": None}, seed=0)
-    with pytest.raises(DataError, match=r"with some in the private and some in the test split.*data.unit=record"):
-        check_persons(splits)
-    check_persons(divide(parted, {"public": 3, "validation": 2, "test": None}, seed=0))
+    alone = divide(parted, {"public": 3, "validation": 2, "test": None}, seed=0)
+    assert alone["test"].person_id == ()
+    private, test = ({PERSONS[int(x)] for x in alone[name].x} for name in ("private", "test"))
+    words = rf"got {len(private & test)} with some in the private and some in the test split.*data.unit=record"
+    with pytest.raises(DataError, match=words):
+        divide(with_persons(parted), {"public": 3, "validation": 2, "test": None}, seed=0)
 
 
 def dataset_of(persons: bool) -> Dataset:
@@ -113,10 +126,7 @@ def test_parts_of_a_split_keep_their_persons(persons: bool) -> None:
 
 
 def test_the_configuration_says_whether_persons_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = DatasetEntry(
-        name="visits", task="", sensitive="", publisher="", address="", licence="", rows=COUNT, kind="tabular",
-        load=lambda _: records(), num_public=7, num_validation=2, num_test=9, persons=17,
-    )  # fmt: skip
+    entry = visits()
     monkeypatch.setattr("fairpate.data.registry.entry_for", lambda _: entry)
     assert load_data(DataConfig(name="visits")).unit == "person"
     alone = load_data(DataConfig(name="visits", unit="record"))

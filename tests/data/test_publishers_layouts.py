@@ -82,7 +82,7 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
     by_race = load("utkface", tmp_path, label="age", sizes=(30, 0, 30))
     assert by_race.label_names[0] == "0 to 9"
     assert by_race.label_names[7:] == ("70 to 79", "80 or older")
-    assert by_race.group_names == pictures.names_of("utkface")["race"]
+    assert by_race.group_names == pictures.facts_of("utkface")["names"]["race"]
     for name, (label, *_) in by_id(by_race).items():
         assert label == class_of[int(name.removeprefix("utkface-").split("_")[0])]
 
@@ -99,7 +99,7 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
 def test_fairface_reads_both_label_files_and_only_present_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, names = pictures.files_of("fairface"), pictures.names_of("fairface")
+    files, names = (pictures.facts_of("fairface")[each] for each in ("files", "names"))
     for name in ("train", "val"):
         monkeypatch.setitem(files, name, files[name].model_copy(update={"sha256": None}))
     for part, prefix, count in (("train", "", 70), ("val", "fairface/", 28)):

@@ -54,7 +54,6 @@ def test_a_name_that_stood_before_is_repeated(names: Names) -> None:
     assert names[:3].repeated().tolist() == []
     assert names.numbered().tolist() == [0, 1, 2, 0, 3, 2, 0]
     assert (names.num_distinct, names.num_empty) == (4, 1)
-    assert names.num_shared(Names(["bob", "ann", "zoe"])) == 2
 
 
 def test_names_that_share_a_code_are_told_apart(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:

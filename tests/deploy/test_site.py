@@ -25,8 +25,11 @@ import ten_minutes  # noqa: E402
 
 import fairpate  # noqa: E402
 from fairpate.cli.summaries import as_yaml, fields_of  # noqa: E402
-from fairpate.config_reader import config_digest  # noqa: E402
-from fairpate.methods.base import all_methods, resolved  # noqa: E402
+from fairpate.methods.base import (  # noqa: E402
+    all_methods,
+    config_digest,
+    resolved,
+)
 from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*")) if path.suffix in (".md", ".ipynb")]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import sklearn
 
-from fairpate.config_reader import read_yaml
+from fairpate.config import read_yaml
 from fairpate.data.declaration import read_declaration
 from fairpate.methods.base import configured
 from fairpate.run.sweep import parse_sweep

@@ -19,7 +19,7 @@ from fairpate.data import load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import configured
-from fairpate.methods.f_ld import CovarianceConfig, CovarianceConstraint, coefficients, covariances, logistic_loss
+from fairpate.methods.f_ld import CovarianceConfig, CovarianceConstraint, coefficients, covariances
 from fairpate.nn.fit import predict_probabilities
 from fairpate.run.context import read_json, read_statement
 from fairpate.run.run import run_method
@@ -44,7 +44,9 @@ def config(limit: float, ridge: float = 1e-3) -> CovarianceConfig:
 
 
 def loss_of(theta: Any, features: Any, labels: Any, ridge: float = 1e-3) -> float:
-    return logistic_loss(features, 2.0 * labels - 1, ridge=ridge)(theta)[0]
+    """By the definition: the mean of ln(1 + e^-margin), and the ridge without the constant."""
+    margins = (2.0 * labels - 1) * (features @ theta)
+    return float(np.log1p(np.exp(-margins)).mean() + ridge / 2 * theta[:-1] @ theta[:-1])
 
 
 def largest(theta: Any, features: Any, groups: Any) -> float:
@@ -56,13 +58,15 @@ def largest(theta: Any, features: Any, groups: Any) -> float:
 
 def augmented(features: Any, labels: Any, groups: Any, limit: float, ridge: float) -> Any:
     """The same problem by augmented Lagrangians: multipliers and penalties of its own, no quadratic programmes."""
-    objective = logistic_loss(features, 2.0 * labels - 1, ridge=ridge)
+    signs = 2.0 * labels - 1
     centred = np.stack([(groups == g) - (groups == g).mean() for g in np.unique(groups)])
     rows = np.vstack([centred, -centred]) @ features / len(labels)
     multipliers, theta, penalty = np.zeros(len(rows)), np.zeros(features.shape[1]), 100.0
 
     def whole(point: Any) -> Any:
-        value, slope = objective(point)
+        value = loss_of(point, features, labels, ridge)
+        weights = signs / (1 + np.exp(signs * (features @ point)))
+        slope = ridge * np.append(point[:-1], 0.0) - features.T @ weights / len(labels)
         pushed = np.maximum(0, multipliers + penalty * (rows @ point - limit))
         return value + (pushed @ pushed) / (2 * penalty), slope + rows.T @ pushed
 

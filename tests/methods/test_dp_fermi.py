@@ -18,7 +18,7 @@ from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.fairness.rates import ermi
 from fairpate.methods import dp_fermi, dp_sgd
-from fairpate.methods.base import Trained, private_randomness
+from fairpate.methods.base import Trained
 from fairpate.methods.dp_fermi import (
     DpFermiConfig,
     FermiLoss,
@@ -36,7 +36,7 @@ from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import hard_disparity, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
-from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness
+from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness, SeededRandomness
 from fairpate.privacy.accountant import PoissonGaussians, SpentError
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
@@ -79,7 +79,7 @@ def train(
         steps,
         config,
         randomness=randomness,
-        sampler=PublicPartitions(len(x), size, generator) if public else None,
+        sampler=PublicPartitions(len(x), size, generator).next if public else None,
         events=(steps.event, *shares.events),
     ).run(averaged_share=config.averaged_share)
     return Trained(model=model, events=events, noise=randomness.label)
@@ -98,7 +98,7 @@ def run(base: DpSgdConfig = BASE, *, noisy: bool = True, hidden: tuple[int, ...]
     target = PrivacyTarget(epsilon=3, accounting="rdp")
     cells = cells_of(y, z, config, num_classes=2, num_groups=2)
     steps = dp_fermi.calibrated_steps(config, base, target, num_records=len(x))
-    randomness = private_randomness("seeded", 3)
+    randomness = SeededRandomness(3)
     shares = release_shares(cells, config, relation=target.record_relation, randomness=randomness)
     return train(
         network(hidden=hidden),
@@ -258,7 +258,7 @@ def test_another_group_moves_the_clipped_sum_by_twice_the_clip_norm_at_most() ->
 
 def test_the_matrices_stay_in_their_balls() -> None:
     game = game_of(np.array([[0.5, 0.5], [0.1, 0.9]]), 2, radius=1.5)
-    noise = GaussianNoise(private_randomness("seeded", 0))
+    noise = GaussianNoise(SeededRandomness(0))
     for _ in range(50):
         game.ascend(noise, stddev=100.0, learning_rate=1.0)
         assert (np.linalg.norm(game.matrix_EGC, axis=(1, 2)) <= 1.5 + 1e-9).all()
@@ -270,7 +270,7 @@ def test_the_matrices_stay_in_their_balls() -> None:
 def test_a_weight_of_zero_is_dp_sgd_with_the_same_noise() -> None:
     x, y, _ = signal_records(800)
     steps = dp_sgd.calibrated_steps(BASE, PrivacyTarget(epsilon=3, accounting="rdp"), num_records=800)
-    plain = dp_sgd.train_dp_sgd(network(), x, y, steps, randomness=private_randomness("seeded", 3))
+    plain = dp_sgd.train_dp_sgd(network(), x, y, steps, randomness=SeededRandomness(3))
     fermi = run(weight=0.0)
     torch.testing.assert_close(weights(fermi.model), weights(plain.model), rtol=0, atol=1e-6)
     assert fermi.events == plain.events
@@ -354,7 +354,7 @@ def test_all_that_was_released_stays_within_the_target(mode: str, accounting: An
     steps = dp_fermi.calibrated_steps(config, BASE, target, num_records=800)
     _, y, z = signal_records(800)
     cells = cells_of(y, z, config, num_classes=2, num_groups=2)
-    shares = release_shares(cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0))
+    shares = release_shares(cells, config, relation="add or remove one", randomness=SeededRandomness(0))
     cost = priced([steps.event, *shares.events], target)
     assert 1.98 < cost.epsilon <= 2
     unit = ("record", "add or remove one") if mode == "all" else ("sensitive attribute", "replace one")
@@ -395,7 +395,7 @@ def test_replacing_a_record_takes_more_noise() -> None:
 def counted_shares(config: DpFermiConfig, counts: tuple[int, ...], seed: int = 0) -> Shares:
     z = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     cells = cells_of(torch.zeros_like(z), z, config, num_classes=2, num_groups=len(counts))
-    return release_shares(cells, config, relation="add or remove one", randomness=private_randomness("seeded", seed))
+    return release_shares(cells, config, relation="add or remove one", randomness=SeededRandomness(seed))
 
 
 def test_released_shares_are_noisy_counts_of_the_stated_noise() -> None:
@@ -434,7 +434,7 @@ def test_an_event_without_records_and_bad_codes_are_refused() -> None:
         for seed in range(20):
             counted_shares(config, (30, 30), seed)
     assert refused.value.events == share_events(config, "add or remove one") != ()
-    assert refused.value.noise == private_randomness("seeded", 0).label
+    assert refused.value.noise == SeededRandomness(0).label
     with pytest.raises(ValueError, match="at least 2 groups"):
         counted_shares(DpFermiConfig(), (30,))
     y = torch.zeros(4, dtype=torch.int64)
@@ -476,7 +476,7 @@ def test_images_many_classes_and_groups(mode: str) -> None:
     model = build_model(ModelConfig(name="lenet"), input_shape=(2, 28, 28), num_classes=5, generator_seed=0)
     before = weights(model)
     cells = cells_of(y, z, config, num_classes=5, num_groups=3)
-    randomness = private_randomness("seeded", 0)
+    randomness = SeededRandomness(0)
     shares = release_shares(cells, config, relation="add or remove one", randomness=randomness)
     train(model, x, y, cells, steps, config, shares=shares, randomness=randomness, generator=generator)
     after = weights(model)
@@ -517,7 +517,7 @@ def test_shares_count_every_person_once_in_all() -> None:
     config = DpFermiConfig(constraint="equal_opportunity", share_noise=1e-9)
     cells = cells_of(labels, groups, config, num_classes=2, num_groups=2)
     shares = release_shares(
-        cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0), person_N=persons
+        cells, config, relation="add or remove one", randomness=SeededRandomness(0), person_N=persons
     )
     # Group 0: 1 + 1/2 + 1/4; group 1: 1/2 + 2/4, since one record of the last person is in no event.
     np.testing.assert_allclose(shares.shares_EG, [[1.75 / 2.75, 1 / 2.75]], atol=1e-6)

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from priced import priced
+from rich.console import Console
 from scipy.stats import norm
 from sklearn.base import clone
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
+from fairpate.data import Dataset
 from fairpate.estimators import FairClassifier
 from fairpate.methods import f_ld
-from fairpate.methods.f_ld import FldConfig, PfLdConfig, PfLdNoise, PublicState
+from fairpate.methods.f_ld import FldConfig, PfLdConfig, PfLdNoise, PublicState, parity_of
 from fairpate.methods.parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GuidedGradients
 from fairpate.nn.private_fit import SeededRandomness
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
+from fairpate.terminal import Reporter
 
 CONSTRAINTS: tuple[MeanConstraint, ...] = ("demographic_parity", "equalized_odds", "accuracy_parity")
 SILENT = PfLdNoise(gradient=0.0, violation=0.0, size=0.0)
@@ -390,7 +395,7 @@ def test_slopes_are_the_derivatives_of_violations_and_values_have_the_gradient_t
     torch.testing.assert_close(along.gradient(outputs.detach(), targets), by_autograd, atol=1e-6, rtol=1e-5)
 
 
-def test_accuracy_parity_raises_a_groups_loss_from_its_share_on_and_warns_where_it_may() -> None:
+def test_accuracy_parity_raises_a_groups_loss_from_its_share_on() -> None:
     """The weight of a record's loss is its derivative: 1 / N from the mean, and its slope from the violations."""
     y = torch.zeros(100, dtype=torch.long)
     parity, sizes = MeanParity(constraint="accuracy_parity", num_groups=2, num_classes=2), torch.tensor([[30.0, 70.0]])
@@ -400,9 +405,17 @@ def test_accuracy_parity_raises_a_groups_loss_from_its_share_on_and_warns_where_
         lightest = min(float(weight.min()) for weight in weights_G)
         assert lightest == pytest.approx(1 - cap / 0.3)
         assert (lightest > 0) == is_lowered
-    assert parity.levels_down(0.5) is None
-    assert "keep max_multiplier below" in str(parity.levels_down(0.51))
-    assert MeanParity(constraint="demographic_parity", num_groups=2, num_classes=2).levels_down(5.0) is None
+
+
+@pytest.mark.parametrize(
+    ("constraint", "cap", "warns"),
+    [("accuracy_parity", 0.5, False), ("accuracy_parity", 0.51, True), ("demographic_parity", 5.0, False)],
+)
+def test_a_run_warns_of_levelling_down(constraint: Any, cap: float, warns: bool) -> None:
+    shown, two_groups = io.StringIO(), cast("Dataset", SimpleNamespace(num_groups=2, num_classes=2))
+    config = FldConfig(constraint=constraint, max_multiplier=cap)
+    parity_of(config, two_groups, Reporter(Console(file=shown, width=1000)))
+    assert ("keep max_multiplier below" in shown.getvalue()) == warns
 
 
 def test_bad_input_names_the_field_and_the_remedy() -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.methods import dp_sgd, raco_dp
-from fairpate.methods.base import private_randomness
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.raco_dp import (
     NAMED_CONSTRAINTS,
@@ -29,7 +28,7 @@ from fairpate.methods.raco_dp import (
 )
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
-from fairpate.nn.private_fit import PrivateSteps
+from fairpate.nn.private_fit import PrivateSteps, SeededRandomness
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event
 
@@ -83,8 +82,8 @@ def train(network: nn.Module, data: tuple[Tensor, Tensor, Tensor], planned: Hist
         num_cells=constraints.partition.num_cells,
         num_classes=num_classes,
         pricing=lagrangian,
-        randomness=private_randomness("seeded", 3),
-        histogram_randomness=private_randomness("seeded", 4),
+        randomness=SeededRandomness(3),
+        histogram_randomness=SeededRandomness(4),
     )
     return Done(training.run(averaged_share=planned.averaged_share), lagrangian.report())
 
@@ -95,7 +94,7 @@ def test_multipliers_that_stay_at_zero_are_dp_sgd_bit_for_bit(name: str) -> None
     ours, theirs, moved = model(name), model(name), model(name)
     train(ours, (x, y, z), steps(400), dual_learning_rate=0.0)
     train(moved, (x, y, z), steps(400), dual_learning_rate=5.0)
-    randomness = private_randomness("seeded", 3)
+    randomness = SeededRandomness(3)
     dp_sgd.train_dp_sgd(theirs, x, y, steps(400).gradient, randomness=randomness)
     assert torch.equal(weights(ours), weights(theirs))
     assert (weights(moved) - weights(theirs)).abs().max() > 1e-3

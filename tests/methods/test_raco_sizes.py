@@ -13,14 +13,13 @@ import torch
 from priced import priced
 
 from fairpate.config import ModelConfig, PrivacyTarget
-from fairpate.config_reader import config_digest, determining_values
 from fairpate.estimators import FairClassifier
 from fairpate.methods import raco_dp
-from fairpate.methods.base import configured, private_randomness
+from fairpate.methods.base import config_digest, configured, determining_values
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, priced_training, refined
 from fairpate.nn.models import build_model
-from fairpate.nn.private_fit import PrivateSteps
+from fairpate.nn.private_fit import PrivateSteps, SeededRandomness
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import PoissonGaussians
 
@@ -149,8 +148,8 @@ def released(scale: float, size_noise: float | None, *, count: int, drop: int = 
         num_cells=CELLS,
         num_classes=CLASSES,
         pricing=pricing,
-        randomness=private_randomness("seeded", 1),
-        histogram_randomness=private_randomness("seeded", 2),
+        randomness=SeededRandomness(1),
+        histogram_randomness=SeededRandomness(2),
     )
     for _ in range(count):
         training.step()

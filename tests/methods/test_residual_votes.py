@@ -30,6 +30,7 @@ from fairpate.methods.residual_votes import (
     whole_rule,
 )
 from fairpate.privacy import accountant
+from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Released
 from fairpate.terminal import Reporter
@@ -143,17 +144,15 @@ def test_sums_by_parts_and_from_a_mapped_file_are_those_of_all_records_at_once(
     assert none.total(votes_themselves, norm=UNITS**2).shape == (8, 8)
 
 
-@pytest.mark.parametrize("num_persons", [None, 40])
-def test_several_ray_workers_give_the_bits_of_one_process(
-    num_persons: int | None, ray_session: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_ray_workers_give_the_bits_of_one_process(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairpate.methods.residual_votes._AT_ONCE", 64)  # of this process: parts for every worker
-    here, _ = records_of(1000, num_persons, BlockPool())
     with open_pool(RayConfig(num_actors=2, num_cpus=0.5)) as pool:
-        there, _ = records_of(1000, num_persons, pool)
-        np.testing.assert_array_equal(there.phi_NW, here.phi_NW)
-        for left in LEFT.values():
-            np.testing.assert_array_equal(there.total(left, norm=UNITS**2), here.total(left, norm=UNITS**2))
+        for num_persons in (None, 40):
+            here, _ = records_of(1000, num_persons, BlockPool())
+            there, _ = records_of(1000, num_persons, pool)
+            np.testing.assert_array_equal(there.phi_NW, here.phi_NW)
+            for left in LEFT.values():
+                np.testing.assert_array_equal(there.total(left, norm=UNITS**2), here.total(left, norm=UNITS**2))
 
 
 @pytest.mark.parametrize("epsilon", [0.03, 1.0, 8.0])
@@ -267,5 +266,13 @@ def test_without_noise_the_steps_end_in_the_private_logistic_regression() -> Non
 
 
 def test_noise_above_the_diagonal_has_at_least_half_of_the_priced_variance() -> None:
+    drawn: dict[str, float] = {}
+
+    def draw(exact_RW: Any, *, stddev: float, name: str, **_: Any) -> Any:
+        drawn[name] = stddev
+        return exact_RW
+
     for stddev in np.random.default_rng(0).uniform(1, 1e6, 2000).tolist():
-        assert 2 * Fraction(residual_votes._over_root_two(stddev)) ** 2 >= Fraction(stddev) ** 2
+        residual_votes.noisy_moments(np.zeros((2, 2), dtype=np.int64), stddev, OsEntropy(), draw)
+        assert drawn["squares"] == stddev
+        assert 2 * Fraction(drawn["moments"]) ** 2 >= Fraction(stddev) ** 2

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from fairpate.config import ConfigError, FitConfig, ModelConfig, PrivacyTarget
 from fairpate.data import load_data
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Trained, configured, private_randomness
+from fairpate.methods.base import Trained, configured
 from fairpate.methods.dp_sgd import DpSgdConfig, FairDpSgdConfig
 from fairpate.nn.fit import dpfr, hard_disparity, predict_logits
 from fairpate.nn.models import build_model, seeded_torch
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
+from fairpate.nn.private_fit import OsRandomness, SeededRandomness
 from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, epsilon_pld
 from fairpate.run.run import train_model
 from fairpate.terminal import Reporter
@@ -41,7 +42,7 @@ def weights(trained: Trained) -> Tensor:
 def run_dp_sgd(noise_multiplier: float = 1.0, **changed: Any) -> Trained:
     x, y, _ = signal_records(800)
     steps = dp_sgd.plan_steps(CONFIG.model_copy(update=changed), num_records=len(x), noise_multiplier=noise_multiplier)
-    return dp_sgd.train_dp_sgd(model(), x, y, steps, randomness=private_randomness("seeded", 3))
+    return dp_sgd.train_dp_sgd(model(), x, y, steps, randomness=SeededRandomness(3))
 
 
 def run_fair(noise_multiplier: float = 1.0, epochs: float = 4, **settings: Any) -> Trained:
@@ -58,7 +59,7 @@ def run_fair(noise_multiplier: float = 1.0, epochs: float = 4, **settings: Any) 
         steps,
         public_gradient=dp_sgd.regulariser_gradient(public_x, public_z, config, generator) if config.weight else None,
         before_clipping=config.variant == "as_in_paper",
-        randomness=private_randomness("seeded", 3),
+        randomness=SeededRandomness(3),
     )
 
 
@@ -115,7 +116,7 @@ def test_dropout_is_refused_as_one_record_would_move_the_masks_of_all_after_it()
     assert (clipped_sum(0) - clipped_sum(1)).norm() > 2  # where 1 would be priced
     steps = dp_sgd.plan_steps(CONFIG, num_records=len(x), noise_multiplier=1.0)
     with pytest.raises(ConfigError, match="does not hold with dropout"):
-        dp_sgd.train_dp_sgd(network, x, y, steps, randomness=private_randomness("seeded", 3))
+        dp_sgd.train_dp_sgd(network, x, y, steps, randomness=SeededRandomness(3))
 
 
 def test_the_steps_follow_from_declared_and_from_real_sizes() -> None:
@@ -194,7 +195,7 @@ def test_plain_sgd_learns_and_promises_nothing() -> None:
 
 def test_seeded_noise_says_so() -> None:
     assert run_dp_sgd().noise == "seeded: not private"
-    assert private_randomness("os_entropy", 0).label == "os_entropy"
+    assert OsRandomness().label == "os_entropy"
 
 
 def test_public_records_of_one_group_are_refused() -> None:

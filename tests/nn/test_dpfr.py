@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairpate.config import DpfrConfig, ModelConfig
-from fairpate.nn.fit import contrast, dpfr, dpfr_gradient, group_batches, group_gaps, hard_disparity
+from fairpate.nn.fit import contrast, dpfr, dpfr_gradient, group_batches, hard_disparity
 from fairpate.nn.models import build_model
 
 LOGITS = torch.tensor([[2.0, 0], [0, 1], [1, 0], [0, 3], [0.5, 0], [0, 0.2]], dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_the_largest_gap_is_never_negative_nor_below_the_soft_one(logits: list[l
 
 
 def test_with_two_groups_and_two_classes_all_gaps_are_one_number() -> None:
-    gaps_GC = group_gaps(LOGITS.softmax(dim=1), GROUPS)
+    gaps_GC = contrast(GROUPS, LOGITS.dtype) @ LOGITS.softmax(dim=1)
     torch.testing.assert_close(gaps_GC.abs(), gaps_GC.abs().max().expand(2, 2))
 
 
@@ -110,7 +110,7 @@ def test_a_group_that_is_absent_changes_nothing_and_one_alone_compares_with_nobo
 def test_the_first_of_equal_gaps_gets_all_of_the_gradient() -> None:
     """Groups 0 and 1 are alike and unlike group 2: the maximum is attained twice."""
     leaf = torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 3.0]], dtype=torch.float64, requires_grad=True)
-    gaps = group_gaps(leaf.softmax(dim=1), torch.arange(3)).flatten().tolist()
+    gaps = (contrast(torch.arange(3), leaf.dtype) @ leaf.softmax(dim=1)).flatten().tolist()
     assert gaps.index(max(gaps)) == 5  # predicted 1 in group 2
     leaf = torch.tensor([[3.0, 0.0], [0.0, 3.0], [3.0, 0.0], [0.0, 3.0]], dtype=torch.float64, requires_grad=True)
     config = DpfrConfig(temperature=1.0)

@@ -17,7 +17,6 @@ from fairpate.privacy.discrete_gaussian import (
     discrete_gaussian,
     discrete_gaussians,
     exact_cuts,
-    log_difference_survival_table,
     log_survival_and_complement,
     log_survival_table,
     sample_discrete_gaussian,
@@ -120,12 +119,14 @@ def test_difference_tails_match_a_convolution(stddev: float) -> None:
     difference = np.convolve(masses(stddev, reach), masses(stddev, reach))
     tails = np.cumsum(difference[::-1])[::-1][2 * reach :]  # from a difference of 0 on
     size = math.ceil(8 * stddev)
-    np.testing.assert_allclose(np.exp(log_difference_survival_table(stddev, size)), tails[: size + 1], rtol=1e-10)
+    np.testing.assert_allclose(
+        np.exp(log_survival_table(stddev, size, of_difference=True)), tails[: size + 1], rtol=1e-10
+    )
 
 
 def test_difference_tails_of_tiny_noise_are_dominated_by_one_step() -> None:
     # P[D >= 1] is 2 p0 p1 up to e^-100 terms, with p1 = e^-50 (s = .1).
-    assert log_difference_survival_table(0.1, 1)[1] == pytest.approx(math.log(2) - 50, rel=1e-12)
+    assert log_survival_table(0.1, 1, of_difference=True)[1] == pytest.approx(math.log(2) - 50, rel=1e-12)
 
 
 def test_tables_are_shared_and_cannot_be_overwritten() -> None:

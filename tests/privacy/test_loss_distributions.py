@@ -15,7 +15,7 @@ from fairpate.privacy.loss_distributions import (
     Laplace,
     LossDistribution,
     composed,
-    epsilon_at,
+    epsilon_and_excess,
     gaussians,
     nothing,
     poisson_gaussians,
@@ -37,7 +37,7 @@ def gaussian(noise: float, rate: float = 1.0, relation: str = "ADD_OR_REMOVE_ONE
 
 
 def agree(ours: LossDistribution | None, theirs: pld.PrivacyLossDistribution, *, rel: float = 5e-6) -> None:
-    found = [epsilon_at(ours, delta) for delta in DELTAS]
+    found = [epsilon_and_excess(ours, delta)[0] for delta in DELTAS]
     np.testing.assert_allclose(found, [theirs.get_epsilon_for_delta(delta) for delta in DELTAS], rtol=rel, atol=1e-9)
 
 
@@ -81,7 +81,7 @@ def test_different_releases_and_chances_compose_as_in_dp_accounting() -> None:
     agree(composed(ours), sampled.compose(pure).compose(maybe))
     agree(composed([*ours, nothing(INTERVAL)]), sampled.compose(pure).compose(maybe))
     assert composed([*ours, None]) is None
-    assert epsilon_at(None, 1e-5) == math.inf
+    assert epsilon_and_excess(None, 1e-5)[0] == math.inf
 
 
 @pytest.mark.parametrize("epsilon", [-2.0, -0.3, 0.0, 0.4, 3.0])
@@ -99,24 +99,24 @@ def test_an_epsilon_that_is_read_off_has_the_divergence_that_was_asked_for(delta
         poisson_gaussians(200, 0.7, sampling_rate=0.05, interval=INTERVAL),
         poisson_gaussians(20, 0.05, sampling_rate=0.5, interval=1.0),  # losses of thousands, e^loss beyond any float
     ):
-        epsilon = epsilon_at(distribution, delta)
+        epsilon = epsilon_and_excess(distribution, delta)[0]
         # Losses whose mass is 1e-6 of delta count as infinite, and rounding is added.
         assert delta * (1 - 2e-6) <= distribution.delta_at(epsilon) <= delta * (1 + 1e-6)
 
 
 def test_nothing_is_needed_where_the_divergence_is_small_anyway_and_nothing_suffices_where_mass_is_infinite() -> None:
     little = gaussians(1, 1e4, interval=INTERVAL)
-    assert epsilon_at(little, 0.01) == 0 == epsilon_at(nothing(INTERVAL), 1e-12)
-    assert epsilon_at(randomised_response(0.0, interval=INTERVAL), 1e-12) == 0
+    assert epsilon_and_excess(little, 0.01)[0] == 0 == epsilon_and_excess(nothing(INTERVAL), 1e-12)[0]
+    assert epsilon_and_excess(randomised_response(0.0, interval=INTERVAL), 1e-12)[0] == 0
     some = little.each(lambda losses, count: (loss_distributions.replace(losses, infinite=1e-4), count))
-    assert epsilon_at(some, 9e-5) == math.inf > epsilon_at(some, 2e-4)
+    assert epsilon_and_excess(some, 9e-5)[0] == math.inf > epsilon_and_excess(some, 2e-4)[0]
 
 
 def test_a_delta_that_infinite_losses_use_up_needs_the_largest_finite_loss() -> None:
     for mass in np.linspace(0.05, 0.95, 19):
         masses = np.array([1 - mass, mass, 0.0, 1e-30])
         losses = loss_distributions.Losses(interval=0.5, lowest=1, masses_L=masses, infinite=1e-5)
-        assert epsilon_at(loss_distributions.symmetric(losses), 1e-5) == pytest.approx(1.0)
+        assert epsilon_and_excess(loss_distributions.symmetric(losses), 1e-5)[0] == pytest.approx(1.0)
 
 
 def test_an_epsilon_of_zero_is_found_on_the_coarsest_grid() -> None:

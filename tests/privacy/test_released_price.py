@@ -93,7 +93,7 @@ def test_releases_are_centred_on_the_cost_with_the_stated_spread(monkeypatch: py
     exact = two_step_rdp(votes, **MECHANISM, order=RELEASE.order).sum()
     scale = mechanism_events.smooth_sensitivity(votes, MechanismParameters(**MECHANISM), release=RELEASE)
     # Equal in all draws, and all of the time.
-    monkeypatch.setattr(mechanism_events.TwoSteps, "smooth", lambda *_: scale)
+    monkeypatch.setattr(mechanism_events, "smooth_sensitivity", lambda *_, **__: scale)
     draws = [
         sanitised_rdp(votes, MechanismParameters(**MECHANISM), release=RELEASE, source=SeededSource(seed))
         for seed in range(200)

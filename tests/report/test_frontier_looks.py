@@ -9,7 +9,7 @@ import pytest
 from run_records import run_record
 
 from fairpate.methods.base import method_names
-from fairpate.report.figures import COLOURS, DARK_COLOURS, DASHES, FAMILIES, SHAPES, by_family, looks
+from fairpate.report.figures import COLOURS, DARK_COLOURS, DASHES, FAMILIES, SHAPES, looks
 from fairpate.report.frontier import points_of
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear sRGB.
@@ -64,7 +64,7 @@ def test_every_method_has_a_family_and_a_look_of_its_own():
     found = looks(points(*method_names()))
     assert len({(look.shape, COLOURS[look.place]) for look in found.values()}) == len(found) == 22
     assert len({(look.shape, DASHES[look.place]) for look in found.values()}) == 22
-    assert set(by_family(found.values())) == {family.title for family in FAMILIES}
+    assert {look.family for look in found.values()} == {family.title for family in FAMILIES}
     assert len(DASHES) == len(COLOURS) == len(DARK_COLOURS)
 
 

@@ -12,7 +12,7 @@ import pytest
 from run_records import run_record
 
 from fairpate.fairness.rates import Population
-from fairpate.pages import api_page
+from fairpate.pages import render
 from fairpate.report.frontier import Row
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import evaluate
@@ -177,12 +177,13 @@ def service(name: str) -> str:
         "requestBody": {"content": {"application/json": {"schema": {"title": name}}}},
         "responses": {name: {"description": name, "content": {name: {"schema": {"title": name}}}}},
     }
-    return api_page(
-        {
+    return render(
+        "api.html",
+        document={
             "info": {"title": name, "version": name, "description": name},
             "paths": {f"/{name}": {"get": route}},
             "components": {"schemas": {name: {"title": name}}},
-        }
+        },
     )
 
 

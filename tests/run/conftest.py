@@ -10,7 +10,7 @@ import typer.main
 from each_method import train
 
 from fairpate import cli
-from fairpate.config_reader import apply_override
+from fairpate.config import apply_override
 from fairpate.methods.base import configured
 from fairpate.run.folder import ShownRun, finished_run
 from fairpate.run.run import run_method

@@ -7,8 +7,7 @@ from typing import Any
 
 import ray
 
-from fairpate.config import SweepConfig
-from fairpate.config_reader import parse_config
+from fairpate.config import SweepConfig, parse_config
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Comparison, compare
 from fairpate.run.sweep import Cell, cells_of

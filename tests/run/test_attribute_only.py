@@ -14,8 +14,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fairpate.config import ConfigError, SweepConfig
-from fairpate.config_reader import parse_config
+from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.data import REGISTRY, DataError, load_data
 from fairpate.data.dataset import Split
 from fairpate.data.registry import option_showing_attribute

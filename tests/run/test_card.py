@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fairpate import cli
-from fairpate.config_reader import config_digest
-from fairpate.methods.base import configured
+from fairpate.methods.base import config_digest, configured
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import (

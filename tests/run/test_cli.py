@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from fairpate import __version__
-from fairpate.config_reader import apply_override
+from fairpate.config import apply_override
 from fairpate.data import find_entry
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy.accountant import PoissonGaussians

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from fairpate.config import ConfigError, SweepConfig
-from fairpate.config_reader import config_digest, parse_config
-from fairpate.methods.base import Method, method_names, resolved
+from fairpate.config import ConfigError, SweepConfig, parse_config
+from fairpate.methods.base import Method, config_digest, method_names, resolved
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -319,7 +319,8 @@ def test_a_comparison_of_the_examples_reads_embedded_data_alone(
     fairpate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FAIRPATE_DATA", raising=False)
-    small = ("methods=[dp_sgd]", "seeds=[0]", "data_sets.color_digits.grid={}", "data_sets.loans.grid={}")
+    small = ["methods=[dp_sgd]", "seeds=[0]", "data_sets.color_digits.grid={}", "data_sets.loans.grid={}"]
+    small += [f"data_sets.{name}.settings.dp_sgd.epochs=1" for name in ("color_digits", "loans")]
     settings = [word for setting in small for word in ("--set", setting)]
     code, output, errors = fairpate("compare", "--example", "quick", *settings, "--out", "out")
     assert code == 0, errors

@@ -10,8 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from pydantic import BaseModel
 
-from fairpate.config import ConfigError, SweepConfig
-from fairpate.config_reader import parse_config
+from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.methods.base import all_methods, configured
 
 HUGE, INTEGER, SEED = 1e12, 2**31 - 1, 2**63 - 1

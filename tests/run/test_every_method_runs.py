@@ -12,10 +12,9 @@ from each_method import ASKING, ATTRIBUTE, METHODS, RANDOMISED, UNPROTECTED, con
 from rich.console import Console
 from small_runs import FILES, QUIET, read_json
 
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import apply_override, config_digest
+from fairpate.config import ConfigError, DataConfig, apply_override
 from fairpate.data import find_entry, load_data
-from fairpate.methods.base import ReleasingMethod, configured, find_method
+from fairpate.methods.base import ReleasingMethod, config_digest, configured, find_method
 from fairpate.methods.raco_dp import named_constraints
 from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker
 from fairpate.run.folder import create_run_directory, finished_run

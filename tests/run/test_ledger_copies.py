@@ -229,7 +229,7 @@ def test_a_ledger_moves_into_a_database_goes_on_there_and_comes_back(fairpate, c
     restore(folder, second, to=str(folder.ledger))
     assert place_of(folder).ledger == folder.ledger.absolute()
     with Ledger(folder.ledger, terms, create=False) as ledger:
-        assert ledger.outcome("later") == Outcome(verdict="answer", label=0)
+        assert ledger.outcome_of.get("later") == Outcome(verdict="answer", label=0)
         assert ledger.charged_to["alice"] == 1
 
 

@@ -483,7 +483,7 @@ def opened(meter, run, terms=TERMS):
 
 
 def submit(ledger, count):
-    first = ledger.num_reservations
+    first = len(ledger.keys)
     votes = np.tile([[40, 15, 5]], (count, 1))
     ledger.reserve([f"key{number}" for number in range(first, first + count)], [0] * count, votes)
 
@@ -511,7 +511,7 @@ def test_a_ledger_holds_room_before_it_charges_and_a_crash_counts_too_many(odome
         submit(ledger, 700)
         assert held(odometer) == 1000  # no more than the budget admits
     with opened(meter, run) as ledger:  # as after a crash
-        assert held(odometer) == ledger.num_reservations == 965
+        assert held(odometer) == len(ledger.keys) == 965
 
 
 def test_where_labels_decide_how_many_are_posed_the_plan_is_counted(odometer, meter, tmp_path):
@@ -580,7 +580,7 @@ def test_a_ledger_stops_at_the_limit_of_its_data_set(odometer, meter, tmp_path):
         submit(ledger, 50)
         with pytest.raises(LedgerError, match=r"adult, unit record.*limit"):
             submit(ledger, 1)
-        assert ledger.num_reservations == 50
+        assert len(ledger.keys) == 50
         ledger.check()  # it may still be read, and written where a limit is raised
         odometer.set_limit("adult", "record", epsilon=10, delta=1e-5)
         submit(ledger, 1)
@@ -612,13 +612,13 @@ def test_a_run_killed_between_odometer_and_ledger_goes_on_within_its_plan_and_no
         meter("other").record([queries(1)], noise="os_entropy")
     with Ledger(run.ledger, TERMS) as ledger:
         LedgerMeter(meter(), TERMS).open(ledger)  # as of a service
-        assert held(odometer) == ledger.num_reservations == 50
+        assert held(odometer) == len(ledger.keys) == 50
         with pytest.raises(LimitReachedError, match="1 release cost"):
             meter("other").record([queries(1)], noise="os_entropy")
         submit(ledger, 100)
         with pytest.raises(LedgerError, match="more than was planned"):
             submit(ledger, 1)
-        assert ledger.num_reservations == 150
+        assert len(ledger.keys) == 150
 
 
 def test_the_folder_of_an_odometer_follows_the_environment_and_forgets_no_release(tmp_path, monkeypatch):

@@ -3,8 +3,8 @@
 import pytest
 from small_runs import run
 
-from fairpate.config_reader import config_digest
 from fairpate.files import StorageError
+from fairpate.methods.base import config_digest
 from fairpate.run.context import RunDirectoryError
 from fairpate.run.folder import create_run_directory
 

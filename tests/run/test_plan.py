@@ -13,8 +13,7 @@ from rich.console import Console
 
 from aggregator.mechanism import ConfidentGnmax
 from aggregator.session import queries_that_fit
-from fairpate.config import SweepConfig
-from fairpate.config_reader import parse_config
+from fairpate.config import SweepConfig, parse_config
 from fairpate.methods.base import Method, price
 from fairpate.run.compare import planned_spending
 from fairpate.run.context import read_statement

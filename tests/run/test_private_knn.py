@@ -214,8 +214,8 @@ def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: An
         threads(number)
         for rows, size, parts in ((own, 7, 3), (np.random.default_rng(number).permutation(120), 64, 2)):
             again = found(rows, size=size, parts=parts)
-            np.testing.assert_array_equal(again.records_QK["label"], once.records_QK["label"])
-            np.testing.assert_array_equal(again.records_QK["squared"], once.records_QK["squared"])
+            np.testing.assert_array_equal(again["label"], once["label"])
+            np.testing.assert_array_equal(again["squared"], once["squared"])
 
 
 def test_records_far_outside_the_pool_and_in_tiny_units_lie_somewhere() -> None:
@@ -269,7 +269,7 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
     try:
         assert backend.try_vote is not None
         backend.try_vote()
-        asked = [backend.pool.question(number) for number in range(100)]
+        asked = [backend.pool.questions[number] for number in range(100)]
         by_key = {question.query.key: question for question in asked}
 
         def vote(queries: Any) -> Any:

@@ -46,16 +46,16 @@ def test_the_time_left_follows_from_the_pace_since_the_first_report():
     pace = Pace(clock=lambda: now[0])
     assert pace.words() == ""
     pace.advance(500, 1000)  # found done
-    assert pace.left_s() is None
+    assert pace.words() == ""
     now[0] += 10
     pace.advance(600, 1000)
-    assert pace.left_s() == pytest.approx(40)  # 400 steps at 10 a second
+    assert pace.words() == "about 40 s left"  # 400 steps at 10 a second
     now[0] += 15
-    assert pace.left_s() == pytest.approx(25)
+    assert pace.words() == "about 25 s left"
     now[0] += 100
-    assert pace.left_s() == 0, "late, and never negative"
+    assert pace.words() == "about 0 s left", "late, and never negative"
     pace.advance(1, 7)  # other steps begin
-    assert pace.left_s() is None
+    assert pace.words() == ""
 
 
 def test_durations_are_words():

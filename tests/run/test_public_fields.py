@@ -19,8 +19,7 @@ import pytest
 from safetensors import safe_open
 from small_runs import read_json
 
-from fairpate.config import SweepConfig
-from fairpate.config_reader import parse_config
+from fairpate.config import SweepConfig, parse_config
 from fairpate.fairness.rates import NOTIONS
 from fairpate.methods.base import configured
 from fairpate.report.frontier_page import FrontierReport

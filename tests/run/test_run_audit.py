@@ -34,7 +34,7 @@ from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.context import RunDirectoryError
 from fairpate.run.run import run_method
 from fairpate.types import GateRule
-from teachers.ray_pool import LocalNeighbourhood, Sampler, blocks_of
+from teachers.ray_pool import LocalNeighbourhood, Sampler, blocks_of, label_counts
 
 WIDTH = 40
 LINEAR = {"student": {"model": {"name": "logistic"}}}
@@ -165,10 +165,8 @@ def count_twice(patched: pytest.MonkeyPatch) -> None:
     table = dp_fair_learning.joint_table
     for module in (dp_fair_learning, run_audit):  # also where the attacker counts what it knows
         patched.setattr(module, "joint_table", lambda *given, **how: 2 * table(*given, **how))
-    votes = mechanism.ConfidentVotes._labels_and_counts
-    patched.setattr(
-        mechanism.ConfidentVotes, "_labels_and_counts", lambda self, votes_QC, *rest: votes(self, 2 * votes_QC, *rest)
-    )
+    draw = mechanism.ConfidentVotes.draw
+    patched.setattr(mechanism.ConfidentVotes, "draw", lambda self, votes_QC, **how: draw(self, 2 * votes_QC, **how))
     patched.setattr(private_metrics, "records_of_unit", lambda records: np.full(len(records), 0.5))
 
 
@@ -323,7 +321,7 @@ def test_neighbours_stay_below_their_claim_and_half_the_noise_is_found() -> None
             threshold_stddev_votes=noise,
             noise_stddev_votes=noise,
         ).answer(
-            found.nearest(np.zeros((queries, 1), dtype=np.int32), names).counts(2),
+            label_counts(found.nearest(np.zeros((queries, 1), dtype=np.int32), names), 2),
             groups=[0] * queries,
             keys=names,
             gate=DemographicParityGate(GateRule(max_disparity=math.inf, min_count=1), num_groups=1, num_classes=2),

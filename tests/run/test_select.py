@@ -20,8 +20,7 @@ import torch
 import yaml
 from small_runs import QUIET, read_json
 
-from fairpate.config import ConfigError, ModelConfig
-from fairpate.config_reader import values_digest
+from fairpate.config import ConfigError, ModelConfig, values_digest
 from fairpate.data import Split, registry
 from fairpate.data.declaration import read_declaration
 from fairpate.methods.base import configured

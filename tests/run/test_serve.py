@@ -73,7 +73,7 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
         seed=config.seed,
         checkpoint_dir=run.teachers,
     )
-    questions = [public_pool(dataset).question(number) for number in range(75, 90)]
+    questions = [public_pool(dataset).questions[number] for number in range(75, 90)]
     x = np.stack([question.features for question in questions])
     expected = collect_votes(ensemble, torch.from_numpy(x))
     voters = ServingTeachers(ensemble, config.ray)
@@ -93,7 +93,7 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
         voters.close()
 
 
-def test_voters_that_nobody_watches_any_more_do_not_count_as_answering(ray_session):
+def test_voters_that_nobody_watches_any_more_do_not_count_as_answering(ray_session, monkeypatch):
     """The thread that watches ended, as an error or a hang of Ray ends it: what it saw last says nothing."""
 
     @ray.remote(num_cpus=0.1, concurrency_groups={BESIDE_WORK: 1})
@@ -101,9 +101,11 @@ def test_voters_that_nobody_watches_any_more_do_not_count_as_answering(ray_sessi
         def ping(self):
             pass
 
+    monkeypatch.setattr("teachers.ray_pool._PING_INTERVAL_S", 0.05)
     watch = VoterWatch([Lively.remote()])
     until(lambda: watch.all_answer)
     watch.close()
+    monkeypatch.setattr("teachers.ray_pool._HANG_TIMEOUT_S", 0.5)
     until(lambda: not watch.all_answer, timeout_s=10)
 
 

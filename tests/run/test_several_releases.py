@@ -107,7 +107,7 @@ def test_each_release_is_drawn_and_counted_once_and_together_they_are_one_run(di
     statement = read_statement(done)
     assert statement.epsilon == pytest.approx(sum(EPSILONS), abs=1e-3)
     assert statement.remarks == ()
-    first, second = read_release(done.released)[1], read_release(done.release_file("sums"))[1]
+    first, second = read_release(done.released)[1], read_release(done.public / "released-sums.safetensors")[1]
     assert (first.after, len(second.after), first.id) == ((), 1, second.id)
     model = done.student.read_bytes()
     for path in (done.student, done.metrics):
@@ -144,7 +144,7 @@ def test_a_run_that_was_killed_draws_only_what_it_lacks(
 
 def test_a_release_that_is_gone_or_that_followed_another_one_is_refused(digits: Dataset, tmp_path: Path) -> None:
     done, other = run(tmp_path / "run", digits), run(tmp_path / "other", digits)
-    for lost in (done.released, done.release_file("sums")):
+    for lost in (done.released, done.public / "released-sums.safetensors"):
         broken = copied(done, tmp_path / f"without {lost.name}")
         broken.student.unlink()
         (broken.public / lost.name).unlink()

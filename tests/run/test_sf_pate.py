@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import torch
 from small_runs import read_json
 
 from aggregator.service.server import ServiceSettings
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import apply_override, config_digest
+from fairpate.config import ConfigError, DataConfig, apply_override
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods import sf_pate
+from fairpate.methods.base import config_digest
 from fairpate.methods.base import configured as load
 from fairpate.methods.parity import UNKNOWN
-from fairpate.methods.sf_pate import SfPate, with_labels
+from fairpate.methods.sf_pate import SfPate
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.privacy.mechanism_events import AttributeQueries
@@ -114,9 +115,13 @@ def test_teachers_of_attributes_read_labels_and_nobody_else_s_attribute() -> Non
 
 
 def test_labels_become_features() -> None:
-    table = with_labels(torch.tensor([[0.5], [0.25]]), torch.tensor([2, 0]), 3)
-    assert table.tolist() == [[0.5, 0.0, 0.0, 1.0], [0.25, 1.0, 0.0, 0.0]]
-    images = with_labels(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([1, 2]), 3)
+    def asked(x: torch.Tensor, labels: list[int]) -> torch.Tensor:
+        split = Split(x=x, y=torch.tensor(labels), z=torch.zeros(2, dtype=torch.int64), record_id=("a", "b"))
+        dataset = replace(load_data(DATA), private=split, label_names=("no", "maybe", "yes"))
+        return sf_pate.attribute_questions(dataset).private.x
+
+    assert asked(torch.tensor([[0.5], [0.25]]), [2, 0]).tolist() == [[0.5, 0.0, 0.0, 1.0], [0.25, 1.0, 0.0, 0.0]]
+    images = asked(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), [1, 2])
     assert images.shape == (2, 4, 4, 4)
     assert images.dtype == torch.uint8
     assert (images[:, 3].flatten(1) == torch.tensor([[127], [255]])).all()

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fairpate.config import DataConfig
-from fairpate.config_reader import apply_override
+from fairpate.config import DataConfig, apply_override
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods.base import Training
 from fairpate.methods.base import configured as load_configured

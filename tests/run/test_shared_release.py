@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairpate.config import ConfigError, SweepConfig
-from fairpate.config_reader import parse_config
+from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.data import Dataset
 from fairpate.methods.base import ReleasingMethod, configured
 from fairpate.run.compare import Comparison, compare, release_name

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fairpate.report.frontier import Row, repeat_command
+from fairpate.report.frontier import Row, points_of
 from fairpate.run.sweep import write_rows
 from fairpate.types import STOPPED_BY_VOTES, RunRecord
 
@@ -341,4 +341,5 @@ def test_a_question_that_cannot_be_answered_says_what_to_give(specify, tables, m
     ],
 )
 def test_the_command_to_repeat_has_fresh_noise(command, expected):
-    assert repeat_command(command) == expected
+    record = row("fairpate", "fairface", 0).record
+    assert points_of([record], commands=[command])[0].commands == (expected,)

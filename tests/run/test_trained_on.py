@@ -13,8 +13,7 @@ import torch
 import yaml
 
 from aggregator.service.server import ServiceSettings
-from fairpate.config import ConfigError, DataConfig, SweepConfig
-from fairpate.config_reader import parse_config
+from fairpate.config import ConfigError, DataConfig, SweepConfig, parse_config
 from fairpate.data import Dataset, load_data
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import Method, configured

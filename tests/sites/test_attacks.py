@@ -94,7 +94,7 @@ def test_a_coordinator_with_another_database_gets_the_old_messages_or_none(tmp_p
 
 
 def test_a_site_whose_folder_was_deleted_does_not_begin_anew(tmp_path: Path) -> None:
-    network = Network(tmp_path, 4, wait_s=3.0)
+    network = Network(tmp_path, 4, wait_s=2.0)
     with network.coordinator() as sums:
         with pytest.raises(StoppedError):
             network.join(0, at=1)

@@ -72,7 +72,7 @@ def failing(at: dict[Path, int], *, after: bool) -> Iterator[set[Path]]:
     do, left, failed = Journal._do, dict(at), set[Path]()
 
     def act(journal: Journal, command: str, *values: Any) -> Any:
-        path = journal._path
+        path = journal.path
         is_meant = path in left and command.startswith("INSERT")
         found = do(journal, command, *values) if after or not is_meant or left[path] else None
         if is_meant:
@@ -285,7 +285,7 @@ def test_a_full_disk_stops_a_site_before_it_sends(tmp_path: Path) -> None:
     @contextmanager
     def full(path: Path, plan: Any) -> Iterator[Any]:
         with opened(path, plan) as journal:
-            journal._database.execute("PRAGMA max_page_count = 3")
+            journal.database.execute("PRAGMA max_page_count = 3")
             with suppress(JournalError):
                 for number in itertools.count():
                     journal.setdefault(f"other {number}", bytes(99))

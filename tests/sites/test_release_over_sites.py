@@ -133,7 +133,7 @@ class Consortium:
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(coordinator, "_LINGER_S", 2.0)
+    monkeypatch.setattr(coordinator, "_LINGER_S", 1.0)
 
 
 @pytest.fixture(autouse=True)

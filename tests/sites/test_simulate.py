@@ -15,8 +15,7 @@ import sites as benchmark
 from hospitals import DECLARATION
 
 from fairpate import cli
-from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import parse_config
+from fairpate.config import ConfigError, DataConfig, parse_config
 from fairpate.data.registry import load_at_site
 from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.sites.simulate import deal, simulate, site_folders

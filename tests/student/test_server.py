@@ -21,10 +21,9 @@ from student.server import (
     Record,
     StudentReplica,
     read_features,
-    serve_student,
-    stop_student,
     student_app,
     student_in_one_process,
+    student_served,
 )
 from student.student import save_student
 
@@ -42,9 +41,8 @@ def url(student, ray_session, tmp_path_factory):
     save_student(student, path)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    serve_student(path, host="127.0.0.1", port=port, num_replicas=2, cpus_per_replica=0)
-    yield f"http://127.0.0.1:{port}"
-    stop_student()
+    with student_served(path, host="127.0.0.1", port=port, num_replicas=2, cpus_per_replica=0):
+        yield f"http://127.0.0.1:{port}"
 
 
 def records_of_two_groups():

@@ -14,7 +14,7 @@ from object_store import ACCESS_KEY, SECRET_KEY, object_store
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig
 from fairpate.files import join
 from fairpate.types import UserError
-from teachers.ensemble import CheckpointError, block_name, is_intact, load_block, save_block
+from teachers.ensemble import CheckpointError, block_name, is_stored, load_block, save_block
 from teachers.teacher import Shard, TeacherSpec
 
 SPEC = TeacherSpec(model=ModelConfig(), fit=FitConfig(), num_classes=2, seed=0)
@@ -80,7 +80,7 @@ def test_a_damaged_file_is_detected(tmp_path: Path, damage: str) -> None:
     path.write_bytes({"cut": content[:-5], "flip": content, "empty": b""}[damage])
     with pytest.raises(CheckpointError, match="train the teachers again"):
         load_block(path)
-    assert not is_intact(path)
+    assert not is_stored(None, path)
 
 
 def test_an_object_store_keeps_checkpoints_as_a_disk_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_an_object_store_keeps_checkpoints_as_a_disk_does(monkeypatch: pytest.Mo
     with object_store() as store:
         folder = store.uri("teachers")
         locations = [join(place, block_name([_shard()], SPEC, (0,), "loop")) for place in (folder, tmp_path)]
-        assert not is_intact(locations[0])
+        assert not is_stored(None, locations[0])
         for location in locations:
             save_block(location, WEIGHTS)
         [(name, content)] = store.objects.items()
@@ -98,7 +98,7 @@ def test_an_object_store_keeps_checkpoints_as_a_disk_does(monkeypatch: pytest.Mo
         loaded = load_block(locations[0])
         assert all((loaded[key] == value).all() for key, value in WEIGHTS.items())
         store.objects[name] = content[:-1]
-        assert not is_intact(locations[0])
+        assert not is_stored(None, locations[0])
 
 
 @pytest.mark.parametrize("header", [b"", b"\x02\0\0\0\0\0\0\0{}", b"\xff" * 16])
@@ -110,7 +110,7 @@ def test_a_file_without_a_digest_is_damaged(tmp_path: Path, header: bytes) -> No
 
 
 def test_a_missing_file_is_not_intact(tmp_path: Path) -> None:
-    assert not is_intact(tmp_path / "none.safetensors")
+    assert not is_stored(None, tmp_path / "none.safetensors")
     with pytest.raises(CheckpointError, match="cannot be read") as raised:
         load_block(tmp_path / "none.safetensors")
     assert isinstance(raised.value, UserError)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairpate.config import FitConfig, ModelConfig
 from teachers import teacher
-from teachers.teacher import CudaMemory, Shard, TeacherSpec, stack_that_fits, stack_weights, train_stacked
+from teachers.teacher import CudaMemory, Shard, TeacherSpec, stack_that_fits, train_stacked
 from tests.accelerator import NEEDS_GPU
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_how_many_fit_does_not_follow_private_sizes(max_shard_size: int | None) 
 
 def test_a_stack_of_real_steps_fits_and_trains_the_same_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = _shards((20, 3, 33, 8, 0, 17, 25))
-    whole = stack_weights(train_stacked(shards, SPEC, range(7), device=CPU))
+    whole = train_stacked(shards, SPEC, range(7), device=CPU)
     widths: list[int] = []
     train = teacher._Stack.train
     monkeypatch.setattr(teacher._Stack, "train", lambda stack: widths.append(len(stack._generators)) or train(stack))
@@ -94,10 +94,11 @@ def test_a_stack_of_real_steps_fits_and_trains_the_same_teachers(monkeypatch: py
     first, one, two, all_seven = probe.peaks
     assert first == one < two < all_seven
     memory = SavedForBackward((one + 2.5 * (two - one)) / 0.8)
-    parts = stack_weights(train_stacked(shards, SPEC, range(7), device=CPU, memory=memory))
+    parts = train_stacked(shards, SPEC, range(7), device=CPU, memory=memory)
     assert widths == [7, 3, 3, 1]
-    for name, value in whole.items():
-        torch.testing.assert_close(parts[name], value, atol=1e-9, rtol=0)
+    for expected, found in zip(whole, parts, strict=True):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, atol=1e-9, rtol=0)
 
 
 @NEEDS_GPU

@@ -23,6 +23,7 @@ from teachers.ray_pool import (
     Sampler,
     Voters,
     blocks_of,
+    label_counts,
     merged,
     nearest_of_samples,
 )
@@ -78,7 +79,7 @@ def test_a_record_enters_and_displaces_one_other_and_nothing_else(count: int) ->
             others = [record for record in records if record != one]
             for chosen in itertools.product([False, True], repeat=len(others)):
                 sample = list(itertools.compress(others, chosen))
-                before, after = (everybody(s, query, count).counts(3)[0] for s in (sample, [*sample, one]))
+                before, after = (label_counts(everybody(s, query, count), 3)[0] for s in (sample, [*sample, one]))
                 moved = after - before
                 named = by_hand(sample, tuple(query[0]), count), by_hand([*sample, one], tuple(query[0]), count)
                 assert before.tolist() == np.bincount(named[0], minlength=3).tolist()
@@ -113,7 +114,7 @@ def told(records: Sequence[Record], count: int) -> npt.NDArray[np.float64]:
     for chosen in itertools.product([False, True], repeat=len(records)):
         chance = math.prod(RATE if is_in else 1 - RATE for is_in in chosen)
         sample = list(itertools.compress(records, chosen))
-        total = total + chance * masses(everybody(sample, np.zeros((1, 1), dtype=np.int32), count).counts(2)[0])
+        total = total + chance * masses(label_counts(everybody(sample, np.zeros((1, 1), dtype=np.int32), count), 2)[0])
     return total
 
 
@@ -140,7 +141,7 @@ def test_equal_records_of_one_unit_go_by_label_wherever_they_stand() -> None:
     twins: list[Record] = [((1, 1), label, "one name") for label in (2, 0, 1, 0)]
     query = np.zeros((1, 2), dtype=np.int32)
     for size, arranged in itertools.product((1, 2, 100), itertools.permutations(twins)):
-        assert everybody(list(arranged), query, 3, size=size).records_QK["label"].tolist() == [[0, 0, 1]]
+        assert everybody(list(arranged), query, 3, size=size)["label"].tolist() == [[0, 0, 1]]
 
 
 @pytest.mark.parametrize("count", [1, 7, 40, 200])
@@ -150,18 +151,18 @@ def test_blocks_and_parts_find_what_one_search_finds(count: int) -> None:
     queries = generator.integers(-4, 5, (9, 3)).astype(np.int32)
     whole = everybody(records, queries, count)
     expected = [np.bincount(by_hand(records, tuple(query), count), minlength=3) for query in queries.tolist()]
-    np.testing.assert_array_equal(whole.counts(3), expected)
+    np.testing.assert_array_equal(label_counts(whole, 3), expected)
     names = [str(number) for number in range(len(queries))]
     for size in (1, 5, 64):
         found = everybody(records, queries, count, size=size)
-        np.testing.assert_array_equal(found.records_QK["label"], whole.records_QK["label"])
-        np.testing.assert_array_equal(found.records_QK["squared"], whole.records_QK["squared"])
+        np.testing.assert_array_equal(found["label"], whole["label"])
+        np.testing.assert_array_equal(found["squared"], whole["squared"])
         for num_parts in (2, 3):
             pieces = [blocks(records, size=size)[part::num_parts] for part in range(num_parts)]
             parts = [
                 nearest_of_samples(piece, queries, names, count=count, sampler=Sampler(1.0)) for piece in pieces[::-1]
             ]
-            np.testing.assert_array_equal(merged(parts).records_QK["label"], whole.records_QK["label"])
+            np.testing.assert_array_equal(merged(parts)["label"], whole["label"])
 
 
 def test_seeded_samples_do_not_depend_on_how_blocks_are_dealt() -> None:
@@ -174,12 +175,12 @@ def test_seeded_samples_do_not_depend_on_how_blocks_are_dealt() -> None:
         parts = [
             nearest_of_samples(piece, queries, names, count=6, sampler=Sampler(0.2, seed)) for piece in pieces if piece
         ]
-        return merged(parts).counts(3)
+        return label_counts(merged(parts), 3)
 
     once = found([every])
     np.testing.assert_array_equal(found([every[1::2], every[::2]]), once)
     alone = nearest_of_samples(every, queries[7:8], ["7"], count=6, sampler=Sampler(0.2, 5))
-    np.testing.assert_array_equal(alone.counts(3)[0], once[7])
+    np.testing.assert_array_equal(label_counts(alone, 3)[0], once[7])
     assert (found([every], seed=6) != once).any()
 
 
@@ -218,18 +219,18 @@ def test_asked_again_a_neighbourhood_gives_the_counts_of_another_sample() -> Non
     every = blocks(some_records(generator, 300))
     queries = np.zeros((40, 2), dtype=np.int32)
     found = LocalNeighbourhood(every, count=30, sampler=Sampler(0.3))
-    counts_QC = found.nearest(queries, ["same"] * 40).counts(3)
+    counts_QC = label_counts(found.nearest(queries, ["same"] * 40), 3)
     assert (counts_QC.sum(axis=1) == 30).all()
     assert len(np.unique(counts_QC, axis=0)) > 10
 
 
 def test_a_small_sample_votes_whole_and_an_empty_one_not_at_all() -> None:
     records, query = some_records(np.random.default_rng(0), 4), np.zeros((1, 2), dtype=np.int32)
-    assert everybody(records, query, 9).counts(3).sum() == 4
-    assert everybody(records[:0], query[:, :1], 9).counts(3).tolist() == [[0, 0, 0]]
-    assert everybody(records, query[:0], 9).counts(3).shape == (0, 3)
+    assert label_counts(everybody(records, query, 9), 3).sum() == 4
+    assert label_counts(everybody(records[:0], query[:, :1], 9), 3).tolist() == [[0, 0, 0]]
+    assert label_counts(everybody(records, query[:0], 9), 3).shape == (0, 3)
     rare = nearest_of_samples(blocks(records), query, ["q"], count=2, sampler=Sampler(1e-12))
-    assert rare.counts(3).sum() == 0
+    assert label_counts(rare, 3).sum() == 0
 
 
 def test_distances_are_exact_where_sums_are_largest() -> None:
@@ -239,8 +240,8 @@ def test_distances_are_exact_where_sums_are_largest() -> None:
     query = np.full((1, MOST_COORDINATES), LARGEST_COORDINATE, dtype=np.int32)
     for pair in (records, records[::-1]):
         found = everybody(pair, query, 2)
-        assert found.records_QK["label"].tolist() == [[1, 0]]
-        assert found.records_QK["squared"][0, 1] == MOST_COORDINATES * (2 * LARGEST_COORDINATE) ** 2
+        assert found["label"].tolist() == [[1, 0]]
+        assert found["squared"][0, 1] == MOST_COORDINATES * (2 * LARGEST_COORDINATE) ** 2
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ def of_persons(records: Sequence[Record], sample: set[int], query: Coordinates, 
     if not kept:
         return np.zeros(3, dtype=np.int64)
     found = blocks_of_persons([records[place] for place in kept], [OWNERS[place] for place in kept])
-    return nearest_of_samples(found, query, ["0"], count=count, sampler=Sampler(1.0)).counts(3)[0]
+    return label_counts(nearest_of_samples(found, query, ["0"], count=count, sampler=Sampler(1.0)), 3)[0]
 
 
 def of_persons_by_hand(records: Sequence[Record], sample: set[int], query: tuple[int, ...], count: int) -> list[int]:
@@ -314,8 +315,8 @@ def test_blocks_hold_whole_persons_and_find_the_same_neighbours(size: int) -> No
     whole = nearest_of_samples(blocks_of_persons(records, persons), queries, names, count=4, sampler=Sampler(1.0))
     parts = [nearest_of_samples([block], queries, names, count=4, sampler=Sampler(1.0)) for block in found]
     for nearest in (nearest_of_samples(found, queries, names, count=4, sampler=Sampler(1.0)), merged(parts)):
-        assert (nearest.records_QK["label"] == whole.records_QK["label"]).all()
-        assert (nearest.records_QK["squared"] == whole.records_QK["squared"]).all()
+        assert (nearest["label"] == whole["label"]).all()
+        assert (nearest["squared"] == whole["squared"]).all()
 
 
 def test_persons_enter_a_sample_with_all_of_their_records_or_none() -> None:
