@@ -87,6 +87,7 @@ def outcome(command: str, limit: float) -> dict[str, Any]:
     if _BLANKS.search(command):
         return {"outcome": "placeholder"}
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # a database's server may be another user
         copy = Path(folder) / "repository"
         ignored = shutil.ignore_patterns(".git", ".venv", "build", "runs", ".*_cache", "__pycache__", "*.egg-info")
         shutil.copytree(ROOT, copy, ignore=ignored)

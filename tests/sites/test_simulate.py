@@ -180,3 +180,9 @@ def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() ->
     at_one = [name for name in rows if "residual" in name and name.endswith("=1")]
     assert f"ahead of federated DP-SGD in all {len(at_one)} rows" in said
     assert all(rows[each]["t = 1"] > rows[each.replace("residual", "weighted")]["federated, t = 1"] for each in at_one)
+    per_site = {name: row["DP-FedAvg"] for name, row in rows.items() if "dp_fedavg" in name}
+    fifty = [value for name, value in per_site.items() if " 50/" in name and name.endswith("=1")]
+    assert f"With 50 sites and ε = 1 it reaches {min(fifty)} to {max(fifty)}" in said
+    for data, majority in (("acs", 69.8), ("adult", 76.4), ("loans", 65.7)):
+        assert f"{majority} %" in said
+        assert max(value for name, value in per_site.items() if name.startswith(data) and " 50/" not in name) < majority
