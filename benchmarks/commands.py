@@ -9,7 +9,7 @@ differ on every machine and are left out. The log is docs/results/commands.json,
 
     same          every number that was measured again equals the stored one
     differs       numbers differ, of which ``differing`` names a few, or no stored cell was measured again
-    ran           nothing is stored to compare with: the command ended well, or measured something before the limit
+    ran           nothing is stored to compare with: the command ended well, or wrote a measurement before the limit
     too long      the limit ended it before anything could be compared
     failed        it ended with an error, which ``message`` has
     placeholder   no command, but the pattern of several (NAME, E, ...)
@@ -51,6 +51,7 @@ _SEEDED = {
     "query_experiments": "--seeds {}",
     "posthoc": "--seeds 1",
     "private_metrics": "--seeds {}",
+    "run_times": "--repeats 1",
 }
 _TIMES = ("run_times", "lagrangian")
 _SHOWN = 3
@@ -86,6 +87,7 @@ def outcome(command: str, limit: float) -> dict[str, Any]:
     if _BLANKS.search(command):
         return {"outcome": "placeholder"}
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # a database's server may be another user
         copy = Path(folder) / "repository"
         ignored = shutil.ignore_patterns(".git", ".venv", "build", "runs", ".*_cache", "__pycache__", "*.egg-info")
         shutil.copytree(ROOT, copy, ignore=ignored)
@@ -102,7 +104,9 @@ def outcome(command: str, limit: float) -> dict[str, Any]:
         if expected and name not in _TIMES and stored.is_file():
             again = json.loads(stored.read_text(encoding="utf-8"))["cells"]
             return found | compared(again, expected, seed)
-        return found | {"outcome": "too long" if code is None and not stored.is_file() else "ran"}
+        other = re.search(r"--out (\S+)", command)
+        wrote = stored.is_file() or (other is not None and (copy / other[1]).is_file())
+        return found | {"outcome": "too long" if code is None and not wrote else "ran"}
 
 
 def _measuring(command: str) -> tuple[str, str]:
@@ -117,7 +121,7 @@ def _measuring(command: str) -> tuple[str, str]:
     name = script[1] if script else ""
     plain = command.replace("{", "{{").replace("}", "}}")
     if name == "results":
-        plain = re.sub(r"--seeds( \d+)+", r"--seeds\1", plain)
+        plain = re.sub(r"(--seeds \d+)( \d+)+", r"\1", plain)
     if name in _SEEDED and "--seeds" not in plain:
         plain = f"{plain} {_SEEDED[name]}"
     return name, plain

@@ -22,8 +22,11 @@ rivals have the same public pool, embedding and epsilon per record:
                      shares of noise that the plan above has
 
 Nothing was tuned: the federated rival has the settings that `dp_sgd` has by default for as many records in one place,
-about 200 rounds, and a secure sum of the model's size in every round where a plan has one sum in all. Clipping what a
-whole site sends (DP-FedAvg) protects sites instead of records; its epsilon is of another unit and stands in no row.
+about 200 rounds, and a secure sum of the model's size in every round where a plan has one sum in all.
+
+`--method dp_fedavg` has rows of its own, since its unit is a whole site, added or removed with all of its records:
+DP-FedAvg (McMahan et al., 2018) of the same logistic regression, with all sites in each of 10 rounds, 20 steps of
+gradient descent at a site, and the clipping norm and learning rate of the federated rival.
 
 A fault stops a site for good or for a moment, loses or changes a message, repeats an old one, or stops the coordinator;
 a party that comes back is made anew from its store. A sum may be exact or not come about: anything else is an error.
@@ -420,35 +423,70 @@ class Hospitals:
 
     def federated(self, num_colluding: int, seed: int) -> float:
         """The accuracy of federated DP-SGD whose rounds are secure sums."""
-        from fairpate.config import PrivacyTarget
-        from fairpate.methods.base import configured, fitted_to, noise_within
-        from fairpate.privacy.accountant import PoissonGaussians
-
-        # As `fairpate run --method dp_sgd` has for as many units in one place: five epochs of batches of a fiftieth.
         parts = [site.private for site in self.sites]
         # A unit is a person where the declaration names persons: all of its records are clipped together.
         unit_Ns = [np.arange(len(part)) if part.person_N is None else part.person_N.numpy() for part in parts]
-        num_units = sum(part.num_protected for part in parts)
-        values = fitted_to("dp_sgd", count=num_units, num_public=len(self.together.public))
-        settings: Any = getattr(configured({"dp_sgd": values["dp_sgd"]}, method="dp_sgd"), "dp_sgd")  # noqa: B009
-        rate = settings.batch_size / num_units
+        settings = self._as_dp_sgd()
+        rate = settings.batch_size / sum(part.num_protected for part in parts)
         rounds = round(settings.epochs / rate)
-        target = PrivacyTarget(epsilon=self.epsilon)
-        multiplier = noise_within(
-            target, lambda m: [PoissonGaussians(count=rounds, noise_multiplier=m, sampling_rate=rate)]
-        )
         # Shares of noise as in a plan: some sites may give theirs away.
-        stddev = multiplier * settings.clip_norm * math.sqrt(len(self.sites) / (len(self.sites) - num_colluding))
-        draws = np.random.default_rng(seed)
-        xs = [np.hstack([part.x.double().numpy(), np.ones((len(part), 1))]) for part in parts]
-        ys = [np.eye(self.together.num_classes)[part.y.numpy()] for part in parts]
-        rule = np.zeros((self.together.num_classes, xs[0].shape[1]))
+        excess = math.sqrt(len(self.sites) / (len(self.sites) - num_colluding))
+        stddev = self._multiplier(rounds, rate) * settings.clip_norm * excess
+        draws, records = np.random.default_rng(seed), self._records()
+        rule = np.zeros((self.together.num_classes, records[0][0].shape[1]))
         for _ in range(rounds):
             total = draws.normal(0, stddev, rule.shape)
-            for part, x_NF, y_NC, unit_N in zip(parts, xs, ys, unit_Ns, strict=True):  # a site's part of a secure sum
+            # A site's part of a secure sum.
+            for part, (x_NF, y_NC), unit_N in zip(parts, records, unit_Ns, strict=True):
                 chosen = (draws.random(part.num_protected) < rate)[unit_N]
                 total += _clipped_sum(x_NF[chosen], y_NC[chosen], unit_N[chosen], rule, settings.clip_norm)
             rule -= settings.learning_rate * total / settings.batch_size
+        return self._accuracy_of(rule)
+
+    def dp_fedavg(self, seed: int) -> float:
+        """The accuracy of DP-FedAvg, whose epsilon is that of a whole site."""
+        settings, draws, records = self._as_dp_sgd(), np.random.default_rng(seed), self._records()
+        stddev = self._multiplier(_ROUNDS, 1.0) * settings.clip_norm
+        rule = np.zeros((self.together.num_classes, records[0][0].shape[1]))
+        for _ in range(_ROUNDS):
+            total = draws.normal(0, stddev, rule.shape)
+            for x_NF, y_NC in records:
+                local, each_N = rule.copy(), np.arange(len(x_NF))
+                for _ in range(_LOCAL_STEPS):
+                    gradient = _clipped_sum(x_NF, y_NC, each_N, local, math.inf) / len(x_NF)
+                    local -= settings.learning_rate * gradient
+                update = local - rule
+                total += update * min(1, settings.clip_norm / max(np.linalg.norm(update), 1e-12))
+            rule += total / len(records)
+        return self._accuracy_of(rule)
+
+    def _as_dp_sgd(self) -> Any:
+        """As `fairpate run` has for as many units in one place: five epochs of batches of a fiftieth."""
+        from fairpate.methods.base import configured, fitted_to
+
+        num_units = sum(site.private.num_protected for site in self.sites)
+        values = fitted_to("dp_sgd", count=num_units, num_public=len(self.together.public))
+        return getattr(configured({"dp_sgd": values["dp_sgd"]}, method="dp_sgd"), "dp_sgd")  # noqa: B009
+
+    def _multiplier(self, rounds: int, rate: float) -> float:
+        """The noise of so many Gaussian sums over samples of the units, in norms of one unit."""
+        from fairpate.config import PrivacyTarget
+        from fairpate.methods.base import noise_within
+        from fairpate.privacy.accountant import PoissonGaussians
+
+        return noise_within(
+            PrivacyTarget(epsilon=self.epsilon),
+            lambda m: [PoissonGaussians(count=rounds, noise_multiplier=m, sampling_rate=rate)],
+        )
+
+    def _records(self) -> list[tuple[Any, Any]]:
+        """Features with a constant, and labels one-hot, of each site's records."""
+        labels_CC, parts = np.eye(self.together.num_classes), [site.private for site in self.sites]
+        return [
+            (np.hstack([part.x.double().numpy(), np.ones((len(part), 1))]), labels_CC[part.y.numpy()]) for part in parts
+        ]
+
+    def _accuracy_of(self, rule: Any) -> float:
         test = self.together.test
         scores = test.x.double().numpy() @ rule[:, :-1].T + rule[:, -1]
         return float((scores.argmax(axis=1) == test.y.numpy()).mean())
@@ -523,19 +561,7 @@ def models(
         )
         for epsilon in epsilons:
             hospitals.epsilon = epsilon
-            config = hospitals.config(method)
-            rows: dict[str, list[float]] = defaultdict(list)
-            for draw in range(draws):
-                for title, t in (("one curator", 0), ("t = 1", 1), ("t = K/2", sites // 2)):
-                    shares = NoisyShares(sites, t, draw)
-                    rows[title].append(hospitals.released(config, hospitals.of_curator, shares))
-                for own in hospitals.sites[: 6 if draw == 0 else 0]:
-                    rows["alone"].append(hospitals.released(config, own, NoisyShares(1, 0, draw)))
-                for t in (1, sites // 2) if method == "weighted_votes" else ():
-                    rows[f"federated, t = {'1' if t == 1 else 'K/2'}"].append(hospitals.federated(t, draw))
-            if method == "weighted_votes":
-                rows["clear votes"] = [hospitals.clear_votes()]
-            _assert_exact(hospitals, config)
+            rows = accuracies(hospitals, method, draws)
             row = {
                 title: [round(100 * np.mean(found), 1), round(100 * np.std(found) / math.sqrt(len(found)), 1)]
                 for title, found in rows.items()
@@ -557,6 +583,27 @@ def models(
                 )
 
 
+def accuracies(hospitals: Hospitals, method: str, draws: int) -> dict[str, list[float]]:
+    """The accuracies of a row's columns, one for each draw of the noise, or for each site alone."""
+    if method == "dp_fedavg":
+        return {"DP-FedAvg": [hospitals.dp_fedavg(draw) for draw in range(draws)]}
+    config = hospitals.config(method)
+    rows: dict[str, list[float]] = defaultdict(list)
+    for draw in range(draws):
+        for title, t in zip(_SUMS, (0, 1, hospitals.num_sites // 2), strict=True):
+            shares = NoisyShares(hospitals.num_sites, t, draw)
+            rows[title].append(hospitals.released(config, hospitals.of_curator, shares))
+        for own in hospitals.sites[: 6 if draw == 0 else 0]:
+            rows["alone"].append(hospitals.released(config, own, NoisyShares(1, 0, draw)))
+        if method == "weighted_votes":
+            rows["federated, t = 1"].append(hospitals.federated(1, draw))
+            rows["federated, t = K/2"].append(hospitals.federated(hospitals.num_sites // 2, draw))
+    if method == "weighted_votes":
+        rows["clear votes"] = [hospitals.clear_votes()]
+    _assert_exact(hospitals, config)
+    return rows
+
+
 def stored_groups() -> dict[str, dict[str, str]]:
     """Title and command of every group of stored rows."""
     stored = json.loads((measured.FOLDER / "sites.json").read_text(encoding="utf-8"))
@@ -566,7 +613,9 @@ def stored_groups() -> dict[str, dict[str, str]]:
 
 _NAMES = {"acs": "ACS", "adult": "Adult", "utkface": "UTKFace", "loans": "Loans"}
 _DEALT = {None: "at random", "PUMA:2": "by state"}
-_COLUMNS = ("one curator", "t = 1", "t = K/2", "alone", "federated, t = 1", "federated, t = K/2", "clear votes")
+_SUMS = ("one curator", "t = 1", "t = K/2")
+_COLUMNS = (*_SUMS, "alone", "federated, t = 1", "federated, t = K/2", "clear votes", "DP-FedAvg")
+_ROUNDS, _LOCAL_STEPS = 10, 20  # of DP-FedAvg
 
 
 def table(method: str) -> str:
@@ -611,7 +660,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--models", default=None, metavar="DATA")
-    parser.add_argument("--method", default="weighted_votes", choices=("weighted_votes", "residual_votes"))
+    parser.add_argument("--method", default="weighted_votes", choices=("weighted_votes", "residual_votes", "dp_fedavg"))
     parser.add_argument("--by", default=None)
     parser.add_argument("--option", action="append", default=[])
     parser.add_argument("--store", action="store_true")

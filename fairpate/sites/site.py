@@ -98,11 +98,14 @@ class CoordinatorClient:
         """Close the connection."""
         self._http.close()
 
-    def request(self, path: str, content: bytes | None = None, *, wait_s: float | None = None) -> bytes | None:
+    def request(
+        self, path: str, content: bytes | None = None, *, wait_s: float | None = None, into: Path | None = None
+    ) -> bytes | None:
         """Send ``content``, or fetch what is at ``path``. None if the coordinator refuses it as late.
 
-        ``wait_s`` None: as long as the client waits. CoordinatorError if the coordinator ended the plan or refused the
-        message, or if time is up; SumError never.
+        ``wait_s`` None: as long as the client waits. With ``into``, the reply is written to that file piece by piece
+        instead of being returned. CoordinatorError if the coordinator ended the plan or refused the message, or if
+        time is up; SumError never.
         """
         wait_s = self._wait_s if wait_s is None else wait_s
         deadline_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -110,7 +113,12 @@ class CoordinatorClient:
             method = "GET" if content is None else "POST"
             try:
                 # Safe to repeat: the coordinator keeps the first message, and the same again changes nothing.
-                reply = self._http.request(method, path, content=content)
+                with self._http.stream(method, path, content=content) as reply:
+                    if into is not None and reply.status_code == 200:
+                        with into.open("wb") as file:
+                            file.writelines(reply.iter_bytes())
+                        return b""
+                    reply.read()
             except httpx.TransportError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):  # waiting does not make it valid
                     raise CoordinatorError(
@@ -448,11 +456,10 @@ def join(
         plan = read_plan(client.request("/v1/plan") or b"", url)
         if digest is not None and digest.lower() != plan.digest:
             raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
-        embedding = Path(folder) / "embedding.safetensors" if plan.embedding else None
-        place = plan.place_of(own_key)
-        if embedding is not None:
-            # Not in memory: of pictures it is as large as a quarter of this process.
-            embedding.write_bytes(client.request("/v1/embedding") or b"")
+        place, embedding = plan.place_of(own_key), None
+        if plan.embedding:
+            # Never whole in this process, which waits for hours: of pictures it is a quarter of its size.
+            client.request("/v1/embedding", into=(embedding := Path(folder) / "embedding.safetensors"))
         part = Part(
             plan=plan,
             place=place,

@@ -54,11 +54,11 @@ class StoppedClient(CoordinatorClient):
         super().__init__(url, wait_s=wait_s, ca=ca)
         self._left, self._after = at, after
 
-    def request(self, path: str, content: bytes | None = None, *, wait_s: float | None = None) -> bytes | None:
+    def request(self, path: str, content: bytes | None = None, **named: Any) -> bytes | None:
         self._left -= 1
         if self._left < 0 and not self._after:
             raise StoppedError
-        found = super().request(path, content, wait_s=wait_s)
+        found = super().request(path, content, **named)
         if self._left < 0:
             raise StoppedError
         return found
@@ -81,7 +81,7 @@ class Network:
     def coordinator(self, name: str = "coordinator", **settings: Any) -> Iterator[CoordinatorSums]:
         """A coordinator that serves; made again, it goes on from its journal."""
         with Journal.opened(self.root / f"{name}.sqlite", self.plan) as journal:
-            sums = CoordinatorSums(self.plan, journal, wait_s=settings.get("wait_s", self.wait_s))
+            sums = CoordinatorSums(self.plan, journal, **{"wait_s": self.wait_s} | settings)
             server = HttpServer(sums, HttpSettings(port=self.port, tls=self.tls))
             try:
                 yield sums

@@ -378,12 +378,20 @@ def test_a_coordinator_that_never_answers_is_given_up(tmp_path: Path) -> None:
     assert network.charges == [1, 0, 0, 0]
 
 
-def test_talking_to_a_coordinator_takes_neither_torch_nor_ray_and_little_memory() -> None:
+def test_talking_to_a_coordinator_takes_neither_torch_nor_ray_and_little_memory(tmp_path: Path) -> None:
+    network, fetched = Network(tmp_path, 4), tmp_path / "fetched"
     code = (
-        "import re, sys, fairpate.sites.site, fairpate.sites.secure_sum\n"
+        "import re, sys, fairpate.sites.secure_sum\n"
+        "from pathlib import Path\n"
+        "from fairpate.sites.site import CoordinatorClient\n"
+        f"client = CoordinatorClient('http://127.0.0.1:{network.port}', wait_s=9)\n"
+        f"client.request('/v1/embedding', into=Path({str(fetched)!r}))\n"
         "assert not {'torch', 'ray', 'sklearn', 'fastapi'} & set(sys.modules), sorted(sys.modules)\n"
         "print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    embedding = bytes(range(256)) * 2**18  # 64 MiB
+    with network.coordinator(embedding=embedding):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 100_000, "kB"
+    assert fetched.read_bytes() == embedding
