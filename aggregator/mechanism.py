@@ -41,9 +41,8 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import NeighbourVotes, as_in_paper_rdp
-from fairpate.types import IntArray, MechanismParameters, ReleaseKind
+from fairpate.types import FloatArray, IntArray, MechanismParameters, ReleaseKind
 
-FloatArray = npt.NDArray[np.float64]
 Verdict = Literal["answer", "confidence", "fairness", "free"]
 NOT_CONFIDENT = -1
 """The label of a query whose votes did not pass the threshold check."""

@@ -53,10 +53,9 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, RenyiFilter, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.types import Budget, BudgetKind, IntArray, LabelledSet, strict
+from fairpate.types import Budget, BudgetKind, FloatArray, IntArray, LabelledSet, strict
 
 Features = npt.NDArray[np.generic]
-FloatArray = npt.NDArray[np.float64]
 MechanismT = TypeVar("MechanismT", bound=Mechanism)
 _ORDERS_A = np.array(DEFAULT_ORDERS)
 # An integer beyond any count, because counts are subtracted from it; infinity would make them floats.

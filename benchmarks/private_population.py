@@ -21,7 +21,7 @@ import numpy as np
 from fairpate.config import read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.fairness import rates
-from fairpate.fairness.rates import FloatArray, PopulationEstimate
+from fairpate.fairness.rates import PopulationEstimate
 from fairpate.methods.base import configured
 from fairpate.report.metrics import GAPS
 from fairpate.report.records import PrivatePopulation
@@ -29,6 +29,7 @@ from fairpate.run.context import read_json
 from fairpate.run.folder import read_student
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
+from fairpate.types import FloatArray
 from student.student import Student
 
 

@@ -39,7 +39,7 @@ import numpy.typing as npt
 import yaml
 from markupsafe import Markup
 
-from fairpate.types import UNITS, Relation, Unit
+from fairpate.types import UNITS, FloatArray, Relation, Unit
 
 _TITLE = "Glossary"
 _LEAD = "The terms on FairPATE's pages. The pages show the same definitions for terms with a dotted underline."
@@ -181,7 +181,6 @@ def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, see
     return f"{guess} is right at most {share} of the time; a coin would be 50\u00a0%.{weak}"
 
 
-FloatArray = npt.NDArray[np.float64]
 _MOST_SHOWN = 8
 _NEARLY = 0.99  # of the worst case
 

@@ -34,7 +34,8 @@ STOPPED_BY_VOTES = (
 _SUM_TOLERANCE = 1e-4
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
+RealArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 BudgetKind = Literal["data_independent", "query_count", "data_dependent"]
 ReleaseKind = Literal["label", "counts"]
 ColdStart = Literal["group", "cell", "all_groups"]
@@ -282,7 +283,7 @@ class LabelledSet:
     labels: IntArray
     groups: IntArray
     counts: IntArray | None = None
-    chances: FloatArray | None = None
+    chances: RealArray | None = None
 
     def __post_init__(self) -> None:
         if not len(self.record_ids) == len(self.labels) == len(self.groups):

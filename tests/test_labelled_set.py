@@ -8,10 +8,10 @@ import pytest
 from fairpate.config import DataConfig
 from fairpate.data import load_data
 from fairpate.methods.pate import public_records
-from fairpate.types import FloatArray, LabelledSet
+from fairpate.types import LabelledSet, RealArray
 
 
-def labelled(chances: FloatArray | None) -> LabelledSet:
+def labelled(chances: RealArray | None) -> LabelledSet:
     return LabelledSet(record_ids=("a", "b", "c"), labels=np.array([1, 0, 1]), groups=np.zeros(3, int), chances=chances)
 
 
@@ -33,7 +33,7 @@ def test_chances_stay_with_their_records() -> None:
         (np.full((3, 2), np.nan), "in row 0"),
     ],
 )
-def test_chances_that_are_no_distributions_are_refused(chances: FloatArray, message: str) -> None:
+def test_chances_that_are_no_distributions_are_refused(chances: RealArray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         labelled(chances)
 

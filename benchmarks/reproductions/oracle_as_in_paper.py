@@ -17,8 +17,8 @@ import math
 import numpy as np
 
 from fairpate.methods.dp_fair_learning import Regression, Setting, Sides, violations_of
-from fairpate.methods.parity import FloatArray
 from fairpate.privacy.laplace import PureReleases, add_laplace
+from fairpate.types import FloatArray
 
 
 def published_round_epsilon(*, epsilon: float, delta: float, num_rounds: int) -> float:

@@ -54,10 +54,8 @@ import numpy.typing as npt
 import scipy
 
 from fairpate.config import nearest
-from fairpate.types import DEFAULT_NOTION, IntArray
+from fairpate.types import DEFAULT_NOTION, FloatArray, IntArray
 from fairpate.types import NotionName as NotionName
-
-FloatArray = npt.NDArray[np.float64]
 
 _REPLICATES_PER_CHUNK = 64
 

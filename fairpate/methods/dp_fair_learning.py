@@ -101,11 +101,11 @@ from fairpate.fairness.rates import joint_table
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
-from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_codes, require_shares
+from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_codes, require_shares
 from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, choose_cheap, release_epsilon_for
-from fairpate.types import Relation, sklearn
+from fairpate.types import FloatArray, Relation, sklearn
 
 Rule = TypeVar("Rule")
 RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float64)

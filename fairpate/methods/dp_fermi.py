@@ -56,10 +56,10 @@ from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, Privac
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
-from fairpate.methods.parity import FloatArray, ParityCells
+from fairpate.methods.parity import ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
-from fairpate.types import Relation, Unit, functional, torch
+from fairpate.types import FloatArray, Relation, Unit, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

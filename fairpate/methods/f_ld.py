@@ -88,11 +88,11 @@ from fairpate.methods.base import (
     arguments,
     noise_within,
 )
-from fairpate.methods.parity import UNKNOWN, DualAscent, FloatArray, MeanParity, ValueAlong, require_codes
+from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
 from fairpate.privacy.accountant import Event, PoissonGaussians, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
-from fairpate.types import functional, torch
+from fairpate.types import FloatArray, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

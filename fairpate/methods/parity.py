@@ -37,12 +37,11 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fairpate.config import CountOrZero, Fraction, Section
-from fairpate.types import IntArray, torch
+from fairpate.types import FloatArray, IntArray, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FloatArray = npt.NDArray[np.float64]
 Constraint = Literal["demographic_parity", "equalized_odds", "equal_opportunity", "equal_false_positives"]
 MeanConstraint = Literal["demographic_parity", "equalized_odds", "accuracy_parity"]
 NO_EVENT = -1

@@ -64,7 +64,7 @@ import numpy.typing as npt
 from pydantic import Field, field_serializer
 
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PrivacyTarget, Section
-from fairpate.fairness.rates import FloatArray, divide, indices
+from fairpate.fairness.rates import divide, indices
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
@@ -72,7 +72,7 @@ from fairpate.methods.parity import DualAscent
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event, epsilon_of_curve
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
-from fairpate.types import IntArray, functional, torch
+from fairpate.types import FloatArray, IntArray, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

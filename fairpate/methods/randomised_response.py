@@ -38,12 +38,12 @@ from fairpate.fairness.rates import joint_table
 from fairpate.methods.base import PrivateMethod, Stream, Trained, Training
 from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, GameRules, Mixing, fair_mixing, fit_mixture
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
-from fairpate.methods.parity import FloatArray, ParityCells, ParityConfig, require_codes
+from fairpate.methods.parity import ParityCells, ParityConfig, require_codes
 from fairpate.nn.fit import linear_rules, said_labels
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.accountant import spent
 from fairpate.privacy.laplace import PureReleases, keep_probability, randomise_response
-from fairpate.types import sklearn
+from fairpate.types import FloatArray, sklearn
 
 
 class RandomisedResponseConfig(ParityConfig):

@@ -96,11 +96,9 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
 from fairpate.run.release_log import Released
-from fairpate.types import IntArray, LabelledSet, Unit, sklearn
+from fairpate.types import FloatArray, IntArray, LabelledSet, RealArray, Unit, sklearn
 from student.student import Student
 
-FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
-DoubleArray = npt.NDArray[np.float64]
 UNITS = 2**14
 """U: a vote of norm one, in whole numbers."""
 _LARGEST_EPSILON = 20
@@ -131,8 +129,8 @@ class PoolLabels:
     C)."""
 
     labels_M: IntArray
-    certainty_M: FloatArray
-    chances_MC: FloatArray | None = None
+    certainty_M: RealArray
+    chances_MC: RealArray | None = None
 
 
 class VotesOfRecords(ReleasingMethod):
@@ -187,7 +185,7 @@ class VotesOfRecords(ReleasingMethod):
         # The parts of all groups are added, and their noises are independent.
         return TAUGHT_NOISE * math.sqrt(num_groups) if self.by_group else 1.0
 
-    def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float, DoubleArray]:
+    def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float, FloatArray]:
         """Split a released table by group (axis 0) in two. The split is reproducible.
 
         Return the table that the student learns from, summed over groups, the standard deviation of its noise, and the
@@ -198,7 +196,7 @@ class VotesOfRecords(ReleasingMethod):
         taught_G, kept_G = thinned(table_G, stddev=stddev, generator=generator)
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
-    def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
+    def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
         """The released table by group, and for every public record its vote (M, W) and label probabilities (M, C)."""
         raise NotImplementedError
 
@@ -463,7 +461,7 @@ class RecordVotes(VotesOfRecords):
             said = labels_of_line(votes_KC, prototype_M, released.arrays["coordinates_MD"], stddev=stddev)
         return self.taught(said, training, released)
 
-    def _votes(self, released: Released) -> tuple[IntArray | FloatArray, float]:
+    def _votes(self, released: Released) -> tuple[IntArray | RealArray, float]:
         """Votes by cell and class, and the standard deviation of their noise."""
         arrays, unit = released.arrays, released.events[0].unit
         # The same search as in `measure`: it is deterministic, and so gives the noise of the release.
@@ -472,7 +470,7 @@ class RecordVotes(VotesOfRecords):
             return self.thinned(arrays["votes_GKC"], stddev=stddev)[:2]
         return arrays["votes_KC"] / UNITS if unit == "person" else arrays["votes_KC"], stddev
 
-    def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
+    def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
         """The counts, each public record's vote (the unit vector of its cell), and the label probabilities of the
         linear rule."""
         arrays, (votes_KC, stddev) = released.arrays, self._votes(released)
@@ -492,7 +490,7 @@ def _table_event(unit: Unit) -> Callable[[float], Event]:
     return lambda stddev: VoteTables(count=1, noise_stddev_votes=stddev)
 
 
-def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
+def labels_of_cells(votes_KC: IntArray | RealArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
     """Label every public record with the most frequent label, by noisy votes, of its prototype."""
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
     # The lead over the runner-up in standard deviations: of the added noise, and of the sampling of counts this large.
@@ -503,7 +501,7 @@ def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, s
 
 
 def labels_of_line(
-    votes_KC: IntArray | FloatArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
+    votes_KC: IntArray | RealArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> PoolLabels:
     """Label every public record by a logistic regression that is fitted to all counts."""
     chances_MC = chances_of_line(votes_KC, prototype_M, coordinates_MD, stddev=stddev)
@@ -515,8 +513,8 @@ def labels_of_line(
 
 
 def chances_of_line(
-    votes_KC: IntArray | FloatArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
-) -> FloatArray:
+    votes_KC: IntArray | RealArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
+) -> RealArray:
     """Probability of each label (M, C) by logistic regression on the pool's coordinates, all counts together.
 
     A record has an equal share of its cell's counts. The ridge is what the noise of K cells calls for, against the
@@ -538,7 +536,7 @@ def chances_of_line(
     line = sklearn.linear_model.LogisticRegression(C=1 / max(ridge, 1e-6), max_iter=200)
     line.fit(coordinates_MD[record_R] / spread, label_R, sample_weight=weights_MC[record_R, label_R])
     chance_MF = line.predict_proba(coordinates_MD / spread)
-    chances_MC: FloatArray = np.zeros(weights_MC.shape, dtype=chance_MF.dtype)
+    chances_MC: RealArray = np.zeros(weights_MC.shape, dtype=chance_MF.dtype)
     chances_MC[:, line.classes_] = chance_MF
     return chances_MC
 
@@ -697,7 +695,7 @@ class WeightedVotes(VotesOfRecords):
         pool_MW = arrays["pool_MW"].astype(np.int64)
         return labels_of_sums(sums_CW, pool_MW, stddev=noise, ridge=self.weighted_votes.ridge)
 
-    def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
+    def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
         """The sums, the votes of the public pool, and the rule's label probabilities. The constant feature counts
         records."""
         arrays, noise, chances_MC = released.arrays, self.least_noise(_sum_event), self._said(released).chances_MC
@@ -726,7 +724,7 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
     return labels_of_chances(softmax(phi_MW @ rule_CW.T, axis=1))
 
 
-def labels_of_chances(chances_MC: DoubleArray) -> PoolLabels:
+def labels_of_chances(chances_MC: FloatArray) -> PoolLabels:
     """The most likely labels; the lead over the runner-up is how certain each is."""
     ordered_MC = np.sort(chances_MC, axis=1)
     return PoolLabels(
@@ -734,7 +732,7 @@ def labels_of_chances(chances_MC: DoubleArray) -> PoolLabels:
     )
 
 
-def rule_network(rule_CW: DoubleArray) -> tuple[ModelConfig, nn.Module]:
+def rule_network(rule_CW: FloatArray) -> tuple[ModelConfig, nn.Module]:
     """The linear rule (C, W) over votes as a network over embedded records, and its architecture."""
     architecture = ModelConfig(name="bounded_logistic")
     width, num_classes = rule_CW.shape[1] - 1, len(rule_CW)
@@ -746,30 +744,30 @@ def rule_network(rule_CW: DoubleArray) -> tuple[ModelConfig, nn.Module]:
     return architecture, network.eval()
 
 
-def balancing_weights(phi_MW: DoubleArray, mean_W: DoubleArray, *, ridge: float) -> DoubleArray:
+def balancing_weights(phi_MW: FloatArray, mean_W: FloatArray, *, ridge: float) -> FloatArray:
     """Weights p (M,) proportional to exp(<t, phi>) with sum 1, such that the weighted mean of phi equals ``mean_W`` up
     to the ridge penalty."""
 
-    def objective(tilt_W: DoubleArray) -> tuple[float, DoubleArray]:
+    def objective(tilt_W: FloatArray) -> tuple[float, FloatArray]:
         scores_M = phi_MW @ tilt_W
         # The dual of the largest entropy: its gradient is 0 where the weighted mean is ``mean_W``.
         value = logsumexp(scores_M) - tilt_W @ mean_W + ridge / 2 * tilt_W @ tilt_W
         return float(value), softmax(scores_M) @ phi_MW - mean_W + ridge * tilt_W
 
-    weights_M: DoubleArray = softmax(phi_MW @ minimize(objective, np.zeros(len(mean_W)), **_SOLVER).x)
+    weights_M: FloatArray = softmax(phi_MW @ minimize(objective, np.zeros(len(mean_W)), **_SOLVER).x)
     return weights_M
 
 
-def matched_rule(phi_MW: DoubleArray, moments_CW: DoubleArray, weights_M: DoubleArray, *, ridge: float) -> DoubleArray:
+def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, weights_M: FloatArray, *, ridge: float) -> FloatArray:
     """The rule W (C, W) for which the weighted pool's mean of softmax times phi equals ``moments_CW`` up to the ridge
     penalty."""
 
-    def objective(flat: DoubleArray) -> tuple[float, DoubleArray]:
+    def objective(flat: FloatArray) -> tuple[float, FloatArray]:
         rule_CW = flat.reshape(moments_CW.shape)
         scores_MC = phi_MW @ rule_CW.T
         value = weights_M @ logsumexp(scores_MC, axis=1) - (rule_CW * moments_CW).sum() + ridge / 2 * flat @ flat
         slope_CW = (softmax(scores_MC, axis=1) * weights_M[:, None]).T @ phi_MW - moments_CW + ridge * rule_CW
         return float(value), slope_CW.ravel()
 
-    rule_CW: DoubleArray = minimize(objective, np.zeros(moments_CW.size), **_SOLVER).x.reshape(moments_CW.shape)
+    rule_CW: FloatArray = minimize(objective, np.zeros(moments_CW.size), **_SOLVER).x.reshape(moments_CW.shape)
     return rule_CW

@@ -88,11 +88,10 @@ from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
-from fairpate.types import IntArray
+from fairpate.types import FloatArray, IntArray
 from teachers.ensemble import BlockPool
 from teachers.ray_pool import open_pool
 
-DoubleArray = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]
 _AT_ONCE = 8192
@@ -117,7 +116,7 @@ _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGI
 )
 
 
-def whole_rule(rule_CW: DoubleArray) -> IntArray:
+def whole_rule(rule_CW: FloatArray) -> IntArray:
     """The rule (C, W) rounded to multiples of 2^-12, with rows of norm at most 2^24. Private records are compared with
     it."""
     # Longer rules would make sums of products inexact; the limit is far above the rules in use.
@@ -332,7 +331,7 @@ class RulesOfRecords(VotesOfRecords):
                 "needs a declared table, or name a file of public records (files.public)."
             )
 
-    def published(self, training: Training, released: Released, rule_CW: DoubleArray, said: PoolLabels) -> Trained:
+    def published(self, training: Training, released: Released, rule_CW: FloatArray, said: PoolLabels) -> Trained:
         """The rule as a model, or a student of the pool's labels ``said`` where settings ask for one."""
         # An embedding of the method's own is not stored with a model, so that only a student can be published.
         if training.dataset.embedding is None or self.asking_student:
@@ -499,12 +498,12 @@ def noisy_moments(
     return above + above.T + np.diag(diagonal)
 
 
-def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:
+def curvature_inverse(moments_WW: FloatArray, *, floor: float) -> FloatArray:
     """The inverse (W, W) of H: symmetric ``moments_WW`` with negative eigenvalues set to 0, plus ``floor`` > 0 times
     the identity."""
     # Second moments have no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
-    inverse_WW: DoubleArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
+    inverse_WW: FloatArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
     return inverse_WW
 
 
@@ -589,7 +588,7 @@ class AdaSsp(RulesOfRecords):
         # Scores of two labels add up to one; twice their difference is the logit, to first order around one half.
         return self.published(training, released, 2 * rule_CW, said)
 
-    def rule(self, released: Released) -> DoubleArray:
+    def rule(self, released: Released) -> FloatArray:
         """The least-squares rule (C, W), for features of norm one."""
         # The same search as in `measure`: it is deterministic, and so gives the noise of the release.
         arrays, (_, moments, eigenvalue) = released.arrays, self.events()
@@ -601,11 +600,11 @@ class AdaSsp(RulesOfRecords):
         # At least the weight of one record, so that the inverse exists for any noise.
         ridge = max(self.ada_ssp.ridge_share * bound - least, 1.0)
         inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=ridge)
-        rule_CW: DoubleArray = arrays["sums_CW"] / UNITS @ inverse_WW
+        rule_CW: FloatArray = arrays["sums_CW"] / UNITS @ inverse_WW
         return rule_CW
 
 
-def labels_of_scores(scores_MC: DoubleArray) -> PoolLabels:
+def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
     """The pool's labels by scores that estimate indicators of labels: clipped at 0, they count as probabilities."""
     # The largest score's label keeps a share if no score is positive.
     clipped_MC = np.maximum(scores_MC, 0.0)

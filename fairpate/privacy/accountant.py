@@ -32,7 +32,7 @@ import scipy
 
 from fairpate.privacy import gnmax, loss_distributions
 from fairpate.privacy.loss_distributions import LossDistribution
-from fairpate.types import IntArray, MechanismParameters, Relation, Tail, Unit
+from fairpate.types import FloatArray, IntArray, MechanismParameters, Relation, Tail, Unit
 
 
 class Event(Protocol):
@@ -190,9 +190,6 @@ def of_unit(event: Any, unit: Unit) -> Any:
         trials = tuple(tuple(of_unit(each, unit) for each in events) for events in event.trials)
         return replace(event, unit=unit, trials=trials)
     return replace(event, unit=unit)
-
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float) -> tuple[float, float]:

@@ -26,9 +26,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.types import IntArray
+from fairpate.types import FloatArray, IntArray
 
-FloatArray = npt.NDArray[np.float64]
 WordArray = npt.NDArray[np.uint64]
 
 OS_ENTROPY = "os_entropy"

@@ -30,10 +30,7 @@ import numpy.typing as npt
 import scipy
 
 from fairpate.privacy.discrete_gaussian import log_survival_and_complement, log_survival_table
-from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, Tail
-
-FloatArray = npt.NDArray[np.float64]
-
+from fairpate.types import MAX_THRESHOLD_VOTES, FloatArray, IntArray, Tail
 
 MAX_EXPONENT = 600.0  # moments up to e^600 are handled as numbers, greater ones by their logarithm
 NEVER = -1e300  # in place of ln 0, where inf - inf would be NaN: costs come out as exactly 0

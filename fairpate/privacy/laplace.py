@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, CountedEvent, FloatArray, event_pld, event_rdp
+from fairpate.privacy.accountant import Accounting, CountedEvent, event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import NoiseSource, bernoulli_exp, sample_discrete_laplace
 from fairpate.privacy.loss_distributions import (
     DEFAULT_INTERVAL,
@@ -43,7 +43,7 @@ from fairpate.privacy.loss_distributions import (
     repeated,
     unsampled,
 )
-from fairpate.types import IntArray, Relation, Unit
+from fairpate.types import FloatArray, IntArray, Relation, Unit
 
 _GRID_BITS = 24
 _SPARE_UNITS = 3

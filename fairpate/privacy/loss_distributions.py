@@ -19,12 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
-from fairpate.types import Relation
+from fairpate.types import FloatArray, Relation
 
-FloatArray = npt.NDArray[np.float64]
 DEFAULT_INTERVAL = 1e-4
 LEAST_DELTA = 1e-20
 """Below it, what divergences leave out of their grids (1e-33 of each release) is not proven to be negligible."""

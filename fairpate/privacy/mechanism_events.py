@@ -60,7 +60,6 @@ from fairpate.privacy.accountant import (
     ConfidentGnmaxVotes,
     CountedEvent,
     Event,
-    FloatArray,
     TeacherEvent,
     epsilon_of_curve,
     event_pld,
@@ -85,7 +84,7 @@ from fairpate.privacy.loss_distributions import (
     poisson_gaussians,
     repeated,
 )
-from fairpate.types import IntArray, MechanismParameters, Relation, Tail, Unit, worded
+from fairpate.types import FloatArray, IntArray, MechanismParameters, Relation, Tail, Unit, worded
 
 PUBLISHED_DECIMALS = 6
 

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fairpate.config import is_read
 from fairpate.fairness.rates import DEFAULT, NOTIONS
@@ -50,7 +49,7 @@ from fairpate.report.frontier import (
     sets_by_seed,
 )
 from fairpate.report.records import STRENGTHS, upper
-from fairpate.types import NotionName, strict
+from fairpate.types import FloatArray, NotionName, strict
 
 COLOURS = ("#2b4eff", "#b3181c", "#f28e2b", "#4fa37c", "#7b1fa2", "#b99ae0", "#18212b")
 """On light ground: pages by day, and paper."""
@@ -73,7 +72,6 @@ SHAPES: Mapping[str, str] = {
     "pentagon": "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z",
 }
 """Marks by name: SVG paths in the square from -1 to 1, as Vega expects them."""
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,9 +33,8 @@ import numpy.typing as npt
 from fairpate.config import flattened
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.report.metrics import GroupsTold
-from fairpate.types import STOPPED_BY_VOTES, NotionName, Relation, RunRecord, Unit
+from fairpate.types import STOPPED_BY_VOTES, FloatArray, NotionName, Relation, RunRecord, Unit
 
-FloatArray = npt.NDArray[np.float64]
 Status = Literal["ok", "failed"]
 FAILED = "failed"
 """The published text of every error."""

@@ -44,7 +44,7 @@ import numpy.typing as npt
 from fairpate.fairness import rates
 from fairpate.fairness.gate import filter_stream, filter_streams
 from fairpate.fairness.rates import NOTIONS
-from fairpate.types import FairRule, GateRule, MetricsKind, NotionName, restored, strict
+from fairpate.types import FairRule, FloatArray, GateRule, MetricsKind, NotionName, restored, strict
 
 if TYPE_CHECKING:
     from fairpate.types import RunRecord
@@ -323,7 +323,7 @@ def evaluate(
     }
     joint_GYC = rates.joint_table(np.asarray(predictions)[kept], **records)
     drawn: dict[str, Any] = {"generator": generator}
-    drawn_of: dict[str, rates.FloatArray] = {}
+    drawn_of: dict[str, FloatArray] = {}
     if rule is None:
         drawn["persons_N"] = None if persons_N is None else np.asarray(persons_N)[kept]
         if not shown.by_label:
@@ -397,7 +397,7 @@ def evaluate(
 
 def _drawn_apart(
     predictions_N: npt.NDArray[Any], records: Mapping[str, Any], drawn: Mapping[str, Any], num_replicates: int
-) -> dict[str, rates.FloatArray]:
+) -> dict[str, FloatArray]:
     """Bootstrap replicates of each gap from the shown counts alone, for an evaluation that hides counts by group and
     true label.
 
@@ -414,7 +414,7 @@ def _drawn_apart(
     ones, zeros = np.ones_like(records["labels_N"]), np.zeros_like(records["groups_N"])
     seed = drawn["generator"].integers(2**63)
 
-    def resampled(predicted: npt.NDArray[Any], **changes: Any) -> rates.FloatArray:
+    def resampled(predicted: npt.NDArray[Any], **changes: Any) -> FloatArray:
         # The same seed for each table, so that all intervals are of the same replicates.
         generator = np.random.default_rng(seed)
         return rates.resampled_tables(
@@ -467,7 +467,7 @@ def with_words(measured: Evaluation) -> Evaluation:
     )
 
 
-def _degenerate(measured: Evaluation, table_GYC: rates.FloatArray) -> Iterator[str]:
+def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
     """Yield predicates of a model whose gaps are meaningless; none if there was no record."""
     if not measured.num_answered:
         yield from ["answers no record"] if measured.is_measured else []
@@ -503,7 +503,7 @@ def _degenerate(measured: Evaluation, table_GYC: rates.FloatArray) -> Iterator[s
             yield f"predicts {classes[only]!r} for {_percent(share)} of the records of {group.name}"
 
 
-def _only_class(counts_YC: rates.FloatArray) -> tuple[int | None, float, bool]:
+def _only_class(counts_YC: FloatArray) -> tuple[int | None, float, bool]:
     """The class that has nearly all predictions, where true labels are less uneven, its share, and whether it has all
     of them."""
     predicted_C, label_C = counts_YC.sum(axis=0), counts_YC.sum(axis=1)
@@ -601,7 +601,7 @@ def shown_records(
     )
 
 
-def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence[rates.FloatArray]) -> Evaluation:
+def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence[FloatArray]) -> Evaluation:
     """``measured`` without the numbers of the tables ``published`` from which the size of a small cell follows."""
     least = measured.least_cell
     hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < least}
@@ -658,7 +658,7 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
     )
 
 
-def _labels_follow(joint_GYC: rates.FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
+def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
     """True if predictions by group and accuracies of all groups but ``hidden`` nearly reveal the size of some class.
 
     They do where the size may lie in a range of less than half of ``least``. One record more of each kind of error, and
@@ -679,7 +679,7 @@ def _labels_follow(joint_GYC: rates.FloatArray, hidden: Sequence[int], least: in
     return is_narrow or (bool(hidden) and _labels_follow_from_totals(together_HYC, least))
 
 
-def _labels_follow_from_totals(joint_GYC: rates.FloatArray, least: int) -> bool:
+def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
     """True if predictions by group, and the accuracy and most common class of all groups together, nearly reveal the
     size of some class, as in :func:`_labels_follow`; two classes only."""
     if joint_GYC.shape[-1] != 2:
@@ -688,12 +688,12 @@ def _labels_follow_from_totals(joint_GYC: rates.FloatArray, least: int) -> bool:
     return bool((2 * moves_G < least)[joint_GYC.sum(axis=(1, 2)) > 0].any())
 
 
-def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatArray:
+def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
     """Return by how much each count can change, up and down added, while the sum of ``count_G`` stays and no count
     exceeds ``most_G``."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
-    moves_G: rates.FloatArray = up_G + np.minimum(count_G, room_G.sum() - room_G)
+    moves_G: FloatArray = up_G + np.minimum(count_G, room_G.sum() - room_G)
     return moves_G
 
 
@@ -849,7 +849,7 @@ def resampled_reject_option(
     generator: np.random.Generator,
     persons_N: npt.ArrayLike | None = None,
     num_replicates: int = 200,
-) -> rates.FloatArray:
+) -> FloatArray:
     """The table (R, G, Y, C) of the answers that the gate gives to each bootstrap sample of predictions.
 
     With ``persons_N``, the person of each record, persons are drawn, each with all of its records.

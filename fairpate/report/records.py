@@ -42,6 +42,7 @@ from fairpate.types import (
     IN_PARALLEL,
     UNITS,
     FairRule,
+    FloatArray,
     GateRule,
     PrivacyStatement,
     QueryOutcomes,
@@ -669,7 +670,7 @@ def private_population(
     # Rates and gaps are over answered records: all outcomes but the last.
     answered = joint[..., :-1], draws[..., :-1]
 
-    def coverages(joint_GYJ: rates.FloatArray) -> rates.Events:
+    def coverages(joint_GYJ: FloatArray) -> rates.Events:
         sizes_1G = joint_GYJ.sum(axis=(-2, -1))[..., None, :]
         refused_1G = joint_GYJ[..., -1].sum(axis=-1)[..., None, :]
         return rates.Events(hits_EG=sizes_1G - refused_1G, sizes_EG=sizes_1G, cells=[])

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from fairpate.fairness.rates import NOTIONS, FloatArray
+from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import (
     compared_costs,
     count,
@@ -59,7 +59,7 @@ from fairpate.report.records import (
     small_cell_words,
     upper,
 )
-from fairpate.types import STOPPED_BY_VOTES, TELLS_SIZE, GateRule, restored
+from fairpate.types import STOPPED_BY_VOTES, TELLS_SIZE, FloatArray, GateRule, restored
 
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
 _CHART_CONFIG = {

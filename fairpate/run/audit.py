@@ -79,11 +79,10 @@ from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, PrivacyStatement, UsageError, UserError, strict
+from fairpate.types import FloatArray, IntArray, PrivacyStatement, UsageError, UserError, strict
 from student.student import load_student
 from teachers.ensemble import BlockPool
 
-FloatArray = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
 Coins = npt.NDArray[np.bool_]
 CANARIES = 20_000

@@ -73,13 +73,12 @@ from fairpate.report.metrics import (
 )
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import MetricsFolder, Released, ReleaseLog, read_receipt, read_release
-from fairpate.types import FairRule, GateRule, IntArray, PrivacyStatement
+from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement
 
 if TYPE_CHECKING:
     from student.card import StudentCard
     from student.student import Student
 
-FloatArray = npt.NDArray[np.float64]
 # Divided among the records of a person and rounded down, a weight this large loses next to nothing.
 WEIGHT = 2**20
 LEVEL = 0.95

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fairpate import __version__
 from fairpate.config import PLACE, ConfigError, DataConfig, parse_config, read_yaml
@@ -66,7 +65,7 @@ from fairpate.run.context import (
 )
 from fairpate.run.private_metrics import Assessment
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, stepwise, strict, tell
+from fairpate.types import FloatArray, PrivacyStatement, stepwise, strict, tell
 from student.card import read_card as read_student_card
 
 if TYPE_CHECKING:
@@ -292,7 +291,6 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse,
     )
 
 
-FloatArray = npt.NDArray[np.float64]
 # Points of the curve over queries: Renyi curves add up, loss distributions are composed anew for each point.
 _MAX_COURSE_POINTS, _MAX_COMPOSED_POINTS = 200, 8
 

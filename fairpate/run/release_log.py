@@ -72,9 +72,8 @@ from fairpate.privacy.mechanism_events import (
     of_teachers,
 )
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields, write_json
-from fairpate.types import Relation, Unit, UserError
+from fairpate.types import FloatArray, Relation, Unit, UserError
 
-FloatArray = npt.NDArray[np.float64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 _log = logging.getLogger(__name__)
 _NEW = np.zeros(0)

@@ -14,7 +14,6 @@ from fairpate.fairness import rates as gaps
 from fairpate.fairness.rates import (
     KEPT_NOISE,
     TAUGHT_NOISE,
-    FloatArray,
     LabelledRecords,
     Population,
     PopulationEstimate,
@@ -24,6 +23,7 @@ from fairpate.fairness.rates import (
     estimated_rates,
     thinned,
 )
+from fairpate.types import FloatArray
 
 CELLS, GROUPS = 12, 2
 SHARE_GK = np.random.default_rng(0).dirichlet(np.ones(CELLS), GROUPS)
