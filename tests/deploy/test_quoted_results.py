@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 import sys
+from collections import Counter
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ import marks  # noqa: E402
 import measured  # noqa: E402
 import papers  # noqa: E402
 import significance  # noqa: E402
-from commands import compared  # noqa: E402
+from commands import PAGES, commands_of, compared  # noqa: E402
 
 from fairpate.methods.base import configured  # noqa: E402
 from fairpate.run.run import expected_accuracy  # noqa: E402
@@ -231,3 +232,21 @@ def test_a_log_of_commands_sees_a_digit_that_moved_and_cells_that_are_gone() -> 
     assert (moved["outcome"], moved["differing"], moved["accuracy_moves_most"]) == ("differs", ["a:accuracy"], 0.0001)
     assert compared({"a": {"seeds": [1], "unit": "person", "accuracy": [0.7]}}, stored, 1)["differing"] == ["a:unit"]
     assert compared({"other": again["a"]}, stored, 1)["outcome"] == "differs"
+
+
+def test_the_page_says_what_became_of_every_command_that_was_run() -> None:
+    log = measured.read("commands")
+    count = Counter(cell["outcome"] for cell in log.values())
+    every = commands_of([ROOT / "docs" / f"{page}.md" for page in PAGES])
+    assert set(log) <= set(every)
+    left_out = len(every) - len(log)
+    # At most one in ten, patterns left out, may be named as too long.
+    assert count["too long"] + left_out <= (len(every) - count["placeholder"]) / 10
+    said = " ".join(COVERAGE.read_text(encoding="utf-8").split())
+    assert f"{len(log)} of {len(every)} ran: {count['same']} measure the stored digits again" in said
+    assert f"{count['ran']} end well and store nothing; {count['placeholder']} are patterns" in said
+    assert f"{count['failed']} need data or weights" in said
+    assert f"{count['differs']} differ" in said
+    assert (
+        f"{count['too long']} reached the limit before anything could be compared, and {left_out} were not run" in said
+    )
