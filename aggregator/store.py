@@ -108,11 +108,15 @@ class Chain:
 
     def after(self, head: Head, kind: str, text: str) -> Head:
         """Return the head once this entry follows ``head``."""
-        (number, digest), inner, outer = head, self._inner.copy(), self._outer.copy()
+        return Head(head.number + 1, self.link(head.digest, kind, text))
+
+    def link(self, previous: str, kind: str, text: str) -> str:
+        """Return the digest of an entry after one with the digest ``previous``."""
+        inner, outer = self._inner.copy(), self._outer.copy()
         # Canonical JSON holds no line break, so the parts cannot be shifted into one another.
-        inner.update(f"{digest}\n{kind}\n{text}".encode())
+        inner.update(f"{previous}\n{kind}\n{text}".encode())
         outer.update(inner.digest())
-        return Head(number + 1, outer.hexdigest())
+        return outer.hexdigest()
 
 
 class Header(NamedTuple):
@@ -140,12 +144,13 @@ def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
 
 def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -> Iterator[Row]:
     """Yield every entry after ``head``, its digest checked. LedgerError at the first that does not follow."""
+    number, digest = head
     for row in rows:
-        number, kind, text, digest = row
-        head = chain.after(head, kind, text)
+        # Without a `Head` for each entry, which is a tenth of the time.
+        number, digest = number + 1, chain.link(digest, row[1], row[2])
         # No comparison in constant time: a process that can write entries can read the key in the same store.
-        if head != (number, digest):
-            raise LedgerError(f"{name}: entry {head.number} was changed or removed; restore the ledger from a copy.")
+        if row[0] != number or row[3] != digest:
+            raise LedgerError(f"{name}: entry {number} was changed or removed; restore the ledger from a copy.")
         yield row
 
 
