@@ -325,6 +325,18 @@ def _clipped_sum(x_NF: Any, y_NC: Any, unit_N: IntArray, rule: Any, most: float)
     return (left * np.minimum(1, most / np.maximum(norms_N, 1e-12))[:, None]).T @ x_NF
 
 
+def multiplier_within(epsilon: float, rounds: int, rate: float) -> float:
+    """The noise of so many Gaussian sums over samples of the units, in norms of one unit."""
+    from fairpate.config import PrivacyTarget
+    from fairpate.methods.base import noise_within
+    from fairpate.privacy.accountant import PoissonGaussians
+
+    return noise_within(
+        PrivacyTarget(epsilon=epsilon),
+        lambda m: [PoissonGaussians(count=rounds, noise_multiplier=m, sampling_rate=rate)],
+    )
+
+
 class NoisyShares:
     """Adds the noise of all sites' shares to each table; all shares but ``t`` have the priced variance together."""
 
@@ -431,7 +443,7 @@ class Hospitals:
         rounds = round(settings.epochs / rate)
         # Shares of noise as in a plan: some sites may give theirs away.
         excess = math.sqrt(len(self.sites) / (len(self.sites) - num_colluding))
-        stddev = self._multiplier(rounds, rate) * settings.clip_norm * excess
+        stddev = multiplier_within(self.epsilon, rounds, rate) * settings.clip_norm * excess
         draws, records = np.random.default_rng(seed), self._records()
         rule = np.zeros((self.together.num_classes, records[0][0].shape[1]))
         for _ in range(rounds):
@@ -446,7 +458,7 @@ class Hospitals:
     def dp_fedavg(self, seed: int) -> float:
         """The accuracy of DP-FedAvg, whose epsilon is that of a whole site."""
         settings, draws, records = self._as_dp_sgd(), np.random.default_rng(seed), self._records()
-        stddev = self._multiplier(_ROUNDS, 1.0) * settings.clip_norm
+        stddev = multiplier_within(self.epsilon, _ROUNDS, 1.0) * settings.clip_norm
         rule = np.zeros((self.together.num_classes, records[0][0].shape[1]))
         for _ in range(_ROUNDS):
             total = draws.normal(0, stddev, rule.shape)
@@ -467,17 +479,6 @@ class Hospitals:
         num_units = sum(site.private.num_protected for site in self.sites)
         values = fitted_to("dp_sgd", count=num_units, num_public=len(self.together.public))
         return getattr(configured({"dp_sgd": values["dp_sgd"]}, method="dp_sgd"), "dp_sgd")  # noqa: B009
-
-    def _multiplier(self, rounds: int, rate: float) -> float:
-        """The noise of so many Gaussian sums over samples of the units, in norms of one unit."""
-        from fairpate.config import PrivacyTarget
-        from fairpate.methods.base import noise_within
-        from fairpate.privacy.accountant import PoissonGaussians
-
-        return noise_within(
-            PrivacyTarget(epsilon=self.epsilon),
-            lambda m: [PoissonGaussians(count=rounds, noise_multiplier=m, sampling_rate=rate)],
-        )
 
     def _records(self) -> list[tuple[Any, Any]]:
         """Features with a constant, and labels one-hot, of each site's records."""

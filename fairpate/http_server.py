@@ -125,6 +125,11 @@ class KnownCaller:
     role: Role
     expires_s: float | None = None
 
+    def __post_init__(self) -> None:
+        # Every other word would be taken for an analyst's.
+        if self.role not in ("analyst", "operator"):
+            raise ValueError(f"Expected a role of analyst or operator, got {self.role}.")
+
 
 LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
 

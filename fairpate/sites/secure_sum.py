@@ -442,8 +442,7 @@ class Coordinator:
     @property
     def total_D(self) -> IntArray | None:
         """The sum with its noise, once it is known."""
-        stored = self._store.get("sum")
-        return None if stored is None else np.frombuffer(stored, dtype="<i8").astype(np.int64)
+        return None if (stored := self._store.get("sum")) is None else sum_of(stored)
 
     def _is_complete(self, messages: Mapping[int, bytes], most: int, least: int, step: Step, time_is_up: bool) -> bool:
         if time_is_up and len(messages) < least:
@@ -519,6 +518,11 @@ class Coordinator:
                 return None
         # Two's complement: totals are below 2^62 in absolute value.
         return total.view(np.int64)
+
+
+def sum_of(message: bytes) -> IntArray:
+    """The numbers of a published sum."""
+    return np.frombuffer(message, dtype="<i8").astype(np.int64)
 
 
 def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:

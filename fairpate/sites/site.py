@@ -48,7 +48,7 @@ from fairpate.sites.plan import (
     read_plan,
     require_rehearsed,
 )
-from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError
+from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError, sum_of
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError
 
@@ -232,7 +232,7 @@ class Messenger:
             total = self._journal.setdefault(f"total {number}", total)
         # Its noise and masks are no longer needed. Also after a stop between the two lines.
         self._journal.part(f"sum {number}").erase("the sum is known")
-        return np.frombuffer(total, dtype="<i8").astype(np.int64).reshape(exact_RW.shape)
+        return sum_of(total).reshape(exact_RW.shape)
 
     def model(self) -> bytes:
         """Return the file of the model that the last sum describes, once the coordinator has learned it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import sites as benchmark
 from hospitals import DECLARATION
+from scipy.stats import norm
 
 from fairpate import cli
 from fairpate.config import ConfigError, DataConfig, parse_config
@@ -186,3 +188,11 @@ def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() ->
     for data, majority in (("acs", 69.8), ("adult", 76.4), ("loans", 65.7)):
         assert f"{majority} %" in said
         assert max(value for name, value in per_site.items() if name.startswith(data) and " 50/" not in name) < majority
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.3, 1.0])
+def test_the_noise_of_rounds_with_all_sites_is_that_of_one_gaussian(epsilon: float) -> None:
+    # Theorem 8 of Balle and Wang (2018), for rounds whose inverse variances add up.
+    mu = math.sqrt(10) / benchmark.multiplier_within(epsilon, 10, 1.0)
+    delta = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    assert 0.9e-5 < delta <= 1e-5
