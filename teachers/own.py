@@ -45,13 +45,10 @@ from teachers.ensemble import (
     BlockPool,
     Progress,
     VoteArray,
-    blocks_in,
-    computed,
     count_votes,
-    digest_of,
     load_block,
     rows_of_teachers,
-    save_block,
+    stored_blocks,
 )
 from teachers.teacher import TRAINING, seed_of
 
@@ -188,11 +185,18 @@ def ask_own_teachers(
             digest.update(np.ascontiguousarray(array).tobytes())
         return f"votes-{min(teachers):05d}-{digest.hexdigest()}.safetensors"
 
-    blocks, storage = blocks_in(checkpoint_dir, num_teachers, block_size, content_of)
-    failures: list[str] = []
-    for block, (asked, failure) in computed(_ask_block, lesson, blocks, storage, shards, workers, on_progress):
-        save_block(block.checkpoint, asked)
-        failures += [] if failure is None else [failure]
+    blocks, digest, errors = stored_blocks(
+        checkpoint_dir,
+        num_teachers,
+        block_size,
+        content_of=content_of,
+        given=shards,
+        function=_ask_block,
+        shared=lesson,
+        workers=workers,
+        on_progress=on_progress,
+    )
+    failures = [error for error in errors if error is not None]
     stored = [load_block(each.checkpoint) for each in blocks]
     num_failed = sum(int(each[_FAILED].sum()) for each in stored)
     first_failure = f", the first with {failures[0]}" if failures else ""
@@ -207,7 +211,7 @@ def ask_own_teachers(
         )
     return OwnTeachersVotes(
         votes_QC=count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
-        digest=digest_of(blocks),
+        digest=digest,
     )
 
 

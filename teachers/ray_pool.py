@@ -69,6 +69,7 @@ from teachers.ensemble import (
     ArrayWeights,
     BlockFunction,
     BlockPool,
+    CountTask,
     Ensemble,
     PoolError,
     VoteArray,
@@ -734,7 +735,9 @@ def _counter_of(
 ) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
     """Load blocks of teachers; return the function that counts their votes, (Q, C), on features (Q, ...)."""
     blocks = [tensors_of(source) for source in sources]
-    return lambda queries: np.sum([count_block(block, spec, queries, device=device) for block in blocks], axis=0)
+    return lambda queries: np.sum(
+        [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
+    )
 
 
 @dataclass(kw_only=True, eq=False)
