@@ -216,8 +216,9 @@ def ask_own_teachers(
 
 
 def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) -> tuple[ArrayWeights, str | None]:
-    """Return the votes of a block, and the error of the first teacher that failed."""
-    block, given = item
+    """Return the votes of a block, and the error of the first teacher that failed. OwnTeacherError for predictions that
+    are not a class for each query."""
+    (block, given), expected = item, (len(lesson.queries),)
     predictions: list[npt.NDArray[np.int16]] = []
     failures: list[str | None] = []
     for teacher, (x, y) in zip(block.teacher_indices, given, strict=True):
@@ -237,29 +238,24 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) ->
             counts_C = np.bincount(y, minlength=lesson.num_classes)
             constant = int(counts_C.argmax()) if len(y) else teacher % lesson.num_classes
             predicted = np.full(len(lesson.queries), constant)
-        predictions.append(_classes(predicted, lesson, teacher))
+        try:
+            values = np.asarray(predicted)
+        except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: not an array
+            values = np.asarray(None)
+        # NaN in place of what is not a number: it passes no comparison below.
+        codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
+        right = (codes >= 0) & (codes < lesson.num_classes) & (codes == np.floor(codes))
+        # Not of this teacher alone: an error of the code and not of the shard.
+        if values.shape != expected or not right.all():
+            found = f"shape {values.shape}" if values.shape != expected else f"others, as {values.dtype}"
+            raise OwnTeacherError(
+                f"teacher {teacher} of {named(lesson.factory)} predicted {found}, where a class in "
+                f"0..{lesson.num_classes - 1} for each of {expected[0]} queries is expected; correct its predict."
+            )
+        predictions.append(codes.astype(np.int16))
     first_failure = next((failure for failure in failures if failure is not None), None)
     failed = np.array([failure is not None for failure in failures], dtype=np.uint8)
     return {_PREDICTIONS: np.stack(predictions), _FAILED: failed}, first_failure
-
-
-def _classes(predicted: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.int16]:
-    """Return codes of classes (Q,). OwnTeacherError for anything else: an error of the code and not of the shard."""
-    try:
-        values = np.asarray(predicted)
-    except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: not an array
-        values = np.asarray(None)
-    expected = (len(lesson.queries),)
-    # NaN in place of what is not a number: it passes no comparison below.
-    codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
-    right = (codes >= 0) & (codes < lesson.num_classes) & (codes == np.floor(codes))
-    if values.shape != expected or not right.all():
-        found = f"shape {values.shape}" if values.shape != expected else f"others, as {values.dtype}"
-        raise OwnTeacherError(
-            f"teacher {teacher} of {named(lesson.factory)} predicted {found}, where a class in "
-            f"0..{lesson.num_classes - 1} for each of {expected[0]} queries is expected; correct its predict."
-        )
-    return codes.astype(np.int16)
 
 
 @contextmanager
