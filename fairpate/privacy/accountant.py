@@ -377,7 +377,7 @@ def _(
         case ConfidentGnmaxQueries():
             single_A = gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
         case ConfidentGnmaxVotes():
-            mechanism = _confident_gnmax(event)
+            mechanism: dict[str, Any] = _confident_gnmax(event)
             return gnmax.confident_gnmax_rdp(
                 event.votes_QC, **mechanism, orders_A=orders_A, tail=event.tail, total=True
             )
