@@ -377,7 +377,7 @@ def _(
         case ConfidentGnmaxQueries():
             single_A = gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
         case ConfidentGnmaxVotes():
-            mechanism: dict[str, Any] = _confident_gnmax(event)
+            mechanism = _confident_gnmax(event)
             return gnmax.confident_gnmax_rdp(
                 event.votes_QC, **mechanism, orders_A=orders_A, tail=event.tail, total=True
             )
@@ -560,7 +560,7 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
     return min(by_curves, epsilon_pld(events, target_delta=target_delta))
 
 
-def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, float]:
+def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, Any]:
     """The mechanism's parameters, as :mod:`fairpate.privacy.gnmax` names them."""
     return {each.name: getattr(event, each.name) for each in fields(MechanismParameters)}
 
