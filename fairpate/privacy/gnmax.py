@@ -306,7 +306,7 @@ def log_q(votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, tail: Tail) -> 
     >= 0, for a standard deviation that is not positive, for an unknown ``tail``.
     """
     _require_positive("noise_stddev_votes", noise_stddev_votes)
-    return _log_q_ranked(_ranked_votes(votes_QC), noise_stddev_votes, tail)
+    return _log_q_ranked(np.sort(checked_votes(votes_QC), axis=1), noise_stddev_votes, tail)
 
 
 def gnmax_rdp(log_q_Q: npt.ArrayLike, *, noise_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
@@ -367,7 +367,8 @@ def confident_gnmax_rdp(
     """
     _check_threshold(threshold, threshold_stddev_votes, tail)
     _require_positive("noise_stddev_votes", noise_stddev_votes)
-    ranked_QC, orders, increasing_A = _ranked_votes(votes_QC), _checked_orders(orders_A), None
+    # Every row in increasing order: class names do not matter to a cost.
+    ranked_QC, orders, increasing_A = np.sort(checked_votes(votes_QC), axis=1), _checked_orders(orders_A), None
     # Sorted, because Theorem 6 applies to leading orders only.
     if np.any(orders[1:] < orders[:-1]):
         increasing_A = np.argsort(orders)
@@ -515,11 +516,6 @@ def _gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_
     if stddev == 0:
         return np.full(len(orders_A), math.inf)
     return orders_A * squared_sensitivity / (2 * stddev**2)
-
-
-def _ranked_votes(votes_QC: npt.ArrayLike) -> IntArray:
-    """Every row in increasing order: class names do not matter to a cost."""
-    return np.sort(checked_votes(votes_QC), axis=1)
 
 
 def checked_votes(votes_QC: npt.ArrayLike) -> IntArray:

@@ -74,7 +74,7 @@ from fairpate.privacy.discrete_gaussian import (
     sample_discrete_gaussian,
 )
 from fairpate.privacy.loss_distributions import (
-    UNIT,
+    AtomicLoss,
     GaussianAndLaplace,
     LossDistribution,
     add_split,
@@ -550,7 +550,6 @@ def _(event: AttributeGaussians | SecretBatchAttributeGaussians, interval: float
     return None if inside is None else repeated(mixed_with_nothing(inside, event.sampling_rate), event.count)
 
 
-_LOG_NO_MASS = math.log(1e-33)
 _ROUNDING = 3.0  # t of `VoteSums`: standard deviation of the rounding to whole numbers
 _MOST_ATOMS, _MOST_STEPS = 2**20, 2**13
 
@@ -646,40 +645,6 @@ class PredictionTables(CountedEvent):
         # Rounded up to the whole number that the field takes: a larger norm only costs more.
         norm = self.weight if self.relation == "add or remove one" else math.ceil(math.sqrt(2) * self.weight)
         return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_weights, norm=norm)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AtomicLoss:
-    """A privacy loss with countably many values: ``losses``, in ascending order, with their masses under the moved
-    output."""
-
-    losses: FloatArray
-    log_masses: FloatArray
-
-    @property
-    def largest_loss(self) -> float:
-        """The largest loss that matters; larger ones have a mass below 1e-33."""
-        mass_from, _ = self._tails
-        return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
-
-    def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign."""
-        first = np.searchsorted(self.losses, epsilons, side="right")
-        moved, unmoved = self._tails
-        with np.errstate(divide="ignore"):
-            # As a share of the moved tail, in log space: the difference of two tiny tails would cancel.
-            share = -np.expm1(np.minimum(epsilons + unmoved[first] - moved[first], 0.0))
-        # A bound on the rounding of the sums: a few units in the last place of a logarithm each.
-        share += 8 * UNIT * len(self.losses) * (1 + np.abs(moved[first]))
-        return np.where(first < len(self.losses), np.exp(moved[first]) * np.minimum(share, 1.0), 0.0)
-
-    @cached_property
-    def _tails(self) -> tuple[FloatArray, FloatArray]:
-        """ln of the mass from each loss on, moved and unmoved; the last entry, past all losses, is a placeholder."""
-        # Summed from the right and in log space, because the smallest masses decide a small delta.
-        moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
-        unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
-        return np.append(moved, 0.0), np.append(unmoved, 0.0)
 
 
 @lru_cache(maxsize=16)
