@@ -288,7 +288,7 @@ def processes(num_sites: int, num_numbers: int) -> dict[str, float]:
         free.close()
         with Journal.opened(Path(name) / "coordinator.sqlite", plan) as journal:
             sums = CoordinatorSums(plan, journal, wait_s=300)
-            server = HttpServer(sums, HttpSettings(port=port))
+            server = HttpServer(sums.app, HttpSettings(port=port))
             command = [sys.executable, "-c", _SITE]
             started = [
                 subprocess.Popen([*command, str(folder), f"http://127.0.0.1:{port}"], stdout=subprocess.PIPE)  # noqa: S603

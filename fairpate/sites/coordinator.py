@@ -115,14 +115,10 @@ class CoordinatorSums:
     def app(self, settings: Any = None, *, tracer: Any = None) -> FastAPI:  # noqa: ARG002 - as HttpServer asks
         """Return the application; it needs no tokens, as every message is signed by its site."""
 
-        async def reasons() -> Sequence[str]:
-            return ()
-
         largest = max(8 * each.rows * each.columns for each in self._plan.sums)
         app = new_app(
             title="FairPATE sites",
             description="The coordinator of one release over sites that share nothing.",
-            reasons=reasons,
             tokens=None,
             max_body_bytes=lambda: _OVERHEAD + 128 * len(self._plan.sites) + largest,
             # No limit: sites poll until their lists close, and without tokens all of them count as strangers.
@@ -249,7 +245,7 @@ def serve(
                     log.of_part("test").check(tuple(map(event_from, plan.test_events)), noise=OS_ENTROPY)
             journal = stack.enter_context(Journal.opened(run.journal, plan))
             found = CoordinatorSums(plan, journal, wait_s=wait_s, embedding=embedding)
-            server = HttpServer(found, settings)
+            server = HttpServer(found.app, settings)
             # In reverse order: sites learn the end, then the server stops, then the journal is closed.
             stack.callback(server.stop)
             stack.callback(found.wait_for_sites, _LINGER_S)
