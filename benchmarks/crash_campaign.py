@@ -294,7 +294,7 @@ def serve(
     backend = Backend(
         ledger=ledger, session=AggregatorSession(ledger, source=OsEntropy()), pool=_pool(), count_votes=_table_votes
     )
-    server = HttpServer(backend, ServiceSettings(port=port, answer_step_s=0.0))
+    server = HttpServer(backend.app, ServiceSettings(port=port, answer_step_s=0.0))
     while server.is_alive:
         time.sleep(1)
 

@@ -514,49 +514,6 @@ def _no_room(budget: Budget, consequence: str) -> ConfigError:
     )
 
 
-def release_labels(plan: ReleasePlan, votes: Ballot, training: Training) -> Labels:
-    """Ask the aggregator every query, and write the labels. One release results, however often it runs.
-
-    The queries are counted in the operator's odometer, if ``training`` has a log.
-    """
-    run, keys = training.run, keys_of(plan.queries)
-    # With the voters: other votes on the same queries need another ledger.
-    terms = plan.terms(votes.ensemble)
-    meter = None
-    if training.log is not None:
-        planned = (plan.worst_case(plan.count_fitting()),)
-        meter = LedgerMeter(training.log, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
-    with training.reporter.stage("aggregator") as on_progress:
-        with open_ledger(run, terms, plan.queries, create=True, meter=meter) as ledger:
-            session = AggregatorSession(ledger, source=plan.source)
-            result = _submit(votes, keys, session, plan, on_progress)
-            if not result.replies:
-                raise _no_room(terms.budget, "nothing was asked")
-            # Queries with an outcome, the run's own first.
-            charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
-            for charge in ledger.charges:
-                charges_of.setdefault(charge.key, []).append(charge)
-            ended = [charges for charges in charges_of.values() if charges and charges[-1].outcome is not None]
-            # Abandoned ones were charged, so some query must carry them: all queries are priced by their charges.
-            open_ones = [charges for charges in charges_of.values() if charges and charges[-1].outcome is None]
-            ended[0] = [*itertools.chain(*open_ones), *ended[0]]
-            spending = Spending(charges_Q=ended, terms=terms)
-            if meter is not None:
-                # Room that was held ahead is given back, so that the sum with earlier releases is of what was charged.
-                meter.settle(ledger)
-        # Labels are written last: by then what becomes visible is charged, in the closed ledger and in the odometer.
-        context.write_labels(result.labelled, run.labels)
-        labels = _priced(result, spending, plan, training.model)
-    assert labels.queries is not None
-    training.reporter.note("aggregator", f"{labels.queries.answered} of {labels.queries.submitted} queries answered")
-    if result.over_budget:
-        training.reporter.note("aggregator", f"not asked, because the budget has no room: {result.over_budget}")
-    context.write_json(run.costs, costs(spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
-    # Teachers that predict attributes see other groups than the data set: pages could not show charges by group.
-    is_named = plan.dataset.group_names == training.dataset.group_names
-    return labels if is_named else replace(labels, spending=None)
-
-
 def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model: nn.Module) -> Labels:
     """The labels with their events: every reservation at its full cost, however it ended.
 
@@ -783,10 +740,51 @@ class VotingMethod(Method):
         return ExpectedVotes(votes=self.num_voters, noise_stddev_votes=noise, labels=len(plan.queries))
 
     def release(self, training: Training) -> Labels:
-        """Release labels within the target or budget. Runs of the same folder return the same release."""
-        plan = self.plan(training.dataset)
-        with self.ballot(plan.dataset, plan.queries, training) as votes:
-            return release_labels(plan, votes, training)
+        """Ask the aggregator every query within the target or budget, and write the labels.
+
+        Runs of the same folder return the same release. The queries are counted in the operator's odometer, if
+        ``training`` has a log.
+        """
+        plan, run, reporter = self.plan(training.dataset), training.run, training.reporter
+        keys = keys_of(plan.queries)
+        voters = self.ballot(plan.dataset, plan.queries, training)
+        with voters as votes, reporter.stage("aggregator") as on_progress:
+            # With the voters: other votes on the same queries need another ledger.
+            terms = plan.terms(votes.ensemble)
+            meter = None
+            if training.log is not None:
+                planned = (plan.worst_case(plan.count_fitting()),)
+                meter = LedgerMeter(training.log, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
+            with open_ledger(run, terms, plan.queries, create=True, meter=meter) as ledger:
+                session = AggregatorSession(ledger, source=plan.source)
+                result = _submit(votes, keys, session, plan, on_progress)
+                if not result.replies:
+                    raise _no_room(terms.budget, "nothing was asked")
+                # Queries with an outcome, the run's own first.
+                charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
+                for charge in ledger.charges:
+                    charges_of.setdefault(charge.key, []).append(charge)
+                ended = [charges for charges in charges_of.values() if charges and charges[-1].outcome is not None]
+                # Abandoned ones were charged, so some query must carry them: all queries are priced by their charges.
+                open_ones = [charges for charges in charges_of.values() if charges and charges[-1].outcome is None]
+                ended[0] = [*itertools.chain(*open_ones), *ended[0]]
+                spending = Spending(charges_Q=ended, terms=terms)
+                if meter is not None:
+                    # Room that was held ahead is given back: the sum with earlier releases is of what was charged.
+                    meter.settle(ledger)
+            # Labels are written last: by then what becomes visible is charged, in the closed ledger and in the
+            # odometer.
+            context.write_labels(result.labelled, run.labels)
+            labels = _priced(result, spending, plan, training.model)
+        assert labels.queries is not None
+        reporter.note("aggregator", f"{labels.queries.answered} of {labels.queries.submitted} queries answered")
+        if result.over_budget:
+            reporter.note("aggregator", f"not asked, because the budget has no room: {result.over_budget}")
+        (event,) = labels.events
+        context.write_json(run.costs, costs(spending, unit=event.unit, relation=event.relation))
+        # Teachers that predict attributes see other groups than the data set: pages could not show charges by group.
+        is_named = plan.dataset.group_names == training.dataset.group_names
+        return labels if is_named else replace(labels, spending=None)
 
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> AbstractContextManager[Ballot]:
         """The queries with their voters. The voters stay available inside the context."""

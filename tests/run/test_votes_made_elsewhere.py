@@ -413,7 +413,7 @@ def test_a_service_answers_what_is_in_the_file_and_nothing_else(state, tmp_path,
     )
     (found, config), released = _run_with_votes(run.root), read_labels(run.labels)
     backend = open_backend(found.root, config)
-    server = HttpServer(backend, settings := ServiceSettings(port=free_port(), answer_step_s=0))
+    server = HttpServer(backend.app, settings := ServiceSettings(port=free_port(), answer_step_s=0))
     try:
         with httpx.Client(base_url=settings.url) as http:
             asked = http.post("/v1/queries", json=ids(range(25))).json()["replies"]
