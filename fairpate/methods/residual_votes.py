@@ -239,7 +239,7 @@ class RecordSums:
             (self.phi_NW[part], self.labels_N[part], None if self.person_N is None else self.person_N[part])
             for part in rows
         )
-        return self.pool.sum(_sum_of_part, (left, norm), parts, lambda _: None).astype(np.int64)
+        return self.pool.sum(_sum_of_part, (left, norm), parts).astype(np.int64)
 
 
 def _votes_of_part(ballot: WeightedBallot, x: Tensor, device: str) -> Whole:  # noqa: ARG001 - whole numbers
