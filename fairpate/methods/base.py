@@ -526,7 +526,7 @@ class Method(Section):
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a data set that the method cannot learn from, before anything is written; also if it
-        names persons and nothing bounds what a person's records do together."""
+        names persons and nothing bounds what a person's records do together, or has fewer records than teachers."""
         # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
         if dataset.unit == "person" and self.is_private and (self.protects_attribute_only or not self.protects_persons):
             reason = "has no bound on what all records of a person do together"
@@ -535,6 +535,14 @@ class Method(Section):
             raise ConfigError(
                 f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
                 "protects each record by itself, or choose another method."
+            )
+        teachers = getattr(self, "teachers", None)
+        # Without a word on how many there are. Of several sites, others may have more than this one.
+        count = teachers.num_teachers if isinstance(teachers, TeachersConfig) and dataset.shared_unit is None else 0
+        if count > dataset.private.num_protected:
+            raise ConfigError(
+                f"teachers.num_teachers: {count} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
+                "that most would learn from nothing; lower it."
             )
         if not len(dataset.public) and (needing := self.needing_public):
             others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}

@@ -261,15 +261,6 @@ class PrivateKnn(VotingMethod):
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
         return replace(voting, votes=min(voting.votes, sampled), labels=labels)
 
-    def queried(self, dataset: Dataset) -> Dataset:
-        """The data set. If typical records are the queries, they come first; they are chosen from public features
-        alone."""
-        if self.private_knn.queries == "first":
-            return dataset
-        typical_K = self._clusters(dataset.public).typical_K
-        others = np.setdiff1d(np.arange(len(dataset.public)), typical_K)
-        return replace(dataset, public=dataset.public.take(np.concatenate([typical_K, others]).tolist()))
-
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels. If typical records were queried, it learns from all records of their clusters
         that pass the gate."""
@@ -303,8 +294,14 @@ class PrivateKnn(VotingMethod):
         return clusters_of(UnorderedPool.of(public), rows, self._places(public), self.aggregator.num_queries, seed)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """The release plan; the number of queries is fixed unless a budget is configured."""
-        plan, settings = super().plan(dataset), self.aggregator
+        """The release plan; the number of queries is fixed unless a budget is configured. If typical records are the
+        queries, they come first; they are chosen from public features alone."""
+        settings = self.aggregator
+        if self.private_knn.queries == "typical":
+            typical_K = self._clusters(dataset.public).typical_K
+            others = np.setdiff1d(np.arange(len(dataset.public)), typical_K)
+            dataset = replace(dataset, public=dataset.public.take(np.concatenate([typical_K, others]).tolist()))
+        plan = super().plan(dataset)
         if settings.budget is not None:
             return plan
         # Composed loss distributions are no filter: they price a number of queries that is fixed before the first.

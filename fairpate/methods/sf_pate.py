@@ -34,7 +34,7 @@ from fairpate.data.large_arrays import as_names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
 from fairpate.methods.f_ld import FairLoopConfig, FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import UNKNOWN
-from fairpate.methods.pate import Labels, PateFamily, digest_of_records
+from fairpate.methods.pate import Labels, PateFamily, ReleasePlan, digest_of_records
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
 from fairpate.terminal import Reporter
@@ -94,9 +94,9 @@ class SfPate(PateFamily):
         common = {"optimizer": self.training.optimizer, "schedule": self.training.schedule}
         return FldConfig(**dict(self.f_ld), **common)
 
-    def queried(self, dataset: Dataset) -> Dataset:
-        """The data set as teachers see it: SF_S asks about private records."""
-        return attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset
+    def plan(self, dataset: Dataset) -> ReleasePlan:
+        """The release plan; SF_S asks about private records."""
+        return super().plan(attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset)
 
     def collect_votes(
         self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None

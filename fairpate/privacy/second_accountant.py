@@ -78,14 +78,6 @@ def laplace(scale_inverse: float) -> Pair:
     return Pair(np.concatenate([tails, inside[0]]), np.concatenate([tails[::-1], inside[1]]))
 
 
-def two_answers(epsilon: float) -> Pair:
-    """Randomised response between two values: the worst case of all epsilon-DP releases."""
-    if not epsilon < 1 / _LEAST_NOISE:
-        raise _NoNoiseError
-    true, false = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
-    return Pair(np.array([true, false]), np.array([false, true]))
-
-
 def discrete_gaussian(stddev: float) -> Pair:
     """An integer with discrete Gaussian noise, against the same integer plus 1."""
     _require_noise(stddev)
@@ -429,7 +421,13 @@ def _pairs(event: Mapping[str, Any]) -> list[tuple[Pair, int]]:
         return [(discrete_gaussian(stddev), times) for times, stddev in _noises(event)]
     if kind in ("PureReleases", "LaplaceReleases"):
         epsilon = float(event["epsilon"])
-        return [(two_answers(epsilon) if kind == "PureReleases" else laplace(epsilon), count)]
+        if kind == "LaplaceReleases":
+            return [(laplace(epsilon), count)]
+        if not epsilon < 1 / _LEAST_NOISE:
+            raise _NoNoiseError
+        # Randomised response between two values: the worst case of all epsilon-DP releases.
+        true, false = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
+        return [(Pair(np.array([true, false]), np.array([false, true])), count)]
     if kind == "PredictionTables":
         weight, moved = event["weight"], math.sqrt(2.0 if event["relation"] == "replace one" else 1.0)
         return [(_rounded(float(event["noise_stddev_records"]) * weight, weight * moved), count)]
