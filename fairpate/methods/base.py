@@ -446,10 +446,16 @@ class Method(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @property
-    def networks(self) -> dict[str, NetworkConfig]:
-        """The architectures that may start from ``backbone.weights``, by the section that names them."""
-        sections = {name: getattr(self, name, None) for name in ("teachers", "student")}
-        return {f"{name}.model": section.model for name, section in sections.items() if section is not None}
+    def networks(self) -> dict[str, ModelConfig]:
+        """The architectures with what they start from, by the section that names them."""
+        found = {}
+        for section in ("teachers", "student"):
+            if getattr(self, section, None) is not None:
+                network: NetworkConfig = getattr(self, section).model
+                # Other architectures have no weights to start from.
+                start = dict(self.backbone) if network.name in BACKBONES else {}
+                found[f"{section}.model"] = ModelConfig(**dict(network), **start)
+        return found
 
     @model_validator(mode="after")
     def _has_one_backbone(self) -> Self:
@@ -464,25 +470,19 @@ class Method(Section):
             )
         return self
 
-    def started(self, network: NetworkConfig) -> ModelConfig:
-        """``network`` with what it starts from."""
-        # Other architectures have no weights to start from.
-        start = dict(self.backbone) if network.name in BACKBONES else {}
-        return ModelConfig(**dict(network), **start)
-
     @property
     def student_training(self) -> StudentTraining:
         """The student's section, with its initial weights and its optimiser."""
         student = self.student
         learning = {name: getattr(student, name) for name in LearningConfig.model_fields}
         fit = FitConfig(**dict(student.fit), **dict(self.training), label_smoothing=student.label_smoothing)
-        return StudentTraining(model=self.started(student.model), fit=fit, **learning)
+        return StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
 
     def teachers_training(self, teachers: TeachersConfig) -> TeachersTraining:
         """The section of the teachers, with their initial weights and their optimiser."""
         shards = {name: getattr(teachers, name) for name in ShardsConfig.model_fields}
         fit = FitConfig(**dict(teachers.fit), **dict(self.training))
-        return TeachersTraining(model=self.started(teachers.model), fit=fit, **shards)
+        return TeachersTraining(model=self.networks["teachers.model"], fit=fit, **shards)
 
     @property
     def reads_public_groups(self) -> bool:

@@ -339,25 +339,21 @@ class Regression:
 
     def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
         # What needs no group is solved once: a round multiplies by it.
-        self._public = plain_rule(features, cells, ridge=ridge)
+        self.public = plain_rule(features, cells, ridge=ridge)
         if num_directions is None:
             factor = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
-            self.components, self._lift = features, cho_solve(factor, np.eye(features.shape[1]))
+            self.components, self.lift = features, cho_solve(factor, np.eye(features.shape[1]))
         else:
             left, lengths, right = np.linalg.svd(features, full_matrices=False)
             # Shorter lengths are rounding errors, whose directions would be magnified to unit length.
             rank = min(num_directions, int((lengths > lengths[0] * 1e-10).sum()))
             self.components, lengths = left[:, :rank], lengths[:rank]
             # (X'X + ridge)^-1 X' in the basis of singular vectors.
-            self._lift = right[:rank].T * lengths / (lengths**2 + ridge)
+            self.lift = right[:rank].T * lengths / (lengths**2 + ridge)
         # L1, as Laplace noise asks: the most that one record moves in all sums together.
         norms_N = np.abs(self.components).sum(axis=1)
         inside = [norms_N[cells.events_N == event] for event in range(cells.num_events)]
         self.norms_E: FloatArray = np.array([norms.max(initial=0.0) for norms in inside])
-
-    def coefficients(self, priced: FloatArray) -> FloatArray:
-        """beta1 - beta0, given the sums F' prices."""
-        return self._public + self._lift @ priced
 
 
 def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
@@ -387,7 +383,7 @@ def linear_sides(setting: Setting) -> Sides:
             # Where all groups have one price the sum does not depend on the groups: sensitivity 0, and no noise.
             sensitivity = feature_sensitivity(prices_GE, regression.norms_E)
             priced_D = add_laplace(priced_D, l1_sensitivity=sensitivity, epsilon=round_epsilon, source=setting.source)
-        return regression.coefficients(priced_D)
+        return regression.public + regression.lift @ priced_D
 
     def violations(coefficients_D: FloatArray) -> FloatArray:
         is_positive_N = np.where(features @ coefficients_D < 0, 1.0, 0.0)

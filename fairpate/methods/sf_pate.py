@@ -115,7 +115,7 @@ class SfPate(PateFamily):
         # What trains the teachers.
         settings = (
             self.teachers.num_teachers,
-            self.started(self.teachers.model).model_dump(mode="json"),
+            self.networks["teachers.model"].model_dump(mode="json"),
             self.learner.model_dump(mode="json"),
             self.seed,
             list(private.record_id),
@@ -148,7 +148,7 @@ class SfPate(PateFamily):
         # Of its number alone: a teacher may depend on no draw that another one's records decided.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
         model = build_model(
-            self.started(self.teachers.model),
+            self.networks["teachers.model"],
             input_shape=tuple(shard.x.shape[1:]),
             num_classes=dataset.num_classes,
             generator_seed=int(torch.randint(2**62, (), generator=generator)),

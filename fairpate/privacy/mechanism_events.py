@@ -960,19 +960,18 @@ def _(event: PartOfUnit, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.fl
     return np.asarray((orders_A - 0.5) / (orders_A - 1) * out_A + in_A)
 
 
-def of_a_record(event: Any) -> Any:
-    """The event that covers one record, from an event priced per person; TypeError as :func:`of_unit`.
+def part_of_unit(event: Any, unit: Unit) -> Any:
+    """The event that covers one record, from an event priced per person, or the sensitive attribute of one record, from
+    an event priced per record or per person. TypeError as :func:`of_unit` for a record.
 
-    Under the relation "replace one" the event is unchanged: replacing a record of a person by another of theirs is
-    one way to replace the person. Replacing it by another person's record changes two persons and is not covered.
+    For a record under the relation "replace one" the event is unchanged: replacing a record of a person by another of
+    theirs is one way to replace the person. Replacing it by another person's record changes two persons and is not
+    covered.
     """
+    if unit == "sensitive attribute":
+        return PartOfUnit(whole=event, unit=unit, relation="replace one")
     # For its TypeError too: what is priced for persons alone has no price for a record.
     found = of_unit(event, "record")
     if isinstance(event, TeacherEvent | SmoothRelease) or event.relation != "add or remove one":
         return found
     return PartOfUnit(whole=event)
-
-
-def of_an_attribute(event: Event) -> PartOfUnit:
-    """The event that covers one record's sensitive attribute, from an event priced per record or per person."""
-    return PartOfUnit(whole=event, unit="sensitive attribute", relation="replace one")

@@ -340,24 +340,20 @@ def _renyi_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
             total = total + (count * orders / (2 * stddev**2) if stddev > 0 else math.inf)
         return total
     for pair, count in _pairs(event):
-        total = total + count * _divergences(pair, orders)
-    return total
-
-
-def _divergences(pair: Pair, orders: FloatArray) -> FloatArray:
-    """The larger Renyi divergence of the two directions at each order, ``inf`` where the points do not reach far
-    enough to tell."""
-    found = []
-    for first, second in ((pair.with_K, pair.without_K), (pair.without_K, pair.with_K)):
-        # Points with so little mass lie at the cut ends of a noise that goes on beyond them.
-        ends = np.maximum(first, second) < _LOG_END
-        for order in orders:
-            terms = order * first + (1 - order) * second
-            largest = terms.max()
-            total = largest + math.log(np.exp(terms - largest).sum())
-            is_cut = ends.any() and terms[ends].max() > largest - _LOG_NOTHING
-            found.append(math.inf if is_cut else max(total, 0.0) / (order - 1))
-    return np.asarray(np.max(np.reshape(found, (2, len(orders))), axis=0))
+        # The larger Renyi divergence of the two directions at each order, inf where the points do not reach far enough
+        # to tell.
+        found = []
+        for first, second in ((pair.with_K, pair.without_K), (pair.without_K, pair.with_K)):
+            # Points with so little mass lie at the cut ends of a noise that goes on beyond them.
+            ends = np.maximum(first, second) < _LOG_END
+            for order in orders:
+                terms = order * first + (1 - order) * second
+                largest = terms.max()
+                exponent = largest + math.log(np.exp(terms - largest).sum())
+                is_cut = ends.any() and terms[ends].max() > largest - _LOG_NOTHING
+                found.append(math.inf if is_cut else max(exponent, 0.0) / (order - 1))
+        total = total + count * np.max(np.reshape(found, (2, len(orders))), axis=0)
+    return np.asarray(total)
 
 
 def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
