@@ -42,7 +42,7 @@ from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding, placed
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
-from fairpate.methods.base import Method, PrivateMethod, Trained, Training, price
+from fairpate.methods.base import Method, PrivateMethod, Training, price
 from fairpate.methods.dp_fair_learning import Postprocessing, released_counts
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.pate import GnmaxMethod
@@ -579,20 +579,20 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
         found_M: FloatArray = (own_M[:, 0] - rest_MC.logsumexp(dim=1)).numpy()
         return found_M
 
-    def train(dataset: Dataset) -> Trained:
-        return config.train(_training(config, dataset, initial_model(config, dataset)))
-
     def play(included_M: Coins) -> FloatArray:
         dataset = setting.with_canaries(included_M)
         if replaced:  # by a record at the origin
             rest = setting.canaries.take(np.flatnonzero(np.repeat(~included_M, setting.copies)).tolist())
             dataset = replace(dataset, private=_joined(dataset.private, replace(rest, x=torch.zeros_like(rest.x))))
         # Subtract the odds under the initial model, whose weights a public seed draws.
-        return odds(train(dataset).model) - odds(initial_model(config, dataset))
+        before = odds(initial_model(config, dataset))
+        trained = config.train(_training(config, dataset, initial_model(config, dataset)))
+        return odds(trained.model) - before
 
+    whole = setting.with_canaries(np.ones(len(number_M), np.bool_))
     return Shadows(
         attack="how much the published model raised the odds of the canary's label",
-        events=train(setting.with_canaries(np.ones(len(number_M), np.bool_))).events,
+        events=config.train(_training(config, whole, initial_model(config, whole))).events,
         num_canaries=len(number_M),
         play=play,
         # Without sampling, a step is Gaussian itself.
