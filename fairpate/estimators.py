@@ -103,7 +103,7 @@ from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.release_log import Odometer, ReleaseLog, spent
 from fairpate.run.run import question_above, statement_of, train_model
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, Unit, strict
+from fairpate.types import PrivacyStatement, strict
 from student.card import StudentFileError
 from student.student import Student, load_student, save_student
 
@@ -744,7 +744,19 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.config_ = config.model_copy(update={"data": config.data.model_copy(update={"name": dataset.name})})
         self.trained_, self.student_, self.network_ = trained, student, student.network
         self.events_, self.noise_, self.privacy_ = trained.events, trained.noise, config.price(trained)
-        self.statement_ = statement_of(config, trained, remarks=self._remarks(len(dataset.public), dataset.unit))
+        # In addition to the remarks of a run.
+        remarks = []
+        if self.privacy_.relation == "add or remove one" and self.num_records is None:
+            # Each setting is monotone in the size: if both ends agree, the settings reveal nothing of it.
+            few, many = (
+                self._configuration(num_records=size, num_public=len(dataset.public), seed=0)
+                for size in (_FEWEST, _MOST)
+            )
+            remarks += [_FOLLOWS_FROM_SIZE.format(f"{dataset.unit}s")] if few != many else []
+        steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
+        fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
+        remarks += [f"{fitted}{_UNACCOUNTED}", *([] if self.odometer else [_NOT_COUNTED])]
+        self.statement_ = statement_of(config, trained, remarks=remarks)
         # The data set is embedded already. Of many records the first are enough to judge by.
         judged = dataset.private.take(range(min(len(dataset.private), _MOST_JUDGED)))
         bare = replace(student, embedding=None)
@@ -1194,19 +1206,6 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
             x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
-
-    def _remarks(self, num_public: int, unit: Unit) -> tuple[str, ...]:
-        """Return the remarks that qualify an estimator's claim, in addition to those of a run."""
-        found = []
-        if self.privacy_.relation == "add or remove one" and self.num_records is None:
-            # Each setting is monotone in the size: if both ends agree, the settings reveal nothing of it.
-            few, many = (
-                self._configuration(num_records=size, num_public=num_public, seed=0) for size in (_FEWEST, _MOST)
-            )
-            found += [_FOLLOWS_FROM_SIZE.format(f"{unit}s")] if few != many else []
-        steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
-        fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
-        return (*found, f"{fitted}{_UNACCOUNTED}", *(() if self.odometer else (_NOT_COUNTED,)))
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
         """Return the codes of groups; where ``fit`` saw none, their places among the given ones. ValueError for a group

@@ -324,11 +324,31 @@ def private_report(report: PrivateReport) -> str:
     # Where no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
     are_one = all(courses[0] == other for other in courses[1:])
     num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
+
+    # The totals are compared as they are printed, rounded up to hundredths.
+    def against(value: float, other: float) -> str:
+        if not (math.isfinite(value) and math.isfinite(other)):
+            return "equal to" if value == other else "above" if value > other else "below"
+        difference = Decimal(epsilon_text(value)) - Decimal(epsilon_text(other))
+        return f"{abs(difference)} {'above' if difference > 0 else 'below'}" if difference else "equal to"
+
+    rejected, (independent, dependent, as_in_paper) = voting.rejected_fairness, totals
+    rejections = f"{counted(rejected, 'rejection')} by the fairness gate"
+    if num_ledgers == 1:
+        gates = f" {rejections} cost the same as an answer." if rejected else ""
+        words = f"What was released costs the same whatever the votes, and the published ε is the whole cost.{gates}"
+    else:
+        left_out = f"The paper’s leaves out {rejections}" if rejected else "The gate rejected none"
+        words = (
+            f"Of these votes the data-dependent ε is {against(dependent, independent)} the data-independent one. The "
+            f"ledger as in the paper is {against(as_in_paper, dependent)} the data-dependent one. {left_out}; "
+            "whichever way it differs, it is no privacy guarantee."
+        )
     return render(
         "operator.html",
         **_opening(public, report.without_privacy),
         ledgers=list(zip(_LEDGERS.items(), totals, strict=True))[:num_ledgers],
-        compared=_compared_ledgers(*totals, rejected=voting.rejected_fairness, are_one=num_ledgers == 1),
+        compared=words,
         curve=curves(
             {
                 f"{name}: {epsilon_text(total)}": course
@@ -340,28 +360,6 @@ def private_report(report: PrivateReport) -> str:
         ),
         **queries,
         outcomes=OUTCOMES,
-    )
-
-
-def _compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int, are_one: bool) -> str:
-    """Compare the three totals as they are printed, rounded up to hundredths."""
-    if are_one:
-        gates = (
-            f" {counted(rejected, 'rejection')} by the fairness gate cost the same as an answer." if rejected else ""
-        )
-        return f"What was released costs the same whatever the votes, and the published ε is the whole cost.{gates}"
-
-    def against(value: float, other: float) -> str:
-        if not (math.isfinite(value) and math.isfinite(other)):
-            return "equal to" if value == other else "above" if value > other else "below"
-        difference = Decimal(epsilon_text(value)) - Decimal(epsilon_text(other))
-        return f"{abs(difference)} {'above' if difference > 0 else 'below'}" if difference else "equal to"
-
-    left_out = f"The paper’s leaves out {counted(rejected, 'rejection')} by the fairness gate"
-    return (
-        f"Of these votes the data-dependent ε is {against(dependent, independent)} the data-independent one. The "
-        f"ledger as in the paper is {against(as_in_paper, dependent)} the data-dependent one. "
-        f"{left_out if rejected else 'The gate rejected none'}; whichever way it differs, it is no privacy guarantee."
     )
 
 
@@ -424,28 +422,6 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         )
         for query in compared.dearest
     ]
-    return {
-        "cost_words": compared.words,
-        "consensus_words": consensus,
-        "voter_rows": _voter_rows(report, voting),
-        "charges": charges,
-        "by_group": by_group,
-        "costs": compared.varies
-        and stacked(
-            compared.of_worst_Q,
-            x_label=f"cost of a query, % of its worst case (Rényi, order {report.rdp_order:g})",
-            title="Cost per query",
-        ),
-        "consensus": stacked(
-            share_Q,
-            x_label=f"{voting.voters} that agree on the most popular label, %",
-            title=f"Consensus of the {voting.voters}",
-        ),
-    }
-
-
-def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
-    """The number of voters, the time of the charges, and the callers."""
     # A time of 0 is that of a charge of which none was recorded.
     votes_Q, known = report.num_votes_Q, [at_s for at_s in report.at_Q if at_s]
     if not votes_Q:
@@ -466,7 +442,24 @@ def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
         asked = counted(sum(map(bool, report.callers_Q)), "query", "queries")
         whose = f"{asked} came from callers of a service" if any(report.callers_Q) else "All are the run’s own"
         time = f"Charged from {first:%Y-%m-%d %H:%M:%S} to {until} (UTC). {whose}."
-    return [("Voters", voters), ("Time", time)]
+    return {
+        "cost_words": compared.words,
+        "consensus_words": consensus,
+        "voter_rows": [("Voters", voters), ("Time", time)],
+        "charges": charges,
+        "by_group": by_group,
+        "costs": compared.varies
+        and stacked(
+            compared.of_worst_Q,
+            x_label=f"cost of a query, % of its worst case (Rényi, order {report.rdp_order:g})",
+            title="Cost per query",
+        ),
+        "consensus": stacked(
+            share_Q,
+            x_label=f"{voting.voters} that agree on the most popular label, %",
+            title=f"Consensus of the {voting.voters}",
+        ),
+    }
 
 
 _MOST_NAMED = 11

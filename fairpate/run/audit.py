@@ -433,11 +433,9 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     # Found once: they depend on public records and a public seed only, so they are the same in every release.
     found = config.prototypes(without_canaries)
 
-    def table_of(dataset: Dataset, **how: Any) -> Released:
-        return config.measure(replace(_training(config, dataset), **how), found)
-
     # Without noise: what the attacker knows of the other records.
-    known = table_of(without_canaries, noisy_sum=lambda exact_RW, **_: exact_RW)
+    exact = replace(_training(config, without_canaries), noisy_sum=lambda exact_RW, **_: exact_RW)
+    known = config.measure(exact, found)
     prototypes, places = np.unique(known.arrays["prototype_M"], return_index=True)
     at_M, row_M = np.repeat(places, num_rows), np.tile(np.arange(num_rows), len(places))
     canaries = (public_x[torch.from_numpy(at_M)], row_M % num_classes, row_M // num_classes)
@@ -452,7 +450,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
         return found_M
 
     def play(included_M: Coins) -> FloatArray:
-        found_M = cells(table_of(setting.with_canaries(included_M))) - cells(known)
+        found_M = cells(config.measure(_training(config, setting.with_canaries(included_M)), found)) - cells(known)
         return _log_ratio(found_M[None], added_1M, event.noise_stddev_votes)
 
     return Shadows(

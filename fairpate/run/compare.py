@@ -253,7 +253,7 @@ def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
     """
     config = cell.config
     if isinstance(config, ReleasingMethod):
-        return folder.release(values_digest(config.release_settings)).released
+        return RunDirectory(root=folder.root / f"runs/release-{values_digest(config.release_settings)}").released
     # A method that asks in a way of its own, or other queries, has votes of its own.
     if not isinstance(config, PateFamily):
         return None
@@ -544,6 +544,9 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
     write_text(folder.report, frontier_report(public))
 
 
+_NAMES = ("method", "data", "seed", "digest")
+
+
 def comparison_outcome(comparison: Comparison) -> Output:
     """The output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and the written
     files.
@@ -599,8 +602,14 @@ def comparison_outcome(comparison: Comparison) -> Output:
         "notion": notion,
         "fair_at": comparison.fair_at,
         "data_sets": data_sets,
-        "degenerate": [_named(row) | {"words": row.record.degenerate} for row in degenerate if row.record],
-        "failed": [_named(row) | {"command": row.command, "cause": row.error} for row in failed],
+        "degenerate": [
+            {name: getattr(row, name) for name in _NAMES} | {"words": row.record.degenerate}
+            for row in degenerate
+            if row.record
+        ],
+        "failed": [
+            {name: getattr(row, name) for name in (*_NAMES, "command")} | {"cause": row.error} for row in failed
+        ],
         "left_out": withheld,
         "files": {"results": folder.results, "report": folder.report, "operator_only": folder.private},
         "spent": comparison.spent,
@@ -639,10 +648,6 @@ def _range_words(found: Sequence[float] | None, *, is_epsilon: bool = False) -> 
         return "undefined"
     low, high = (epsilon_text(end) if is_epsilon else f"{end:.3f}".removeprefix("0") for end in found)
     return low if low == high else f"{low}–{high}"
-
-
-def _named(row: Row) -> dict[str, Any]:
-    return {"method": row.method, "data": row.data, "seed": row.seed, "digest": row.digest}
 
 
 def write_figures(

@@ -69,7 +69,7 @@ from fairpate.methods.base import (
     why_unread,
 )
 from fairpate.report.frontier import FAILED, Row
-from fairpate.run.context import RunDirectory, RunDirectoryError
+from fairpate.run.context import RunDirectoryError
 from fairpate.types import RunRecord, UserError, strict
 
 Values = dict[str, Any]
@@ -536,10 +536,6 @@ class SweepFolder:
     def run(self, cell: Cell) -> Path:
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
 
-    def release(self, name: str) -> RunDirectory:
-        """The run directory of a release that cells share."""
-        return RunDirectory(root=self.root / "runs" / f"release-{name}")
-
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
         """Keep the rows of a finished cell."""
         # The result first: a crash in between leaves both, and a part outranks a failure.
@@ -548,9 +544,16 @@ class SweepFolder:
 
     def holds(self, cells: Sequence[Cell]) -> bool:
         """True if the tables hold exactly these cells, all finished; only their digests are read."""
+        finished = []
+        for path in (self.results, self.private_results):
+            try:
+                table = pq.read_table(path, columns=["digest"], filters=[("status", "=", "ok")])
+            except (OSError, pa.ArrowInvalid):
+                return False
+            finished.append(table["digest"].to_pylist())
         public = [cell.digest for cell in cells if cell.config.is_private or self.publish_unprotected]
         # In order, as cells are written; a cell has two rows in the operator's table where an epsilon depends on votes.
-        return _digests(self.results) == public and set(_digests(self.private_results)) == {c.digest for c in cells}
+        return finished[0] == public and set(finished[1]) == {cell.digest for cell in cells}
 
     def assemble(self, cells: Sequence[Cell]) -> None:
         """Write both tables for these cells: their results, or that they failed.
@@ -587,16 +590,6 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
 def stems(folder: Path) -> set[str]:
     """The digests of the cells whose rows are kept in ``folder``."""
     return {path.name.removesuffix(".parquet") for path in folder.iterdir() if path.suffix == ".parquet"}
-
-
-def _digests(table: Path) -> list[str]:
-    """The digests of a table's finished rows; none where there is no readable table."""
-    try:
-        columns = pq.read_table(table, columns=["digest"], filters=[("status", "=", "ok")])
-    except (OSError, pa.ArrowInvalid):
-        return []
-    digests: list[str] = columns["digest"].to_pylist()
-    return digests
 
 
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
