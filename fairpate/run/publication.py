@@ -209,8 +209,7 @@ def card_values(card: Card) -> dict[str, Any]:
     plain = asdict(card) | {"evaluation": card.evaluation.to_json()}
     if card.refusals is not None and card.refusals.unrefused is not None:
         plain["refusals"]["unrefused"] = card.refusals.unrefused.to_json()
-    sentences = {name: getattr(card, name) for name in ("description", "publishable", "not_publishable", "limits")}
-    sentences |= {"verdict": card.statement.line, "meaning": card.privacy.meaning}
+    sentences = card.sentences | {"verdict": card.statement.line, "meaning": card.privacy.meaning}
     values: dict[str, Any] = strict({"format": FORMAT, **plain, **sentences, "protects": card.privacy.protects})
     return values
 
