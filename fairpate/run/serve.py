@@ -41,12 +41,9 @@ from aggregator.ledger import (
     Ledger,
     LedgerState,
     OwnLimit,
+    back_end,
     noted_at,
-    open_anchor,
-    open_store,
     read_ledger,
-    reading,
-    write_store,
 )
 from aggregator.service import auth
 from aggregator.service.api import Facts
@@ -67,12 +64,11 @@ from aggregator.store import (
     LedgerError,
     Place,
     Row,
-    Stored,
-    beside,
     head_path,
     ledger_files,
     lock,
     noted_head,
+    rows_after,
     shown,
 )
 from fairpate.config import ConfigError, QueriesConfig, RayConfig
@@ -422,7 +418,7 @@ def back_up_run(path: Path, out: Path) -> int:
     # Verified before it is copied: a copy of a damaged ledger would pass for a backup.
     header, rows, _ = verified(source.ledger, source.anchor)
     _note_reading(run, "backup", out=str(out))
-    write_store(out, header, rows)
+    back_end(out).write(out, header, rows)
     if run is not None:
         # Last: the time of the last backup is that of a complete one.
         run.ledger_backup.touch(mode=0o600)
@@ -456,12 +452,12 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                 # Always true: what cannot be read raises.
                 is_readable = bool(verified(before.ledger, None))
             if is_readable:
-                store = open_store(before.ledger, "", create=False, take_over=False)
+                store = back_end(before.ledger).store(before.ledger, "", create=False, take_over=False)
                 held.callback(store.close)
         # Under the lock: a service that ended a moment ago may have charged after a look without it.
         heads, known = {Head(number, digest) for number, _, _, digest in rows}, []
         with suppress(LedgerError):
-            known.append(noted_head(run.ledger))
+            known.append(noted_head(head_path(run.ledger)))
         with suppress(LedgerError):
             # Without the anchor: what a ledger holds was charged, even if it lacks its anchor's entry.
             present = verified(before.ledger, None)[1]
@@ -484,13 +480,13 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
         if target.is_in_folder:
             # Renamed first: nothing is written over a ledger, and a crash in between leaves the old one whole.
             _set_aside(Path(target.ledger))
-            write_store(target.ledger, header, rows)
+            back_end(target.ledger).write(target.ledger, header, rows)
         else:
             found: list[Row] = []
             with suppress(LedgerError):
                 found = verified(target.ledger, None)[1]
             if found != rows:  # otherwise a crash came before the place was noted
-                write_store(target.ledger, header, rows)
+                back_end(target.ledger).write(target.ledger, header, rows)
         # Before the old files are set aside: a crash in between leaves them there unused.
         note_place(run, target)
         if not target.is_in_folder:
@@ -501,21 +497,22 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
     """Verify the chain of a ledger and its anchor's entry; return header, entries and the number of outcomes."""
     noted = noted_at(anchor)
-    with reading(place) as found:
-        rows = list(found.rows)
-        state = LedgerState(shown(place), Stored(header=found.header, noted=found.noted, rows=rows), noted)
-        return found.header, rows, len(state.outcome_of)
+    with closing(back_end(place).reader(place)) as reader:
+        noted = (reader.noted, *noted)
+        rows = list(rows_after(reader))
+        return reader.header, rows, len(LedgerState(shown(place), reader.header, noted, rows).outcome_of)
 
 
 def _set_aside(path: Path) -> None:
     """Rename the files of a ledger such that they can still be read as a ledger."""
     # The index of the write-ahead log, which SQLite makes again.
-    beside(path, "-shm").unlink(missing_ok=True)
+    Path(f"{path}-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
         aside = path.with_name(f"{path.stem}.replaced-{number}{path.suffix}")
         # The log first: a database without the log that its head counts on is refused, and a log without its database
         # would be left to the ledger that is made next. The head last: until then it shows that a ledger was here.
-        renames = [(beside(path, "-wal"), beside(aside, "-wal")), (path, aside), (head_path(path), head_path(aside))]
+        logs = Path(f"{path}-wal"), Path(f"{aside}-wal")
+        renames = [logs, (path, aside), (head_path(path), head_path(aside))]
         # A file without its like there may belong to this ledger: a crash came after some of the files were renamed.
         if not any(os.path.lexists(target) for source, target in renames if os.path.lexists(source)):
             break
@@ -539,7 +536,7 @@ def add_anchor(run: RunDirectory, text: str) -> str:
         raise ConfigError(f"{anchor}: is rolled back with the run, in whose folder it lies; give a place elsewhere.")
     audit.note_action(run.actions, "anchor", place=shown(anchor))
     # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
-    with closing(open_anchor(anchor)) as noted:
+    with closing(back_end(anchor).anchor(anchor)) as noted:
         noted.make(read_ledger(place.ledger).head)
     note_place(run, LedgerPlace(ledger=place.ledger, anchor=anchor))
     return shown(anchor)
