@@ -124,10 +124,10 @@ def compare(votes_QC: IntArray, stride: int, repeats: int) -> dict[str, float]:
     times = best_times(
         {
             "loop": loop,
-            "total": lambda: gnmax.confident_gnmax_rdp_total(votes_QC, **mechanism),
+            "total": lambda: gnmax.confident_gnmax_rdp(votes_QC, **mechanism, total=True),
             "matrix": lambda: gnmax.confident_gnmax_rdp(votes_QC, **mechanism),
             "loop, one query": lambda: loop_one_query(first_QC[0], ORDERS_A),
-            "one query": lambda: gnmax.confident_gnmax_rdp_total(first_QC, **mechanism),
+            "one query": lambda: gnmax.confident_gnmax_rdp(first_QC, **mechanism, total=True),
         },
         repeats,
     )

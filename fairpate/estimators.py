@@ -77,7 +77,6 @@ from fairpate.methods.base import (
     Price,
     Stream,
     configured,
-    configured_exactly,
     find_method,
     fitted_to,
     price,
@@ -1130,9 +1129,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if given["num_records"] is not None and isinstance(declared, dict):
             # A number that the section itself has wins.
             values["dp_sgd"] = {"num_records": _plain(given["num_records"])} | declared
-        config = configured_exactly(
-            values | {"seed": _seed_of(self.random_state) if seed is None else seed}, method=self.method
-        )
+        values |= {"seed": _seed_of(self.random_state) if seed is None else seed}
+        config = configured(values, method=self.method, exactly=True)
         cause, before = "public_data.self_label", flattened(merge(type(config)().model_dump(), start))
         unread = tuple(f"{field}." for field, why in config.unread.items() if why == cause)
         # Sections of a whole configuration may have what its method leaves unread; a mapping was written for this one.

@@ -378,12 +378,14 @@ def correct(joint_GYC: FloatArray) -> Events:
 
 def one_vs_rest(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     """Each group's rate minus the rate of all others together, signed."""
-    return divide(hits_EG, sizes_EG) - divide(_total(hits_EG) - hits_EG, _total(sizes_EG) - sizes_EG)
+    others_EG, of_others_EG = (values.sum(axis=-1, keepdims=True) - values for values in (hits_EG, sizes_EG))
+    return divide(hits_EG, sizes_EG) - divide(others_EG, of_others_EG)
 
 
 def to_overall(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     """The distance of each group's rate to the overall rate."""
-    distance_EG = np.abs(divide(hits_EG, sizes_EG) - divide(_total(hits_EG), _total(sizes_EG)))
+    overall_E1 = divide(hits_EG.sum(axis=-1, keepdims=True), sizes_EG.sum(axis=-1, keepdims=True))
+    distance_EG = np.abs(divide(hits_EG, sizes_EG) - overall_E1)
     # One group alone is the whole, and has no distance to it.
     return np.where(_comparable(sizes_EG), distance_EG, np.nan)
 
@@ -491,11 +493,6 @@ def _comparable(sizes_EG: FloatArray) -> npt.NDArray[np.bool_]:
     defined_EG: npt.NDArray[np.bool_] = sizes_EG > 0
     several_E1: npt.NDArray[np.bool_] = defined_EG.sum(axis=-1, keepdims=True) >= 2
     return defined_EG & several_E1
-
-
-def _total(values_EG: FloatArray) -> FloatArray:
-    total_E1: FloatArray = values_EG.sum(axis=-1, keepdims=True)
-    return total_E1
 
 
 def _select(events: Events, chosen: Sequence[int]) -> Events:

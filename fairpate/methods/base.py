@@ -136,26 +136,21 @@ _ELSEWHERE = {"own_votes": "own_votes:OwnVotes"}
 
 
 @cache
-def _places() -> dict[str, str]:
-    """The class of every registered name, as ``module:Class``."""
+def method_names() -> Mapping[str, str]:
+    """Return every registered method's name, with its class as ``module:Class``."""
     others = {entry.name: entry.value for entry in metadata.entry_points(group=_GROUP)}
     # Ours last: no other package takes the name of one of ours.
     return others | {name: f"{_GROUP}.{place}" for name, place in _OURS.items()}
 
 
-def method_names() -> Iterator[str]:
-    """Return every registered method's name."""
-    return iter(_places())
-
-
 @cache
 def find_method(name: str) -> type[Method]:
     """The class of a registered name, or of ``module:Class``. ConfigError if it does not exist or cannot run."""
-    place = name if PLACE.fullmatch(name) else _places().get(name)
+    place = name if PLACE.fullmatch(name) else method_names().get(name)
     if name in _ELSEWHERE:
         place = f"{_GROUP}.{_ELSEWHERE[name]}"
     if place is None:
-        raise ConfigError(f"method: no method {name!r}{nearest(name, list(_places()))}.")
+        raise ConfigError(f"method: no method {name!r}{nearest(name, list(method_names()))}.")
     try:
         found = named_object(place)
     except Exception as error:  # anything that a module of another package raises
@@ -530,7 +525,17 @@ class Method(Section):
         """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError for a data set that the method cannot learn from, before anything is written."""
+        """Raise ConfigError for a data set that the method cannot learn from, before anything is written; also if it
+        names persons and nothing bounds what a person's records do together."""
+        # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
+        if dataset.unit == "person" and self.is_private and (self.protects_attribute_only or not self.protects_persons):
+            reason = "has no bound on what all records of a person do together"
+            if self.protects_attribute_only:
+                reason = "protects the sensitive attribute of one record, and a person's stands in several"
+            raise ConfigError(
+                f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
+                "protects each record by itself, or choose another method."
+            )
         if not len(dataset.public) and (needing := self.needing_public):
             others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}
             other = others.get(needing[0], "leave it out")
@@ -543,22 +548,6 @@ class Method(Section):
                 f"data.name: {self.method} learns two classes, {dataset.name} has {dataset.num_classes}; choose "
                 "another data set or method."
             )
-
-    def require_unit(self, dataset: Dataset) -> None:
-        """Raise ConfigError if the data set names persons, and nothing bounds what a person's records do together."""
-        # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
-        if dataset.unit != "person" or not self.is_private:
-            return
-        if self.protects_attribute_only:
-            reason = "protects the sensitive attribute of one record, and a person's stands in several"
-        elif not self.protects_persons:
-            reason = "has no bound on what all records of a person do together"
-        else:
-            return
-        raise ConfigError(
-            f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
-            "protects each record by itself, or choose another method."
-        )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
         """Return the votes to expect on a public record for a public number ``num_records`` of private records, or None
@@ -648,18 +637,15 @@ class PrivateMethod(Method):
                 f"{self.target.relation!r}; leave it out."
             )
 
-    def require_as_released(self) -> None:
-        """Raise ConfigError for settings that would change the published randomised classifier."""
+    def require_mixture(self, *, of_linear_rules: bool) -> None:
+        """Raise ConfigError for settings that would change the published randomised classifier, and, if it mixes linear
+        rules, for a published model that is not linear."""
         for field in ("calibration", "self_label"):
             if getattr(self.public_data, field):
                 raise ConfigError(
                     f"public_data.{field}: {self.method} publishes a randomised classifier; leave it out."
                 )
-
-    def require_linear_mixture(self) -> None:
-        """Raise ConfigError as :meth:`require_as_released` does, and for a published model that is not linear."""
-        self.require_as_released()
-        if self.student.model.name != "logistic":
+        if of_linear_rules and self.student.model.name != "logistic":
             raise ConfigError(
                 f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
                 "logistic."
@@ -792,7 +778,11 @@ def require_trusted(method: Any, path: Path) -> None:
 
 
 def configured(
-    source: Values | Path | str | None, overrides: Sequence[Override] = (), *, method: str | None = None
+    source: Values | Path | str | None,
+    overrides: Sequence[Override] = (),
+    *,
+    method: str | None = None,
+    exactly: bool = False,
 ) -> Method:
     """The checked configuration of one method.
 
@@ -803,6 +793,7 @@ def configured(
             method does not read is an error.
         method: The method's name, or ``module:Class``; None: the one that ``overrides`` or ``source`` name, or
             ``fairpate``.
+        exactly: Whether a field in ``source`` that the method does not read is an error, as in ``overrides``.
 
     Raises:
         ConfigError: Lists every fault with its field, value and remedy.
@@ -823,9 +814,18 @@ def configured(
     if not isinstance(name, str):
         raise ConfigError(f"method: expected a name, got {name!r}.")
     schema = find_method(name)
-    faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
+    faults = []
     fields = [each.partition("=")[0] if isinstance(each, str) else each[0] for each in overrides]
-    faults += _unread_faults(schema, said, fields, method=name)
+    for given, is_meant in ((values, exactly), (said, True)):
+        for path, value in unread_by([schema], given):
+            found = refused(path, value)
+            # What another method reads in a file is left out; an option was meant for this one.
+            if not found and is_meant:
+                dotted = ".".join(path)
+                # As the user wrote them.
+                options = [field for field in fields if field.startswith(f"{dotted}.")] or [dotted]
+                found = [f"{option}: {name} does not read it; leave it out." for option in options]
+            faults += found
     full = merge(schema().model_dump(), values)
     for override in overrides:
         apply_override(full, override)
@@ -838,8 +838,8 @@ def configured(
     for field, value in flattened(said).items():
         cause = why_unread(config, field, settings)
         if cause is not None and value is not None:
-            found = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
-            faults.append(f"{field}: {cause}{found} leaves it unread; leave it out, or change {cause}.")
+            at = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
+            faults.append(f"{field}: {cause}{at} leaves it unread; leave it out, or change {cause}.")
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     return config
@@ -851,27 +851,6 @@ def why_unread(config: Method, field: str, settings: Mapping[str, Any]) -> str |
     # With a dot behind both, as the name of one field may begin that of another.
     own = (cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}."))
     return next(own, None) or unread_because_of(field, settings)
-
-
-def configured_exactly(values: Values, *, method: str) -> Method:
-    """The configuration of ``values`` over the defaults of ``method``. ConfigError also for a field that the method
-    does not read."""
-    schema = find_method(method)
-    faults = _unread_faults(schema, values, method=method)
-    if faults:
-        raise ConfigError("\n".join(faults))
-    return parse_config(merge(schema().model_dump(), values) | {"method": method}, schema)
-
-
-def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = (), *, method: str) -> list[str]:
-    """Return a fault for each field that was given and that ``method`` does not have. ``options`` are the fields as the
-    user wrote them."""
-    faults = []
-    for path, value in unread_by([schema], said):
-        dotted = ".".join(path)
-        given = [option for option in options if option.startswith(f"{dotted}.")] or [dotted]
-        faults += refused(path, value) or [f"{option}: {method} does not read it; leave it out." for option in given]
-    return faults
 
 
 def _said(overrides: Sequence[Override]) -> Values:

@@ -523,7 +523,7 @@ class OracleLearner(PrivateMethod):
     def check(self) -> None:
         """Raise ConfigError for another relation and for a published model that is not linear."""
         super().check()
-        self.require_linear_mixture()
+        self.require_mixture(of_linear_rules=True)
 
     @property
     def unread(self) -> dict[str, str]:
@@ -777,7 +777,7 @@ class Postprocessing(DpSgdFamily):
 
     def check(self) -> None:
         """Raise ConfigError for what would undo the mixing, and for a target under another relation."""
-        self.require_as_released()
+        self.require_mixture(of_linear_rules=False)
         super().check()
 
     def train(self, training: Training) -> Postprocessed:

@@ -45,7 +45,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,7 +56,7 @@ import numpy.typing as npt
 from pydantic import Field, field_validator
 
 from aggregator.ledger import Charge, Ledger, LedgerTerms
-from aggregator.mechanism import Mechanism, Outcome, mechanism_of
+from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Mechanism, Outcome
 from aggregator.session import (
     AggregatorSession,
     Ballot,
@@ -514,49 +514,6 @@ def _no_room(budget: Budget, consequence: str) -> ConfigError:
     )
 
 
-def release_labels(plan: ReleasePlan, votes: Ballot, training: Training) -> Labels:
-    """Ask the aggregator every query, and write the labels. One release results, however often it runs.
-
-    The queries are counted in the operator's odometer, if ``training`` has a log.
-    """
-    run, keys = training.run, keys_of(plan.queries)
-    # With the voters: other votes on the same queries need another ledger.
-    terms = plan.terms(votes.ensemble)
-    meter = None
-    if training.log is not None:
-        planned = (plan.worst_case(plan.count_fitting()),)
-        meter = LedgerMeter(training.log, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
-    with training.reporter.stage("aggregator") as on_progress:
-        with open_ledger(run, terms, plan.queries, create=True, meter=meter) as ledger:
-            session = AggregatorSession(ledger, source=plan.source)
-            result = _submit(votes, keys, session, plan, on_progress)
-            if not result.replies:
-                raise _no_room(terms.budget, "nothing was asked")
-            # Queries with an outcome, the run's own first.
-            charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
-            for charge in ledger.charges:
-                charges_of.setdefault(charge.key, []).append(charge)
-            ended = [charges for charges in charges_of.values() if charges and charges[-1].outcome is not None]
-            # Abandoned ones were charged, so some query must carry them: all queries are priced by their charges.
-            open_ones = [charges for charges in charges_of.values() if charges and charges[-1].outcome is None]
-            ended[0] = [*itertools.chain(*open_ones), *ended[0]]
-            spending = Spending(charges_Q=ended, terms=terms)
-            if meter is not None:
-                # Room that was held ahead is given back, so that the sum with earlier releases is of what was charged.
-                meter.settle(ledger)
-        # Labels are written last: by then what becomes visible is charged, in the closed ledger and in the odometer.
-        context.write_labels(result.labelled, run.labels)
-        labels = _priced(result, spending, plan, training.model)
-    assert labels.queries is not None
-    training.reporter.note("aggregator", f"{labels.queries.answered} of {labels.queries.submitted} queries answered")
-    if result.over_budget:
-        training.reporter.note("aggregator", f"not asked, because the budget has no room: {result.over_budget}")
-    context.write_json(run.costs, costs(spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
-    # Teachers that predict attributes see other groups than the data set: pages could not show charges by group.
-    is_named = plan.dataset.group_names == training.dataset.group_names
-    return labels if is_named else replace(labels, spending=None)
-
-
 def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model: nn.Module) -> Labels:
     """The labels with their events: every reservation at its full cost, however it ended.
 
@@ -626,14 +583,16 @@ def _submit(
     total = plan.method.aggregator.num_queries or len(keys)
     learning = plan.method.student_training.model_copy(update={"method": "supervised"})
     waiting = list(range(len(keys)))
-    results: list[SessionResult] = []
+    # Queries of earlier rounds are submitted again with each: their replies are stored and free.
+    asked: list[int] = []
+    result: SessionResult | None = None
     for number in range(admission.rounds):
-        submitted = sum(result.num_queries for result in results)
+        submitted = len(asked)
         # What is left is divided anew: a round that the gate cut short is made up for by those after it.
         size = math.ceil((total - submitted) / (admission.rounds - number))
         chosen = waiting[:size]
-        labelled = SessionResult.joined(results).labelled if number else None
-        if labelled is not None and waiting and len(labelled.labels):
+        if result is not None and waiting and len(result.labelled.labels):
+            labelled = result.labelled
             student = train_student(
                 public_records(queries, labelled),
                 learning,
@@ -654,18 +613,18 @@ def _submit(
                 count=size,
             )
             chosen = [waiting[row] for row in admitted]
-        results.append(
-            answer_queries(
-                votes.take(chosen),
-                keys=[keys[row] for row in chosen],
-                session=session,
-                block_size=_BLOCK,
-                on_progress=lambda done, before=submitted: on_progress(before + done, total),  # type: ignore[misc]
-            )
+        asked += chosen
+        result = answer_queries(
+            votes.take(asked),
+            keys=[keys[row] for row in asked],
+            session=session,
+            block_size=_BLOCK,
+            on_progress=lambda done, before=submitted: on_progress(max(before, done), total),  # type: ignore[misc]
         )
         # In public order again: a run that was interrupted must submit the same queries.
         waiting = sorted(set(waiting) - set(chosen))
-    return SessionResult.joined(results)
+    assert result is not None
+    return result
 
 
 class VotingMethod(Method):
@@ -777,14 +736,55 @@ class VotingMethod(Method):
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
         """The votes to expect: all voters vote on every query."""
         plan = self.plan(dataset)
-        noise = float(plan.mechanism.parameters["noise_stddev_votes"])
+        noise = float(asdict(plan.mechanism)["noise_stddev_votes"])
         return ExpectedVotes(votes=self.num_voters, noise_stddev_votes=noise, labels=len(plan.queries))
 
     def release(self, training: Training) -> Labels:
-        """Release labels within the target or budget. Runs of the same folder return the same release."""
-        plan = self.plan(training.dataset)
-        with self.ballot(plan.dataset, plan.queries, training) as votes:
-            return release_labels(plan, votes, training)
+        """Ask the aggregator every query within the target or budget, and write the labels.
+
+        Runs of the same folder return the same release. The queries are counted in the operator's odometer, if
+        ``training`` has a log.
+        """
+        plan, run, reporter = self.plan(training.dataset), training.run, training.reporter
+        keys = keys_of(plan.queries)
+        voters = self.ballot(plan.dataset, plan.queries, training)
+        with voters as votes, reporter.stage("aggregator") as on_progress:
+            # With the voters: other votes on the same queries need another ledger.
+            terms = plan.terms(votes.ensemble)
+            meter = None
+            if training.log is not None:
+                planned = (plan.worst_case(plan.count_fitting()),)
+                meter = LedgerMeter(training.log, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
+            with open_ledger(run, terms, plan.queries, create=True, meter=meter) as ledger:
+                session = AggregatorSession(ledger, source=plan.source)
+                result = _submit(votes, keys, session, plan, on_progress)
+                if not result.replies:
+                    raise _no_room(terms.budget, "nothing was asked")
+                # Queries with an outcome, the run's own first.
+                charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
+                for charge in ledger.charges:
+                    charges_of.setdefault(charge.key, []).append(charge)
+                ended = [charges for charges in charges_of.values() if charges and charges[-1].outcome is not None]
+                # Abandoned ones were charged, so some query must carry them: all queries are priced by their charges.
+                open_ones = [charges for charges in charges_of.values() if charges and charges[-1].outcome is None]
+                ended[0] = [*itertools.chain(*open_ones), *ended[0]]
+                spending = Spending(charges_Q=ended, terms=terms)
+                if meter is not None:
+                    # Room that was held ahead is given back: the sum with earlier releases is of what was charged.
+                    meter.settle(ledger)
+            # Labels are written last: by then what becomes visible is charged, in the closed ledger and in the
+            # odometer.
+            context.write_labels(result.labelled, run.labels)
+            labels = _priced(result, spending, plan, training.model)
+        assert labels.queries is not None
+        reporter.note("aggregator", f"{labels.queries.answered} of {labels.queries.submitted} queries answered")
+        if result.over_budget:
+            reporter.note("aggregator", f"not asked, because the budget has no room: {result.over_budget}")
+        (event,) = labels.events
+        context.write_json(run.costs, costs(spending, unit=event.unit, relation=event.relation))
+        # Teachers that predict attributes see other groups than the data set: pages could not show charges by group.
+        is_named = plan.dataset.group_names == training.dataset.group_names
+        return labels if is_named else replace(labels, spending=None)
 
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> AbstractContextManager[Ballot]:
         """The queries with their voters. The voters stay available inside the context."""
@@ -822,7 +822,8 @@ class GnmaxMethod(VotingMethod):
 
     @property
     def mechanism(self) -> Mechanism:
-        return mechanism_of(self.aggregator.mechanism, self.queries.release)
+        kind = ConfidentGnmax if self.queries.release == "label" else ConfidentCounts
+        return kind(**vars(self.aggregator.mechanism))
 
 
 streaming_filter = filter_stream

@@ -135,9 +135,9 @@ class RandomisedResponse(PrivateMethod):
         settings = self.randomised_response
         super().check()
         if settings.learner == "exponentiated_gradient":
-            self.require_linear_mixture()
+            self.require_mixture(of_linear_rules=True)
         elif settings.form == "two_step":
-            self.require_as_released()
+            self.require_mixture(of_linear_rules=False)
 
     @property
     def learns_two_classes(self) -> bool:  # type: ignore[override]

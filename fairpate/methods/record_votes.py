@@ -45,7 +45,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +103,7 @@ from student.student import Student
 UNITS = 2**14
 """U: a vote of norm one, in whole numbers."""
 _LARGEST_EPSILON = 20
+_Event = TypeVar("_Event", bound=Event)
 
 
 class TaughtConfig(Section):
@@ -144,12 +146,9 @@ class VotesOfRecords(ReleasingMethod):
     protects_persons: ClassVar[bool] = True
     reads_public: ClassVar[bool] = True  # public records get the labels
     has_student: ClassVar[bool] = True
+    section: ClassVar[str]
+    """Name of the method's own section."""
     learned: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def section(self) -> str:
-        """Name of the method's own section, which is the method's name."""
-        return str(type(self).model_fields["method"].default)
 
     @property
     def own(self) -> TaughtConfig:
@@ -164,26 +163,21 @@ class VotesOfRecords(ReleasingMethod):
         return (*ReleasingMethod.afterwards, *(f"{self.section}.{field}" for field in own))
 
     @property
-    def by_group(self) -> bool:
+    def reads_groups(self) -> bool:  # type: ignore[override]
         """True if the table has a part for every group of private records; tables of several releases have none."""
         return getattr(self.own, "by_group", False)
-
-    @property
-    def reads_groups(self) -> bool:  # type: ignore[override]
-        """True if the table has a part for every group."""
-        return self.by_group
 
     def rows(self, dataset: Dataset) -> tuple[IntArray, int]:
         """The row of each private record's vote, by its label and perhaps its group, and the number of such rows."""
         labels_N, num_classes = dataset.private.y.numpy(), dataset.num_classes
-        if not self.by_group:
+        if not self.reads_groups:
             return labels_N, num_classes
         return dataset.private.z.numpy() * num_classes + labels_N, dataset.num_groups * num_classes
 
     def label_noise(self, num_groups: int) -> float:
         """The noise of the table that the student learns from, as a multiple of the release's noise."""
         # The parts of all groups are added, and their noises are independent.
-        return TAUGHT_NOISE * math.sqrt(num_groups) if self.by_group else 1.0
+        return TAUGHT_NOISE * math.sqrt(num_groups) if self.reads_groups else 1.0
 
     def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float, FloatArray]:
         """Split a released table by group (axis 0) in two. The split is reproducible.
@@ -202,7 +196,7 @@ class VotesOfRecords(ReleasingMethod):
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
         """Estimate how ``student`` treats the groups of private records, from the release and public records alone."""
-        if not self.by_group:
+        if not self.reads_groups:
             return None
         public = dataset.public
         table, votes_MW, likely_MY = self.table_by_group(released)
@@ -226,7 +220,7 @@ class VotesOfRecords(ReleasingMethod):
     def reads_public_groups(self) -> bool:
         """True if a gate, a regulariser, a table by group or a calibration reads them."""
         asked = self.own.gate is not None or self.own.penalty is not None
-        return asked or self.by_group or self.public_data.calibration is not None
+        return asked or self.reads_groups or self.public_data.calibration is not None
 
     def check(self) -> None:
         """Raise ConfigError for a target that leaves hardly any noise, or a relation by which a record moves two
@@ -245,15 +239,15 @@ class VotesOfRecords(ReleasingMethod):
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for groups of persons, as votes of persons are shortened and count no records."""
         super().check_data(dataset)
-        if self.by_group and dataset.unit == "person":
+        if self.reads_groups and dataset.unit == "person":
             raise ConfigError(
                 f"{self.method}.by_group: counts private records by group, but {dataset.name} protects persons, whose "
                 "votes are shortened; leave it out, or set data.unit=record, which protects less."
             )
 
-    def least_noise(self, event: Callable[[float], Event]) -> float:
-        """The least noise for which ``event(noise)`` stays within the target."""
-        return noise_within(self.target, lambda noise: [event(noise)])
+    def calibrated(self, event: Callable[[float], _Event]) -> _Event:
+        """``event(noise)`` with the least noise for which it stays within the target."""
+        return event(noise_within(self.target, lambda noise: [event(noise)]))
 
     def taught(
         self, said: PoolLabels, training: Training, released: Released, *, records: Split | None = None
@@ -389,22 +383,33 @@ class RecordVotes(VotesOfRecords):
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; related: McSherry 2009, arXiv 2406.08039"
     learned: ClassVar[tuple[str, ...]] = ("rule",)
+    section: ClassVar[str] = "record_votes"
 
     method: str = "record_votes"
     record_votes: RecordVotesConfig = RecordVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
         """The votes to expect if every cell has an equal share of the records."""
-        stddev = self.least_noise(_table_event(dataset.unit)) * self.label_noise(dataset.num_groups)
-        pool = len(dataset.public)
+        (_, noise), pool = self.event(dataset.unit), len(dataset.public)
+        stddev = noise * self.label_noise(dataset.num_groups)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
         return ExpectedVotes(
             votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool)
         )
 
+    def event(self, unit: Unit) -> tuple[VoteTables | VoteSums, float]:
+        """The event of the table, with the least noise that the target allows, and that noise in votes."""
+        if unit == "person":
+            # A sum in units, of which a vote has U: a power of two, so that no division rounds.
+            of_persons = partial(VoteSums, count=1, norm=UNITS, unit="person")
+            sums = self.calibrated(lambda stddev: of_persons(noise_stddev_votes=stddev * UNITS))
+            return sums, sums.noise_stddev_votes / UNITS
+        table = self.calibrated(lambda stddev: VoteTables(count=1, noise_stddev_votes=stddev))
+        return table, table.noise_stddev_votes
+
     def prototypes(self, dataset: Dataset) -> Prototypes:
         """Return the prototypes, which depend on public records and settings alone."""
-        settings, stddev = self.record_votes, self.least_noise(_table_event(dataset.unit))
+        settings, (_, stddev) = self.record_votes, self.event(dataset.unit)
         return Prototypes.of(
             dataset.public.x,
             count=settings.prototypes_of(len(dataset.public), stddev=stddev * self.label_noise(dataset.num_groups)),
@@ -417,7 +422,7 @@ class RecordVotes(VotesOfRecords):
     def measure(self, training: Training, prototypes: Prototypes | None = None) -> Released:
         """Release one noisy table of votes for ``prototypes``; None: find them first."""
         dataset, private = training.dataset, training.dataset.private
-        stddev = self.least_noise(event := _table_event(dataset.unit))
+        event, stddev = self.event(dataset.unit)
         if prototypes is None:
             with training.reporter.stage("prototypes"):
                 prototypes = self.prototypes(dataset)
@@ -428,7 +433,7 @@ class RecordVotes(VotesOfRecords):
                 # No private record is here, and those of other sites are of persons, whose votes have units.
                 person_N = np.zeros(0, dtype=np.int64)
             nearest_N = prototypes.nearest(private.x)
-            training.reserve((event(stddev),), self.source.label)
+            training.reserve((event,), self.source.label)
             votes = noisy_votes(
                 nearest_N,
                 row_N,
@@ -444,12 +449,12 @@ class RecordVotes(VotesOfRecords):
             "prototype_M": prototypes.prototype_M,
             "coordinates_MD": prototypes.coordinates_MD,
         }
-        if self.by_group:
+        if self.reads_groups:
             # Columns count by group and, within it, by label, as :meth:`rows` numbers them.
             arrays["votes_GKC"] = votes.reshape(len(votes), dataset.num_groups, -1).swapaxes(0, 1)
         else:
             arrays["votes_KC"] = votes
-        return Released(arrays=arrays, events=(event(stddev),))
+        return Released(arrays=arrays, events=(event,))
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Label the public pool, and train a student on the most certain labels."""
@@ -463,31 +468,26 @@ class RecordVotes(VotesOfRecords):
 
     def _votes(self, released: Released) -> tuple[IntArray | RealArray, float]:
         """Votes by cell and class, and the standard deviation of their noise."""
-        arrays, unit = released.arrays, released.events[0].unit
-        # The same search as in `measure`: it is deterministic, and so gives the noise of the release.
-        stddev = self.least_noise(_table_event(unit))
-        if self.by_group:
-            return self.thinned(arrays["votes_GKC"], stddev=stddev)[:2]
-        return arrays["votes_KC"] / UNITS if unit == "person" else arrays["votes_KC"], stddev
+        arrays, (event,) = released.arrays, released.events
+        assert isinstance(event, VoteTables | VoteSums)
+        if self.reads_groups:
+            return self.thinned(arrays["votes_GKC"], stddev=event.noise_stddev_votes)[:2]
+        # A vote of a person has U units.
+        units = UNITS if event.unit == "person" else 1
+        return arrays["votes_KC"] / units if units > 1 else arrays["votes_KC"], event.noise_stddev_votes / units
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
         """The counts, each public record's vote (the unit vector of its cell), and the label probabilities of the
         linear rule."""
-        arrays, (votes_KC, stddev) = released.arrays, self._votes(released)
-        noise = self.least_noise(_table_event("record"))
+        arrays, (votes_KC, stddev), (event,) = released.arrays, self._votes(released), released.events
+        assert isinstance(event, VoteTables)  # groups of persons are refused
+        noise = event.noise_stddev_votes
         *_, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=noise)
         chances_MC = chances_of_line(votes_KC, arrays["prototype_M"], arrays["coordinates_MD"], stddev=stddev)
         table = TableByGroup(
             sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=KEPT_NOISE * noise, one_W=np.ones(len(votes_KC))
         )
         return table, np.eye(len(votes_KC))[arrays["prototype_M"]], chances_MC.astype(np.float64)
-
-
-def _table_event(unit: Unit) -> Callable[[float], Event]:
-    """The event of a table by its noise in votes: exact for records, a sum in units for persons."""
-    if unit == "person":
-        return lambda stddev: VoteSums(count=1, noise_stddev_votes=stddev * UNITS, norm=UNITS, unit="person")
-    return lambda stddev: VoteTables(count=1, noise_stddev_votes=stddev)
 
 
 def labels_of_cells(votes_KC: IntArray | RealArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
@@ -640,6 +640,7 @@ class WeightedVotes(VotesOfRecords):
     title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; related: arXiv 1603.07294, arXiv 1709.09216"
     learned: ClassVar[tuple[str, ...]] = ("ridge",)
+    section: ClassVar[str] = "weighted_votes"
 
     method: str = "weighted_votes"
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
@@ -649,15 +650,19 @@ class WeightedVotes(VotesOfRecords):
         ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
         votes = ballot.similar(dataset.public.x, num_records)
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
-        noise = self.least_noise(_sum_event) * self.label_noise(dataset.num_groups)
+        noise = self.event("record").noise_stddev_votes / UNITS * self.label_noise(dataset.num_groups)
         return ExpectedVotes(votes=votes, noise_stddev_votes=noise, labels=labels)
+
+    def event(self, unit: Unit) -> VoteSums:
+        """The event of the table, with the least noise that the target allows."""
+        # A person's sum is shortened to the norm of one vote: the same event, for another unit.
+        of_table = partial(VoteSums, count=1, norm=UNITS, unit=unit)
+        return self.calibrated(lambda noise: of_table(noise_stddev_votes=noise * UNITS))
 
     def measure(self, training: Training) -> Released:
         """Fit the feature map on public records and release one noisy table of sums."""
         dataset, private = training.dataset, training.dataset.private
-        noise = self.least_noise(_sum_event)
-        # A person's sum is shortened to the norm of one vote: the same event, for another unit.
-        event = _sum_event(noise, dataset.unit)
+        event = self.event(dataset.unit)
         with training.reporter.stage("votes"):
             ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
             row_N, num_rows = self.rows(dataset)
@@ -670,11 +675,12 @@ class WeightedVotes(VotesOfRecords):
                 row="class",
                 noisy_sum=training.noisy_sum,
             )
+        noise = event.noise_stddev_votes / UNITS
         training.reporter.note("votes", f"{noisy.shape[1]} numbers per class, noise {noise:.2f}")
         # The pool's votes are stored with the table: recomputed elsewhere, components may have other signs.
         # In 16 bits: no number of a vote is above U, which is 2^14.
         arrays: dict[str, npt.NDArray[np.integer]] = {"pool_MW": ballot.votes(dataset.public.x).astype(np.int16)}
-        if self.by_group:
+        if self.reads_groups:
             arrays["sums_GCW"] = noisy.reshape(dataset.num_groups, dataset.num_classes, -1)
         else:
             arrays["sums_CW"] = noisy
@@ -686,31 +692,30 @@ class WeightedVotes(VotesOfRecords):
 
     def _said(self, released: Released) -> PoolLabels:
         """Label the public pool by the rule that is fitted to the table."""
-        arrays, noise = released.arrays, self.least_noise(_sum_event)
-        if self.by_group:
-            sums_CW, stddev, _ = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
-            noise = stddev / UNITS
+        arrays, (event,) = released.arrays, released.events
+        assert isinstance(event, VoteSums)
+        stddev = event.noise_stddev_votes
+        if self.reads_groups:
+            sums_CW, stddev, _ = self.thinned(arrays["sums_GCW"], stddev=stddev)
         else:
             sums_CW = arrays["sums_CW"]
         pool_MW = arrays["pool_MW"].astype(np.int64)
-        return labels_of_sums(sums_CW, pool_MW, stddev=noise, ridge=self.weighted_votes.ridge)
+        return labels_of_sums(sums_CW, pool_MW, stddev=stddev / UNITS, ridge=self.weighted_votes.ridge)
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
         """The sums, the votes of the public pool, and the rule's label probabilities. The constant feature counts
         records."""
-        arrays, noise, chances_MC = released.arrays, self.least_noise(_sum_event), self._said(released).chances_MC
+        arrays, (event,), chances_MC = released.arrays, released.events, self._said(released).chances_MC
+        assert isinstance(event, VoteSums)
         assert chances_MC is not None
-        *_, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
+        noise = event.noise_stddev_votes / UNITS
+        *_, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=event.noise_stddev_votes)
         pool_MW = arrays["pool_MW"] / UNITS
         one_W = np.zeros(pool_MW.shape[1])
         # The constant alone, scaled to one for every record.
         one_W[0] = UNITS / ONE_RECORD
         table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=KEPT_NOISE * noise, one_W=one_W)
         return table, pool_MW, chances_MC.astype(np.float64)
-
-
-def _sum_event(noise: float, unit: Unit = "record") -> VoteSums:
-    return VoteSums(count=1, noise_stddev_votes=noise * UNITS, norm=UNITS, unit=unit)
 
 
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:

@@ -345,6 +345,7 @@ class ResidualVotes(RulesOfRecords):
 
     title: ClassVar[str] = "residual record votes"
     paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
+    section: ClassVar[str] = "residual_votes"
 
     method: str = "residual_votes"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
@@ -550,6 +551,7 @@ class AdaSsp(RulesOfRecords):
     title: ClassVar[str] = "AdaSSP"
     paper: ClassVar[str] = "Wang 2018, arXiv 1803.02596"
     learned: ClassVar[tuple[str, ...]] = ("ridge_share", "failure_probability")
+    section: ClassVar[str] = "ada_ssp"
 
     method: str = "ada_ssp"
     ada_ssp: AdaSspConfig = AdaSspConfig()

@@ -53,6 +53,7 @@ class TeacherVotes(VotesOfRecords):
 
     title: ClassVar[str] = "one table of teachers' votes"
     paper: ClassVar[str] = "here; related: Yaghini et al. 2023 (FairPATE), Papernot et al. 2018, arXiv 1802.08908"
+    section: ClassVar[str] = "teacher_votes"
 
     method: str = "teacher_votes"
     teachers: TeachersConfig = TeachersConfig()
@@ -77,7 +78,7 @@ class TeacherVotes(VotesOfRecords):
     def event(self, num_queries: int, unit: Unit = "record") -> VoteSums:
         """The event of the table, with the least noise that the target allows."""
         of_table = partial(VoteSums, count=1, norm=two_moves(num_queries), unit=unit)
-        return of_table(noise_stddev_votes=self.least_noise(lambda noise: of_table(noise_stddev_votes=noise)))
+        return self.calibrated(lambda noise: of_table(noise_stddev_votes=noise))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many teachers for any number
         """The votes to expect: all teachers vote on every query."""

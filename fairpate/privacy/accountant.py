@@ -364,30 +364,24 @@ def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG00
 
 
 @event_rdp.register
-def _(event: ThresholdChecks, orders_A: FloatArray) -> FloatArray:
-    single_A = gnmax.threshold_rdp_data_independent(
-        threshold_stddev_votes=event.threshold_stddev_votes, orders_A=orders_A
-    )
+def _(
+    event: ThresholdChecks | NoisyArgmaxes | ConfidentGnmaxQueries | ConfidentGnmaxVotes, orders_A: FloatArray
+) -> FloatArray:
+    match event:
+        case ThresholdChecks():
+            stddev = event.threshold_stddev_votes
+            single_A = gnmax.threshold_rdp_data_independent(threshold_stddev_votes=stddev, orders_A=orders_A)
+        case NoisyArgmaxes():
+            stddev = event.noise_stddev_votes
+            single_A = gnmax.gnmax_rdp_data_independent(noise_stddev_votes=stddev, orders_A=orders_A)
+        case ConfidentGnmaxQueries():
+            single_A = gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
+        case ConfidentGnmaxVotes():
+            mechanism = _confident_gnmax(event)
+            return gnmax.confident_gnmax_rdp(
+                event.votes_QC, **mechanism, orders_A=orders_A, tail=event.tail, total=True
+            )
     return event.count * single_A
-
-
-@event_rdp.register
-def _(event: NoisyArgmaxes, orders_A: FloatArray) -> FloatArray:
-    return event.count * gnmax.gnmax_rdp_data_independent(
-        noise_stddev_votes=event.noise_stddev_votes, orders_A=orders_A
-    )
-
-
-@event_rdp.register
-def _(event: ConfidentGnmaxQueries, orders_A: FloatArray) -> FloatArray:
-    return event.count * gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
-
-
-@event_rdp.register
-def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
-    return gnmax.confident_gnmax_rdp_total(
-        event.votes_QC, **_confident_gnmax(event), orders_A=orders_A, tail=event.tail
-    )
 
 
 @event_rdp.register
@@ -423,7 +417,10 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     orders = np.asarray(orders_A, dtype=np.float64)
     _common_guarantee(events)
     total_A = np.zeros(len(orders))
-    for event in _happened(events):
+    for event in events:
+        # A count of 0 costs 0 even where one release costs infinity.
+        if not getattr(event, "count", 1):
+            continue
         price_A = event_rdp(event, orders)
         # Event by event: in the sum a negative price could hide behind another one.
         if not np.all(price_A >= 0):
@@ -504,7 +501,9 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
     _common_guarantee(events, published=True)
-    if not _happened(events):
+    # A count of 0 costs 0 even where one release costs infinity.
+    happened = tuple(event for event in events if getattr(event, "count", 1))
+    if not happened:
         return 0.0
     # A smaller delta is below what grids leave out; curves have no such limit.
     if target_delta < loss_distributions.LEAST_DELTA:
@@ -516,11 +515,11 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
                 f"Expected target_delta >= {least:g} for loss distributions, got {target_delta}."
             ) from error
     if interval is not None:
-        return _epsilon_pld(tuple(events), target_delta, interval)[0]
+        return _epsilon_pld(happened, target_delta, interval)[0]
     # Start coarse: each grid gives an upper bound, and how fine the next one has to be.
     interval = _COARSEST_INTERVAL
     while True:
-        found, excess = _epsilon_pld(tuple(events), target_delta, interval)
+        found, excess = _epsilon_pld(happened, target_delta, interval)
         finer = max(loss_distributions.DEFAULT_INTERVAL, _INTERVAL_PER_EPSILON * found)
         if excess > _MOST_EXCESS * found:  # it falls with the square of the interval
             finer = min(finer, interval * math.sqrt(_MOST_EXCESS * found / excess) / 2)
@@ -534,7 +533,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
 # Composing is slow, and a run asks for the same events again and again.
 @lru_cache(maxsize=1024)
 def _epsilon_pld(events: tuple[Event, ...], target_delta: float, interval: float) -> tuple[float, float]:
-    total = loss_distributions.composed([event_pld(event, interval) for event in _happened(events)])
+    total = loss_distributions.composed([event_pld(event, interval) for event in events])
     return loss_distributions.epsilon_and_excess(total, target_delta)
 
 
@@ -561,14 +560,9 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
     return min(by_curves, epsilon_pld(events, target_delta=target_delta))
 
 
-def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, float]:
+def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, Any]:
     """The mechanism's parameters, as :mod:`fairpate.privacy.gnmax` names them."""
     return {each.name: getattr(event, each.name) for each in fields(MechanismParameters)}
-
-
-def _happened(events: Sequence[Event]) -> list[Event]:
-    """The events that happened at all: a count of 0 costs 0 even where one release costs infinity."""
-    return [event for event in events if getattr(event, "count", 1)]
 
 
 def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tuple[Unit | None, Relation | None]:

@@ -255,7 +255,11 @@ def log_survival_table(stddev: float, max_value: int, *, of_difference: bool = F
     its mass at d is exp(-d^2 / (4 s^2)) times a sum over the integers (d even) or over the half integers (d odd), which
     differ visibly below s = 1.
     """
-    return _tails(float(stddev), _bucket(max_value), of_difference=of_difference)[: max_value + 1]
+    if not 0 <= max_value <= 2**24:
+        raise ValueError(f"Expected a table of 0 .. 2^24 values, got {max_value}; for a larger threshold use inf.")
+    # The next power of two, so that similar sizes share one cached table.
+    size = 1 << max(8, int(max_value).bit_length())
+    return _tails(float(stddev), size, of_difference=of_difference)[: max_value + 1]
 
 
 def log_masses(stddev: float) -> tuple[IntArray, FloatArray]:
@@ -312,10 +316,3 @@ def _log_lattice_sum(stddev: float, offset: float) -> float:
 def _margin(stddev: float) -> int:
     """The number of points past the end of a table beyond which the mass is below e^-49 of the table's mass."""
     return math.ceil(14 * stddev) + 10
-
-
-def _bucket(size: int) -> int:
-    """The next power of two, so that similar sizes share one cached table."""
-    if not 0 <= size <= 2**24:
-        raise ValueError(f"Expected a table of 0 .. 2^24 values, got {size}; for a larger threshold use inf.")
-    return 1 << max(8, int(size).bit_length())

@@ -188,6 +188,36 @@ class JointPricing:
     reach_K: IntArray
     """For each chunk, the number of leading orders at which Theorem 6 may lower the cost."""
 
+    @classmethod
+    def of(
+        cls,
+        distinct: DistinctHistograms,
+        argmax: TheoremSix,
+        orders_A: FloatArray,
+        log_yes_SVA: FloatArray,
+        log_no_SVA: FloatArray,
+        *,
+        logs: bool,
+    ) -> JointPricing:
+        """Tabulate what all histograms share at ``orders_A``; without ``logs``, moments must fit a float."""
+        exponent_A = orders_A * (orders_A - 1) / argmax.variance
+        shared = (exponent_A, log_yes_SVA, log_no_SVA)
+        independent_A, yes_SVA, no_SVA = shared if logs else map(np.exp, shared)
+        # Runs of evenly spaced orders: powers in one are products of earlier ones (see _exp_of_lines).
+        bounds = np.flatnonzero(np.diff(np.diff(orders_A), prepend=np.nan, append=np.nan) != 0)
+        return cls(
+            distinct=distinct,
+            argmax=argmax,
+            orders_A=orders_A,
+            powers_LA=np.stack([orders_A - 1, np.ones_like(orders_A)]),
+            runs=tuple(slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START),
+            independent_A=independent_A,
+            yes_SVA=yes_SVA,
+            no_SVA=no_SVA,
+            logs=logs,
+            reach_K=np.searchsorted(orders_A, np.maximum.reduceat(argmax.limit_U, distinct.starts_K)),
+        )
+
     def total_exponents(self) -> FloatArray:
         """The sum of (alpha - 1) R over all queries, shape (A,)."""
         # (alpha - 1) R where the argmax is charged in full.
@@ -276,7 +306,7 @@ def log_q(votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, tail: Tail) -> 
     >= 0, for a standard deviation that is not positive, for an unknown ``tail``.
     """
     _require_positive("noise_stddev_votes", noise_stddev_votes)
-    return _log_q_ranked(_ranked_votes(votes_QC), noise_stddev_votes, tail)
+    return _log_q_ranked(np.sort(checked_votes(votes_QC), axis=1), noise_stddev_votes, tail)
 
 
 def gnmax_rdp(log_q_Q: npt.ArrayLike, *, noise_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
@@ -322,6 +352,7 @@ def confident_gnmax_rdp(
     noise_stddev_votes: float,
     orders_A: npt.ArrayLike,
     tail: Tail,
+    total: bool = False,
 ) -> FloatArray:
     """RDP of one Confident-GNMax query each, shape (Q, A): threshold bit and, where it passes, the noisy argmax.
 
@@ -331,50 +362,45 @@ def confident_gnmax_rdp(
 
     Never above ``confident_gnmax_rdp_data_independent``, nor above threshold and argmax priced apart.
     ``threshold=-inf`` is GNMax alone, ``threshold=inf`` costs 0. Covers every query submitted, whether it is answered
-    and its label used or not. Errors as ``log_q`` and ``threshold_rdp``.
+    and its label used or not. With ``total``, the sum over queries, shape (A,), which is faster: equal histograms are
+    priced once. Errors as ``log_q`` and ``threshold_rdp``.
     """
-    query = _ConfidentQuery(threshold, threshold_stddev_votes, noise_stddev_votes, tail)
+    _check_threshold(threshold, threshold_stddev_votes, tail)
+    _require_positive("noise_stddev_votes", noise_stddev_votes)
+    # Every row in increasing order: class names do not matter to a cost.
+    ranked_QC, orders, increasing_A = np.sort(checked_votes(votes_QC), axis=1), _checked_orders(orders_A), None
     # Sorted, because Theorem 6 applies to leading orders only.
-    orders, original_A = _increasing(_checked_orders(orders_A))
-    ranked_QC = _ranked_votes(votes_QC)
+    if np.any(orders[1:] < orders[:-1]):
+        increasing_A = np.argsort(orders)
+        orders = orders[increasing_A]
+    log_q_Q = _log_q_ranked(ranked_QC, noise_stddev_votes, tail)
+    bit = (threshold, threshold_stddev_votes, tail)
     if len(ranked_QC) == 1:
-        rdp_QA = query.single_exponents(ranked_QC, orders) / (orders - 1)
+        # One online query: nothing to group, nothing to tabulate.
+        argmax = TheoremSix.prepare(log_q_Q, noise_stddev_votes**2)
+        log_yes_SVA, log_no_SVA = _log_factors(ranked_QC[:, -1], orders, *bit)
+        exponent_QA = np.maximum(join_exponents(argmax.rdp(orders) * (orders - 1), log_yes_SVA, log_no_SVA), 0.0)
+        rdp_QA = exponent_QA / (orders - 1)
     else:
-        distinct = DistinctHistograms.of(ranked_QC[:, -1], _log_q_ranked(ranked_QC, noise_stddev_votes, tail))
-        exponent_UA = np.empty((len(distinct.log_q_U), len(orders)))
-        for columns, pricing in query.pricings(distinct, orders):
-            pricing.write_exponents(exponent_UA[:, columns])
+        distinct = DistinctHistograms.of(ranked_QC[:, -1], log_q_Q)
+        argmax = TheoremSix.prepare(distinct.log_q_U, noise_stddev_votes**2)
+        log_yes_SVA, log_no_SVA = _log_factors(distinct.largest_V, orders, *bit)
+        # (alpha - 1) times alpha / sigma_2^2 and alpha / (2 sigma_1^2), the two steps for any votes: no exponent is
+        # larger. Up to `split`, moments fit a float.
+        largest_A = orders * (orders - 1) * (1 / noise_stddev_votes**2 + 0.5 / threshold_stddev_votes**2)
+        split = int(np.searchsorted(largest_A, MAX_EXPONENT, side="right"))
+        exponent_UA = np.empty((1 if total else len(distinct.log_q_U), len(orders)))
+        for columns, logs in ((slice(0, split), False), (slice(split, len(orders)), True)):
+            if columns.start == columns.stop:
+                continue
+            factors = log_yes_SVA[..., columns], log_no_SVA[..., columns]
+            pricing = JointPricing.of(distinct, argmax, orders[columns], *factors, logs=logs)
+            if total:
+                exponent_UA[0, columns] = pricing.total_exponents()
+            else:
+                pricing.write_exponents(exponent_UA[:, columns])
         exponent_UA /= orders - 1
-        rdp_QA = exponent_UA[distinct.inverse_Q]
-    any_votes_A = confident_gnmax_rdp_data_independent(
-        threshold=threshold,
-        threshold_stddev_votes=threshold_stddev_votes,
-        noise_stddev_votes=noise_stddev_votes,
-        orders_A=orders,
-    )
-    # The joint cost never exceeds the data-independent one: only rounding does.
-    np.minimum(rdp_QA, any_votes_A, out=rdp_QA)
-    return rdp_QA if original_A is None else rdp_QA[:, original_A]
-
-
-def confident_gnmax_rdp_total(
-    votes_QC: npt.ArrayLike,
-    *,
-    threshold: float,
-    threshold_stddev_votes: float,
-    noise_stddev_votes: float,
-    orders_A: npt.ArrayLike,
-    tail: Tail,
-) -> FloatArray:
-    """The sum over queries of ``confident_gnmax_rdp``, shape (A,), pricing equal histograms once."""
-    query = _ConfidentQuery(threshold, threshold_stddev_votes, noise_stddev_votes, tail)
-    orders, original_A = _increasing(_checked_orders(orders_A))
-    ranked_QC = _ranked_votes(votes_QC)
-    if len(ranked_QC) == 1:
-        exponent_A = query.single_exponents(ranked_QC, orders)[0]
-    else:
-        distinct = DistinctHistograms.of(ranked_QC[:, -1], _log_q_ranked(ranked_QC, noise_stddev_votes, tail))
-        exponent_A = np.concatenate([pricing.total_exponents() for _, pricing in query.pricings(distinct, orders)])
+        rdp_QA = exponent_UA if total else exponent_UA[distinct.inverse_Q]
     any_votes_A = confident_gnmax_rdp_data_independent(
         threshold=threshold,
         threshold_stddev_votes=threshold_stddev_votes,
@@ -382,8 +408,10 @@ def confident_gnmax_rdp_total(
         orders_A=orders,
     )
     # Rounding alone may leave the range from 0 to the data-independent cost.
-    total_A: FloatArray = np.clip(exponent_A / (orders - 1), 0.0, len(ranked_QC) * any_votes_A)
-    return total_A if original_A is None else total_A[original_A]
+    np.clip(rdp_QA, 0.0, len(ranked_QC) * any_votes_A if total else any_votes_A, out=rdp_QA)
+    if increasing_A is not None:
+        rdp_QA = rdp_QA[:, np.argsort(increasing_A)]
+    return rdp_QA[0] if total else rdp_QA
 
 
 def threshold_rdp_data_independent(*, threshold_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
@@ -426,71 +454,20 @@ def answer_probability(
     return np.exp(_log_answer_probability(largest_Q, threshold, threshold_stddev_votes, tail)[0])
 
 
-@dataclass(frozen=True)
-class _ConfidentQuery:
-    threshold: float
-    threshold_stddev: float
-    noise_stddev: float
-    tail: Tail
-
-    def __post_init__(self) -> None:
-        _check_threshold(self.threshold, self.threshold_stddev, self.tail)
-        _require_positive("noise_stddev_votes", self.noise_stddev)
-
-    def single_exponents(self, ranked_1C: IntArray, orders_A: FloatArray) -> FloatArray:
-        """(alpha - 1) R of one online query, shape (1, A): nothing to group, nothing to tabulate."""
-        bound = TheoremSix.prepare(_log_q_ranked(ranked_1C, self.noise_stddev, self.tail), self.noise_stddev**2)
-        joint_1A = join_exponents(bound.rdp(orders_A) * (orders_A - 1), *self._log_factors(ranked_1C[:, -1], orders_A))
-        return np.maximum(joint_1A, 0.0)
-
-    def pricings(self, distinct: DistinctHistograms, orders_A: FloatArray) -> Iterator[tuple[slice, JointPricing]]:
-        """Yield the columns and the pricing of orders whose moments fit a float, then those of all other orders."""
-        argmax = TheoremSix.prepare(distinct.log_q_U, self.noise_stddev**2)
-        log_yes_SVA, log_no_SVA = self._log_factors(distinct.largest_V, orders_A)
-        # (alpha - 1) times alpha / sigma_2^2 and alpha / (2 sigma_1^2), the two steps for any votes: no exponent is
-        # larger.
-        largest_A = orders_A * (orders_A - 1) * (1 / self.noise_stddev**2 + 0.5 / self.threshold_stddev**2)
-        split = int(np.searchsorted(largest_A, MAX_EXPONENT, side="right"))
-        limit_K = np.maximum.reduceat(argmax.limit_U, distinct.starts_K)
-        for columns, logs in ((slice(0, split), False), (slice(split, len(orders_A)), True)):
-            orders = orders_A[columns]
-            if not len(orders):
-                continue
-            independent_A = orders * (orders - 1) / argmax.variance
-            yes_SVA, no_SVA = log_yes_SVA[..., columns], log_no_SVA[..., columns]
-            if not logs:
-                independent_A, yes_SVA, no_SVA = np.exp(independent_A), np.exp(yes_SVA), np.exp(no_SVA)
-            # Runs of evenly spaced orders: powers in one are products of earlier ones (see _exp_of_lines).
-            steps = np.diff(orders)
-            bounds = np.flatnonzero(np.diff(steps, prepend=np.nan, append=np.nan) != 0)
-            yield (
-                columns,
-                JointPricing(
-                    distinct=distinct,
-                    argmax=argmax,
-                    orders_A=orders,
-                    powers_LA=np.stack([orders - 1, np.ones_like(orders)]),
-                    runs=tuple(slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START),
-                    independent_A=independent_A,
-                    yes_SVA=yes_SVA,
-                    no_SVA=no_SVA,
-                    logs=logs,
-                    reach_K=np.searchsorted(orders, limit_K),
-                ),
-            )
-
-    def _log_factors(self, largest_V: IntArray, orders_A: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """ln p(v)^alpha p(w)^(1 - alpha) of each largest count v with its neighbours w, and the same for 1 - p, each of
-        shape (S, V, A)."""
-        # A neighbour's largest count is one less, the same or one more.
-        at_3V = largest_V + np.array([[0], [-1], [1]])
-        if math.isinf(self.threshold):  # the bit never looks at the votes
-            surely_3V, never_3V = np.zeros(at_3V.shape), np.full(at_3V.shape, NEVER)
-            yes_3V, no_3V = (surely_3V, never_3V) if self.threshold < 0 else (never_3V, surely_3V)
-        else:
-            yes_3V, no_3V = _log_answer_probability(at_3V, self.threshold, self.threshold_stddev, self.tail)
-        log_yes_SVA = (yes_3V[0] - yes_3V[1:])[:, :, None] * (orders_A - 1) + yes_3V[0][:, None]
-        return log_yes_SVA, (no_3V[0] - no_3V[1:])[:, :, None] * (orders_A - 1) + no_3V[0][:, None]
+def _log_factors(
+    largest_V: IntArray, orders_A: FloatArray, threshold: float, threshold_stddev: float, tail: Tail
+) -> tuple[FloatArray, FloatArray]:
+    """ln p(v)^alpha p(w)^(1 - alpha) of each largest count v with its neighbours w, and the same for 1 - p, each of
+    shape (S, V, A)."""
+    # A neighbour's largest count is one less, the same or one more.
+    at_3V = largest_V + np.array([[0], [-1], [1]])
+    if math.isinf(threshold):  # the bit never looks at the votes
+        surely_3V, never_3V = np.zeros(at_3V.shape), np.full(at_3V.shape, NEVER)
+        yes_3V, no_3V = (surely_3V, never_3V) if threshold < 0 else (never_3V, surely_3V)
+    else:
+        yes_3V, no_3V = _log_answer_probability(at_3V, threshold, threshold_stddev, tail)
+    log_yes_SVA = (yes_3V[0] - yes_3V[1:])[:, :, None] * (orders_A - 1) + yes_3V[0][:, None]
+    return log_yes_SVA, (no_3V[0] - no_3V[1:])[:, :, None] * (orders_A - 1) + no_3V[0][:, None]
 
 
 def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> FloatArray:
@@ -541,11 +518,6 @@ def _gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_
     return orders_A * squared_sensitivity / (2 * stddev**2)
 
 
-def _ranked_votes(votes_QC: npt.ArrayLike) -> IntArray:
-    """Every row in increasing order: class names do not matter to a cost."""
-    return np.sort(checked_votes(votes_QC), axis=1)
-
-
 def checked_votes(votes_QC: npt.ArrayLike) -> IntArray:
     """Return the votes as whole numbers. ValueError for votes that are not counts of one class or more."""
     votes = np.asarray(votes_QC)
@@ -564,14 +536,6 @@ def _checked_orders(orders_A: npt.ArrayLike) -> FloatArray:
     if orders.ndim != 1 or not len(orders) or not np.all(np.isfinite(orders) & (orders > 1)):
         raise ValueError(f"Expected a non-empty list of finite Renyi orders > 1, got {orders_A!r}.")
     return orders
-
-
-def _increasing(orders_A: FloatArray) -> tuple[FloatArray, IntArray | None]:
-    """The orders sorted, and where each of the caller's orders is now (None: they were sorted)."""
-    if np.all(orders_A[1:] >= orders_A[:-1]):
-        return orders_A, None
-    increasing_A = np.argsort(orders_A)
-    return orders_A[increasing_A], np.argsort(increasing_A)
 
 
 def _check_threshold(threshold: float, threshold_stddev: float, tail: Tail) -> None:

@@ -73,26 +73,20 @@ class LaplaceReleases(PureReleases):
 
 @event_rdp.register
 def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
-    # Any epsilon-DP release is a post-processing of randomised response between two values, and costs no more.
     if not math.isfinite(event.epsilon):
         return np.full(len(orders_A), math.inf)
-    log_moment_A = np.logaddexp(orders_A * event.epsilon, (1 - orders_A) * event.epsilon)
-    # ln of e^(alpha eps) + e^((1 - alpha) eps) over 1 + e^eps, in log space: alpha eps may overflow an exponential.
-    single_A = (log_moment_A - np.logaddexp(0.0, event.epsilon)) / (orders_A - 1)
+    if isinstance(event, LaplaceReleases):
+        # Mironov 2017 (arXiv 1702.07476), Proposition 6.
+        forth_A = np.log(orders_A / (2 * orders_A - 1)) + (orders_A - 1) * event.epsilon
+        back_A = np.log((orders_A - 1) / (2 * orders_A - 1)) - orders_A * event.epsilon
+        exponent_A = np.logaddexp(forth_A, back_A)
+    else:
+        # Any epsilon-DP release is a post-processing of randomised response between two values, and costs no more:
+        # ln of e^(alpha eps) + e^((1 - alpha) eps) over 1 + e^eps, in log space: alpha eps may overflow an exponential.
+        log_moment_A = np.logaddexp(orders_A * event.epsilon, (1 - orders_A) * event.epsilon)
+        exponent_A = log_moment_A - np.logaddexp(0.0, event.epsilon)
     # A cost lies between 0 and epsilon at every order; only rounding leaves that range.
-    curve_A: FloatArray = event.count * np.clip(single_A, 0.0, event.epsilon)
-    return curve_A
-
-
-@event_rdp.register
-def _(event: LaplaceReleases, orders_A: FloatArray) -> FloatArray:
-    # Mironov 2017 (arXiv 1702.07476), Proposition 6.
-    if not math.isfinite(event.epsilon):
-        return np.full(len(orders_A), math.inf)
-    forth_A = np.log(orders_A / (2 * orders_A - 1)) + (orders_A - 1) * event.epsilon
-    back_A = np.log((orders_A - 1) / (2 * orders_A - 1)) - orders_A * event.epsilon
-    single_A = np.logaddexp(forth_A, back_A) / (orders_A - 1)
-    curve_A: FloatArray = event.count * np.clip(single_A, 0.0, event.epsilon)
+    curve_A: FloatArray = event.count * np.clip(exponent_A / (orders_A - 1), 0.0, event.epsilon)
     return curve_A
 
 

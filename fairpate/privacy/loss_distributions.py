@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import cached_property
 
 import numpy as np
 import scipy
@@ -47,11 +47,6 @@ class Losses:
     lowest: int
     masses_L: FloatArray
     infinite: float = 0.0
-
-    @property
-    def values_L(self) -> FloatArray:
-        """The finite losses, ascending."""
-        return self.interval * np.arange(self.lowest, self.lowest + len(self.masses_L), dtype=np.float64)
 
 
 Sum = tuple[tuple[Losses, int], ...]
@@ -255,7 +250,7 @@ class _Tail:
         for part, count in losses:
             with np.errstate(divide="ignore"):
                 log_masses_L = np.log(part.masses_L)
-            values_L = part.values_L
+            values_L = _grid(interval, part.lowest, len(part.masses_L))
             exponents_L = log_masses_L + tilt * values_L
             largest = float(exponents_L.max())
             masses_L = np.exp(exponents_L - largest)
@@ -294,7 +289,7 @@ class _Tail:
 
     def delta_at(self, epsilon: float) -> float:
         """An upper bound on the divergence at one threshold of any sign."""
-        losses_S = self.interval * np.arange(self.first, self.first + len(self.tilted_S), dtype=np.float64)
+        losses_S = _grid(self.interval, self.first, len(self.tilted_S))
         if epsilon < losses_S[0] and self.tilt:
             return 1.0  # what lies below the window may weigh most
         above_S = losses_S > epsilon
@@ -409,7 +404,7 @@ def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
     for part, count in losses:
         starts = np.arange(0, len(part.masses_L), -(-len(part.masses_L) // _BINS))
         masses = np.add.reduceat(part.masses_L, starts)
-        sums = np.add.reduceat(part.masses_L * part.values_L, starts)
+        sums = np.add.reduceat(part.masses_L * _grid(part.interval, part.lowest, len(part.masses_L)), starts)
         kept = masses > 0
         bins.append((np.log(masses[kept]), sums[kept] / masses[kept], count))
 
@@ -438,17 +433,7 @@ def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
 
 
 _MOST_DEVIATIONS = 12.0  # of a Gaussian: 1e-33 lies beyond
-
-
-class WorstPair(Protocol):
-    """Two output distributions that dominate those of all neighbours and mirror each other."""
-
-    @property
-    def largest_loss(self) -> float:
-        """The largest loss that matters; larger ones have a mass below 1e-33."""
-
-    def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign."""
+_LOG_NO_MASS = math.log(1e-33)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -522,6 +507,45 @@ class GaussianAndLaplace:
         return np.clip(near - less_near + far - less_far + rounding, 0.0, 1.0)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AtomicLoss:
+    """A privacy loss with countably many values: ``losses``, in ascending order, with their masses under the moved
+    output."""
+
+    losses: FloatArray
+    log_masses: FloatArray
+
+    @property
+    def largest_loss(self) -> float:
+        """The largest loss that matters; larger ones have a mass below 1e-33."""
+        mass_from, _ = self._tails
+        return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
+
+    def divergence(self, epsilons: FloatArray) -> FloatArray:
+        """The hockey-stick divergence at thresholds of any sign."""
+        first = np.searchsorted(self.losses, epsilons, side="right")
+        moved, unmoved = self._tails
+        with np.errstate(divide="ignore"):
+            # As a share of the moved tail, in log space: the difference of two tiny tails would cancel.
+            share = -np.expm1(np.minimum(epsilons + unmoved[first] - moved[first], 0.0))
+        # A bound on the rounding of the sums: a few units in the last place of a logarithm each.
+        share += 8 * UNIT * len(self.losses) * (1 + np.abs(moved[first]))
+        return np.where(first < len(self.losses), np.exp(moved[first]) * np.minimum(share, 1.0), 0.0)
+
+    @cached_property
+    def _tails(self) -> tuple[FloatArray, FloatArray]:
+        """ln of the mass from each loss on, moved and unmoved; the last entry, past all losses, is a placeholder."""
+        # Summed from the right and in log space, because the smallest masses decide a small delta.
+        moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
+        unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
+        return np.append(moved, 0.0), np.append(unmoved, 0.0)
+
+
+WorstPair = Gaussian | Laplace | GaussianAndLaplace | AtomicLoss
+"""Two output distributions that dominate those of all neighbours and mirror each other, by their hockey-stick
+divergence at thresholds of any sign."""
+
+
 def _rounding(terms: FloatArray, deviations: FloatArray | float, exponents: FloatArray) -> FloatArray:
     """A bound on the rounding error of a difference of ``terms``, for terms that are exponentials of ``exponents`` and
     Gaussian tails at ``deviations``, with logarithms of about half their squares."""
@@ -558,7 +582,9 @@ def poisson_gaussians(
 def unsampled(base: WorstPair, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
     """The loss distribution of ``base`` without sampling, for adding or removing a record."""
     highest = math.ceil(base.largest_loss / interval) + 1
-    return symmetric(connected(interval, -highest, _excess(base.divergence, _grid(interval, -highest, highest))))
+    return symmetric(
+        connected(interval, -highest, _excess(base.divergence, _grid(interval, -highest, 2 * highest + 1)))
+    )
 
 
 def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
@@ -578,7 +604,7 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
     # A sample shifts the largest loss to ln(1 - rate + rate e^loss), and no loss of removing is below ln(1 - rate).
     highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval) + 1
     lowest = math.floor(log_out / interval) - 1
-    epsilons = _grid(interval, lowest, highest)
+    epsilons = _grid(interval, lowest, highest - lowest + 1)
     excess = _removing(base, epsilons, sampling_rate)
     # For adding, it is the mirror image: e^epsilon times that at -epsilon.
     mirrored = (np.exp(-epsilons) * excess * (1 + 4 * UNIT))[::-1]
@@ -587,8 +613,8 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
     )
 
 
-def _grid(interval: float, lowest: int, highest: int) -> FloatArray:
-    return interval * np.arange(lowest, highest + 1, dtype=np.float64)
+def _grid(interval: float, lowest: int, size: int) -> FloatArray:
+    return interval * np.arange(lowest, lowest + size, dtype=np.float64)
 
 
 def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray) -> FloatArray:
@@ -638,5 +664,5 @@ def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDis
     most = 1 + _MOST_DEVIATIONS * noise_multiplier
     against, for_it = (np.logaddexp(log_out, log_in + (2 * move * most - 1) / (2 * variance)) for move in (-1, 1))
     highest = math.ceil((for_it - against) / interval) + 1
-    epsilons = _grid(interval, -highest, highest)
+    epsilons = _grid(interval, -highest, 2 * highest + 1)
     return symmetric(connected(interval, -highest, _excess(divergence, epsilons)))

@@ -74,7 +74,7 @@ from fairpate.privacy.discrete_gaussian import (
     sample_discrete_gaussian,
 )
 from fairpate.privacy.loss_distributions import (
-    UNIT,
+    AtomicLoss,
     GaussianAndLaplace,
     LossDistribution,
     add_split,
@@ -185,178 +185,9 @@ class SanitisedRdp:
         return epsilon_of_curve(cost + release_rdp(self.release, orders), orders, target_delta=target_delta)[0]
 
 
-FARTHEST_STDDEVS = 40.0  # below q0 and q1: costs vanish in a float before
-UNTIL_ROUNDING = 1e-9  # relative changes that rounding explains
-
-
-@dataclass(frozen=True)
-class DistinctVotes:
-    """The distinct votes of all queries, each sorted in decreasing order. ``inverse_Q`` maps queries to distinct
-    votes."""
-
-    ranked_UC: IntArray
-    counts_U: FloatArray
-    inverse_Q: IntArray
-    num_teachers: int
-
-    @classmethod
-    def of(cls, votes_QC: npt.ArrayLike) -> DistinctVotes:
-        votes = gnmax.checked_votes(votes_QC)
-        if not len(votes) or votes.shape[1] < 2:
-            raise ValueError(f"Expected votes of shape (queries >= 1, classes >= 2), got {votes.shape}.")
-        num_teachers = np.unique(votes.sum(axis=1))
-        if len(num_teachers) > 1 or num_teachers[0] < 1:
-            raise ValueError(
-                f"Expected every query to hold one vote of each teacher, got sums {num_teachers[:3].tolist()}; "
-                "leave out queries that lost teachers, and price them for any votes."
-            )
-        # Costs and sensitivities depend on ranked counts alone: queries that differ in class names are priced once.
-        ranked_QC = np.sort(votes, axis=1)[:, ::-1]
-        ranked_UC, inverse_Q, counts_U = np.unique(ranked_QC, axis=0, return_inverse=True, return_counts=True)
-        # Some versions of numpy return the inverse of rows with two axes.
-        return cls(ranked_UC, counts_U.astype(np.float64), inverse_Q.reshape(-1), int(num_teachers[0]))
-
-    @property
-    def gaps_UC(self) -> FloatArray:
-        """The gaps between the largest count and each other one, a fresh array."""
-        return (self.ranked_UC[:, :1] - self.ranked_UC[:, 1:]).astype(np.float64)
-
-
-@dataclass(frozen=True)
-class ArgmaxCurve:
-    """The argmax's cost as a function of ln q, and how one moved vote moves ln q.
-
-    With x the gap between two counts over 2 sigma, one moved vote changes x by at most 1 / sigma, so q by no more than
-    :meth:`moved` by :attr:`of_one_vote` (concavity of the receiver operating curve spreads q evenly over classes). Up
-    to q0 the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by one vote rises on
-    (0, q1), where one vote leads from q1 to q0, then sensitivity rises up to q1, is at most its plateau on [q1, q0] and
-    falls beyond: the largest value within d votes is at the votes that come closest to [q1, q0]. Votes come closest by
-    moving one after the other from the largest count to the second (q too small), or back (q too large).
-    :func:`check_monotonicity` tests the two conditions.
-    """
-
-    noise_stddev: float
-    num_classes: int
-    order: float
-    offset_votes: float  # of the continuous tail that bounds the tail of the noise drawn
-
-    def __post_init__(self) -> None:
-        if not 0 < self.noise_stddev < math.inf:
-            raise ValueError(f"Expected 0 < noise_stddev_votes < inf, got {self.noise_stddev}.")
-
-    @classmethod
-    def of(cls, votes: DistinctVotes, noise_stddev: float, order: float, tail: Tail) -> ArgmaxCurve:
-        offset_votes = _tail_offset(noise_stddev, votes.num_teachers, tail)
-        return cls(noise_stddev, votes.ranked_UC.shape[1], order, offset_votes)
-
-    @property
-    def data_independent(self) -> float:
-        return self.order / self.noise_stddev**2
-
-    @cached_property
-    def log_q0(self) -> float:
-        """ln of q0, the smallest q from which on the cost equals the data-independent cost."""
-        low, high = float(self.moved(self.log_q_limit, -FARTHEST_STDDEVS)), self.log_q_limit
-        # Relative to the logarithm: q0 itself may be too small for a float.
-        while high - low > 1e-13 * -high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.rdp(np.array(middle)) < self.data_independent else (low, middle)
-        # The upper end: at q0 the cost must be the data-independent one already.
-        return high
-
-    @property
-    def log_q_limit(self) -> float:
-        """ln of the q above which the data-independent cost is charged in any case, as the paper's code does.
-
-        With m = sigma sqrt(-ln q) Theorem 6 asks for m > max(1, order - 1) and ln((m + 1) / (m - 1)) <= (2 m - 1) /
-        sigma^2. From m = sigma + 1 on that holds, since the left side is at most 2 / (m - 1).
-        """
-        return -((max(self.noise_stddev + 1, self.order - 1) / self.noise_stddev) ** 2)
-
-    @cached_property
-    def log_q1(self) -> float:
-        """ln q1: one moved vote leads from q1 to q0. Slightly too small, so that rounding leaves no gap."""
-        return float(self.moved(self.log_q0, -self.of_one_vote)) * (1 + 1e-12)
-
-    def log_q(self, gaps: FloatArray) -> FloatArray:
-        """ln q of rows of gaps between the largest count and the others."""
-        log_tails = scipy.special.log_ndtr((self.offset_votes - gaps) / (math.sqrt(2) * self.noise_stddev))
-        bound: FloatArray = np.minimum(np.logaddexp.reduce(log_tails, axis=1), math.log1p(-1 / self.num_classes))
-        return bound
-
-    def rdp(self, log_q: FloatArray) -> FloatArray:
-        flat = gnmax.gnmax_rdp(log_q.ravel(), noise_stddev_votes=self.noise_stddev, orders_A=[self.order])
-        return np.where(log_q < self.log_q_limit, flat[:, 0].reshape(log_q.shape), self.data_independent)
-
-    def moved(self, log_q: float | FloatArray, by_stddevs: float | FloatArray) -> FloatArray:
-        """ln q after all gaps, taken to be equal, shrink by ``by_stddevs`` standard deviations of their noise."""
-        log_others = math.log(self.num_classes - 1)
-        moved = log_others + scipy.special.log_ndtr(
-            scipy.special.ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs
-        )
-        # A union bound may pass 1.
-        return np.minimum(moved, 0.0)
-
-    @property
-    def of_one_vote(self) -> float:
-        """The most by which a moved vote changes a gap, in standard deviations of its noise."""
-        # By 2 at most, and the difference of two noises has the deviation sqrt(2) sigma.
-        return math.sqrt(2) / self.noise_stddev
-
-    def sensitivity(self, log_q: FloatArray) -> FloatArray:
-        """The largest change of the cost by one moved vote at q; on [q1, q0] the largest change anywhere."""
-        at = np.where((log_q >= self.log_q1) & (log_q <= self.log_q0), self.log_q1, log_q)
-        cost = self.rdp(at)
-        raised, lowered = (self.moved(at, move) for move in (self.of_one_vote, -self.of_one_vote))
-        either = np.maximum(self.rdp(raised) - cost, cost - self.rdp(lowered))
-        # One vote from just above q1 leads past q0, where the cost may jump.
-        return np.where(at == self.log_q1, self.data_independent - cost, either)
-
-    def closest(self, votes: DistinctVotes) -> FloatArray:
-        """ln q of the votes up to d moves away that come closest to [q1, q0], shape (U, D)."""
-        gaps = votes.gaps_UC
-        at_U = self.log_q(gaps)
-        widen_U = at_U > self.log_q0
-        log_q_DU = np.empty((votes.num_teachers + 1, len(at_U)))
-        for distance in range(votes.num_teachers + 1):
-            log_q_DU[distance] = at_U
-            # A gap of all teachers is unanimity: no vote is left to move.
-            can_widen_U = (at_U > self.log_q0) & (gaps.min(axis=1) < votes.num_teachers)
-            rows = np.flatnonzero(np.where(widen_U, can_widen_U, at_U < self.log_q1))
-            if not len(rows):
-                # No vote moves any more: all greater distances have the same worst case.
-                log_q_DU[distance:] = at_U
-                break
-            step = np.where(widen_U[rows], 1.0, -1.0)
-            second = gaps[rows].argmin(axis=1)
-            # A vote from one of the two largest counts to the other changes their gap by 2, and every other gap by 1.
-            gaps[rows] += step[:, None]
-            gaps[rows, second] += step
-            moved = self.log_q(gaps[rows])
-            arrived = np.where(step > 0, moved <= self.log_q0, moved >= self.log_q1)
-            # Within [q1, q0] the sensitivity is that at q1, the largest there is: the walk may end there.
-            at_U[rows] = np.where(arrived, self.log_q1, moved)
-        return log_q_DU.T
-
-
-@lru_cache(maxsize=64)
-def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
-    """The least shift in votes, about 1/2, by which a continuous tail bounds the discrete one at every gap >= 1.
-
-    The bound keeps the continuous form in which every step of :class:`ArgmaxCurve` is proved. Gap 0 needs no bound:
-    q >= 1/2 there, beyond q0 under either tail.
-    """
-    if tail == "gaussian":
-        return 0.0
-    if tail != "discrete":
-        raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
-    log_tails = log_survival_table(noise_stddev, num_teachers, of_difference=True)
-    quantiles = scipy.special.ndtri_exp(log_tails[1:])
-    offset = float((np.arange(1, num_teachers + 1) + math.sqrt(2) * noise_stddev * quantiles).max())
-    return max(offset + UNTIL_ROUNDING, 0.0)
-
-
-_CHECKED_POINTS = 20_001  # of check_monotonicity, below q0 and q1
+_FARTHEST_STDDEVS = 40.0  # below q0 and q1: costs vanish in a float before
+_UNTIL_ROUNDING = 1e-9  # relative changes that rounding explains
+_CHECKED_POINTS = 20_001  # of the two conditions, below q0 and q1
 _VANISHING = 1e-290  # costs below have no digits left in a float
 
 
@@ -367,8 +198,8 @@ def sanitised_rdp(
 
     ``source``: the operating system's entropy, or the release is not private. Errors as :func:`smooth_sensitivity`.
     """
-    votes = DistinctVotes.of(votes_QC)
-    exact = float(votes.counts_U @ TwoSteps(mechanism, release.order).rdp(votes))
+    ranked_UC, counts_U, _ = distinct_votes(votes_QC)
+    exact = float(counts_U @ two_step_rdp(ranked_UC, mechanism, order=release.order))
     scale, log_scale = smooth_sensitivity(votes_QC, mechanism, release=release), None
     if release.scale_noise_stddev < math.inf:
         # A lattice of 2^-64: no float that rounds decides the draw itself.
@@ -384,7 +215,7 @@ def sanitised_rdp(
         # cost, and noise of limited precision does not hide them.
         rdp=round(exact + scale * release.noise_stddev * drawn, PUBLISHED_DECIMALS),
         log_scale=None if log_scale is None else round(log_scale, PUBLISHED_DECIMALS),
-        rdp_data_independent=float(votes.counts_U.sum() * any_votes[0]),
+        rdp_data_independent=float(counts_U.sum() * any_votes[0]),
         noise=source.label,
     )
 
@@ -393,92 +224,213 @@ def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, 
     """max over d of exp(-beta d) times the summed sensitivity at distance d; as private as the votes.
 
     ValueError for votes that are not whole numbers >= 0 of as many teachers in every query, for fewer than two classes,
-    for noise or a threshold that ``gnmax`` refuses, and where :func:`check_monotonicity` fails.
+    for noise or a threshold that ``gnmax`` refuses, and where :func:`sensitive_range` fails.
     """
-    steps, votes = TwoSteps(mechanism, release.order), DistinctVotes.of(votes_QC)
-    change_UD = steps.threshold_sensitivity(votes)
+    ranked_UC, counts_U, _ = distinct_votes(votes_QC)
+    change_UD = threshold_sensitivity(ranked_UC, mechanism, order=release.order)
     if mechanism.threshold < math.inf:
-        change_UD = change_UD + steps.argmax_sensitivity(votes)
+        change_UD = change_UD + argmax_sensitivity(ranked_UC, mechanism, order=release.order)
     # Up to d away, and within a query before queries are added: one record moves all of them at once.
-    total_D = votes.counts_U @ np.maximum.accumulate(change_UD, axis=1)
+    total_D = counts_U @ np.maximum.accumulate(change_UD, axis=1)
     # Beyond the number of teachers no vote is left to move, and the discount only grows.
     return float(np.max(np.exp(-release.beta * np.arange(len(total_D))) * total_D))
 
 
-@lru_cache(maxsize=64)
-def check_monotonicity(*, noise_stddev_votes: float, num_classes: int, order: float) -> None:
-    """Raise ValueError unless the argmax's cost rises with q up to q0, and its growth by one vote up to q1.
+def distinct_votes(votes_QC: npt.ArrayLike) -> tuple[IntArray, FloatArray, IntArray]:
+    """The distinct votes of all queries, each sorted in decreasing order, (U, C), how many queries have them (U,), and
+    the row of each query's (Q,). Errors as :func:`smooth_sensitivity`."""
+    votes = gnmax.checked_votes(votes_QC)
+    if not len(votes) or votes.shape[1] < 2:
+        raise ValueError(f"Expected votes of shape (queries >= 1, classes >= 2), got {votes.shape}.")
+    num_teachers = np.unique(votes.sum(axis=1))
+    if len(num_teachers) > 1 or num_teachers[0] < 1:
+        raise ValueError(
+            f"Expected every query to hold one vote of each teacher, got sums {num_teachers[:3].tolist()}; "
+            "leave out queries that lost teachers, and price them for any votes."
+        )
+    # Costs and sensitivities depend on ranked counts alone: queries that differ in class names are priced once.
+    ranked_QC = np.sort(votes, axis=1)[:, ::-1]
+    ranked_UC, inverse_Q, counts_U = np.unique(ranked_QC, axis=0, return_inverse=True, return_counts=True)
+    # Some versions of numpy return the inverse of rows with two axes.
+    return ranked_UC, counts_U.astype(np.float64), inverse_Q.reshape(-1)
 
-    Tested on a fine grid, down to where the cost vanishes in a float. Independent of votes, so that the result may
-    decide whether to publish.
+
+def two_step_rdp(
+    ranked_UC: IntArray, mechanism: MechanismParameters, *, order: float, tail: Tail = "discrete"
+) -> FloatArray:
+    """The cost of threshold check and argmax, each priced by itself, (U,); private. An infinite threshold makes the
+    check free."""
+    noise = mechanism.noise_stddev_votes
+    bit_U = gnmax.threshold_rdp(
+        ranked_UC,
+        threshold=mechanism.threshold,
+        threshold_stddev_votes=mechanism.threshold_stddev_votes,
+        orders_A=[order],
+        tail=tail,
+    )[:, 0]
+    if mechanism.threshold == math.inf:
+        # Nothing is ever answered: no argmax runs.
+        return bit_U
+    offset = _tail_offset(noise, int(ranked_UC[0].sum()), tail)
+    return bit_U + _argmax_rdp(_argmax_log_q(ranked_UC[:, :1] - ranked_UC[:, 1:], noise, offset), noise, order)
+
+
+def threshold_sensitivity(
+    ranked_UC: IntArray, mechanism: MechanismParameters, *, order: float, tail: Tail = "discrete"
+) -> FloatArray:
+    """The largest change of the check's cost by one moved vote, among counts at most d votes away, (U, D); private."""
+    num_teachers = int(ranked_UC[0].sum())
+    # The possible largest counts: from an even split of the votes to unanimity.
+    least = -(-num_teachers // ranked_UC.shape[1])
+    bit_V = gnmax.threshold_rdp(
+        np.arange(least, num_teachers + 1)[:, None],
+        threshold=mechanism.threshold,
+        threshold_stddev_votes=mechanism.threshold_stddev_votes,
+        orders_A=[order],
+        tail=tail,
+    )[:, 0]
+    # The largest count may move by one in either direction: the larger of the two changes counts.
+    step = np.abs(np.diff(bit_V))
+    change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
+    largest_W, inverse_U = np.unique(ranked_UC[:, 0], return_inverse=True)
+    distance_D, within_WD = np.arange(num_teachers + 1), []
+    for centre in (largest_W - least).tolist():
+        # The largest change at most d counts below or above.
+        below, above = np.maximum.accumulate(change_V[centre::-1]), np.maximum.accumulate(change_V[centre:])
+        sides = [side[np.minimum(distance_D, len(side) - 1)] for side in (below, above)]
+        within_WD.append(np.maximum(*sides))
+    return np.stack(within_WD)[inverse_U]
+
+
+def argmax_sensitivity(
+    ranked_UC: IntArray, mechanism: MechanismParameters, *, order: float, tail: Tail = "discrete"
+) -> FloatArray:
+    """The largest change of the argmax's cost by one moved vote, among votes at most d moves away, (U, D); private.
+
+    With x the gap between two counts over 2 sigma, one moved vote changes x by at most 1 / sigma, so q by no more than
+    a move of all gaps by as much (concavity of the receiver operating curve spreads q evenly over classes). Up to q0
+    the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by one vote rises on (0, q1),
+    where one vote leads from q1 to q0, then sensitivity rises up to q1, is at most its plateau on [q1, q0] and falls
+    beyond: the largest value within d votes is at the votes that come closest to [q1, q0]. Votes come closest by moving
+    one after the other from the largest count to the second (q too small), or back (q too large).
+    :func:`sensitive_range` tests the two conditions.
     """
+    noise, num_classes, num_teachers = mechanism.noise_stddev_votes, ranked_UC.shape[1], int(ranked_UC[0].sum())
+    log_q1, log_q0 = sensitive_range(noise_stddev_votes=noise, num_classes=num_classes, order=order)
+    gaps, offset = ranked_UC[:, :1] - ranked_UC[:, 1:], _tail_offset(noise, num_teachers, tail)
+    at_U = _argmax_log_q(gaps, noise, offset)
+    widen_U = at_U > log_q0
+    log_q_DU = np.empty((num_teachers + 1, len(at_U)))
+    for distance in range(num_teachers + 1):
+        log_q_DU[distance] = at_U
+        # A gap of all teachers is unanimity: no vote is left to move.
+        can_widen_U = (at_U > log_q0) & (gaps.min(axis=1) < num_teachers)
+        rows = np.flatnonzero(np.where(widen_U, can_widen_U, at_U < log_q1))
+        if not len(rows):
+            # No vote moves any more: all greater distances have the same worst case.
+            log_q_DU[distance:] = at_U
+            break
+        step = np.where(widen_U[rows], 1, -1)
+        second = gaps[rows].argmin(axis=1)
+        # A vote from one of the two largest counts to the other changes their gap by 2, and every other gap by 1.
+        gaps[rows] += step[:, None]
+        gaps[rows, second] += step
+        moved = _argmax_log_q(gaps[rows], noise, offset)
+        arrived = np.where(step > 0, moved <= log_q0, moved >= log_q1)
+        # Within [q1, q0] the sensitivity is that at q1, the largest there is: the walk may end there.
+        at_U[rows] = np.where(arrived, log_q1, moved)
+    log_q_UD = np.where((log_q_DU >= log_q1) & (log_q_DU <= log_q0), log_q1, log_q_DU).T
+    cost_UD, one_vote = _argmax_rdp(log_q_UD, noise, order), math.sqrt(2) / noise
+    raised, lowered = (_argmax_rdp(_moved(log_q_UD, move, num_classes), noise, order) for move in (one_vote, -one_vote))
+    # One vote from just above q1 leads past q0, where the cost may jump.
+    plateau = order / noise**2 - cost_UD
+    return np.where(log_q_UD == log_q1, plateau, np.maximum(raised - cost_UD, cost_UD - lowered))
+
+
+@lru_cache(maxsize=64)
+def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float) -> tuple[float, float]:
+    """(ln q1, ln q0), between which one moved vote changes the argmax's cost the most.
+
+    q0 is the smallest q from which on the cost equals the data-independent cost, and one vote leads from q1 to q0.
+    ValueError unless the cost rises with q up to q0, and its growth by one vote up to q1. Tested on a fine grid, down
+    to where the cost vanishes in a float. Independent of votes, so that the result may decide whether to publish.
+    """
+    noise = noise_stddev_votes
     if num_classes < 2:
         raise ValueError(f"Expected at least 2 classes, got {num_classes}: one class is always the answer, for free.")
-    # Offset 0: the conditions are about q, and the tail decides only which q votes have.
-    curve = ArgmaxCurve(noise_stddev_votes, num_classes, order, 0.0)
-    below = np.linspace(-FARTHEST_STDDEVS, 0, _CHECKED_POINTS)
-    cost = curve.rdp(curve.moved(curve.log_q_limit, below))
-    log_q = curve.moved(curve.log_q1, below)
-    growth = curve.rdp(curve.moved(log_q, curve.of_one_vote)) - curve.rdp(log_q)
+    if not 0 < noise < math.inf:
+        raise ValueError(f"Expected 0 < noise_stddev_votes < inf, got {noise}.")
+    log_q0 = limit = _log_q_limit(noise, order)
+    low = float(_moved(limit, -_FARTHEST_STDDEVS, num_classes))
+    # Relative to the logarithm: q0 itself may be too small for a float. The upper end is kept: at q0 the cost must be
+    # the data-independent one already.
+    while log_q0 - low > 1e-13 * -log_q0:
+        middle = (low + log_q0) / 2
+        is_below = _argmax_rdp(np.array(middle), noise, order) < order / noise**2
+        low, log_q0 = (middle, log_q0) if is_below else (low, middle)
+    # A moved vote changes a gap by 2 at most, and the difference of two noises has the deviation sqrt(2) sigma.
+    one_vote = math.sqrt(2) / noise
+    # Slightly too small, so that rounding leaves no gap.
+    log_q1 = float(_moved(log_q0, -one_vote, num_classes)) * (1 + 1e-12)
+    below = np.linspace(-_FARTHEST_STDDEVS, 0, _CHECKED_POINTS)
+    cost = _argmax_rdp(_moved(limit, below, num_classes), noise, order)
+    log_q = _moved(log_q1, below, num_classes)
+    growth = _argmax_rdp(_moved(log_q, one_vote, num_classes), noise, order) - _argmax_rdp(log_q, noise, order)
     for what, values, end in (("cost", cost, "q0"), ("growth of the cost by one vote", growth, "q1")):
-        if np.any(np.diff(values) < -UNTIL_ROUNDING * values[1:] - _VANISHING):
+        if np.any(np.diff(values) < -_UNTIL_ROUNDING * values[1:] - _VANISHING):
             raise ValueError(
                 f"Expected the argmax's {what} to rise with q up to {end}, but at order {order} with "
-                f"noise_stddev_votes {noise_stddev_votes} and {num_classes} classes it falls: "
-                "publish at a lower order, or raise noise_stddev_votes."
+                f"noise_stddev_votes {noise} and {num_classes} classes it falls: publish at a lower order, or raise "
+                "noise_stddev_votes."
             )
+    return log_q1, log_q0
 
 
-@dataclass(frozen=True)
-class TwoSteps:
-    """The costs of threshold check and argmax of a query at one order, priced separately, with their sensitivities by
-    distinct query and distance, (U, D). An infinite threshold makes the check free."""
+def _moved(log_q: float | FloatArray, by_stddevs: float | FloatArray, num_classes: int) -> FloatArray:
+    """ln q after all gaps, taken to be equal, shrink by ``by_stddevs`` standard deviations of their noise."""
+    log_others = math.log(num_classes - 1)
+    moved = log_others + scipy.special.log_ndtr(scipy.special.ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs)
+    # A union bound may pass 1.
+    return np.minimum(moved, 0.0)
 
-    mechanism: MechanismParameters
-    order: float
-    tail: Tail = "discrete"
 
-    def rdp(self, votes: DistinctVotes) -> FloatArray:
-        """The cost of both steps, (U,); private."""
-        bit_U = self._bit(votes.ranked_UC)
-        if self.mechanism.threshold == math.inf:
-            # Nothing is ever answered: no argmax runs.
-            return bit_U
-        curve = ArgmaxCurve.of(votes, self.mechanism.noise_stddev_votes, self.order, self.tail)
-        return bit_U + curve.rdp(curve.log_q(votes.gaps_UC))
+def _argmax_rdp(log_q: FloatArray, noise_stddev: float, order: float) -> FloatArray:
+    flat = gnmax.gnmax_rdp(log_q.ravel(), noise_stddev_votes=noise_stddev, orders_A=[order])
+    is_below = log_q < _log_q_limit(noise_stddev, order)
+    return np.where(is_below, flat[:, 0].reshape(log_q.shape), order / noise_stddev**2)
 
-    def argmax_sensitivity(self, votes: DistinctVotes) -> FloatArray:
-        """The largest change of the argmax's cost by one moved vote, among votes at most d moves away; private."""
-        noise = self.mechanism.noise_stddev_votes
-        check_monotonicity(noise_stddev_votes=noise, num_classes=votes.ranked_UC.shape[1], order=self.order)
-        curve = ArgmaxCurve.of(votes, noise, self.order, self.tail)
-        return curve.sensitivity(curve.closest(votes))
 
-    def threshold_sensitivity(self, votes: DistinctVotes) -> FloatArray:
-        """The largest change of the check's cost by one moved vote, among counts at most d votes away; private."""
-        # The possible largest counts: from an even split of the votes to unanimity.
-        least = -(-votes.num_teachers // votes.ranked_UC.shape[1])
-        # The largest count may move by one in either direction: the larger of the two changes counts.
-        step = np.abs(np.diff(self._bit(np.arange(least, votes.num_teachers + 1)[:, None])))
-        change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
-        largest_W, inverse_U = np.unique(votes.ranked_UC[:, 0], return_inverse=True)
-        distance_D, within_WD = np.arange(votes.num_teachers + 1), []
-        for centre in (largest_W - least).tolist():
-            # The largest change at most d counts below or above.
-            below, above = np.maximum.accumulate(change_V[centre::-1]), np.maximum.accumulate(change_V[centre:])
-            sides = [side[np.minimum(distance_D, len(side) - 1)] for side in (below, above)]
-            within_WD.append(np.maximum(*sides))
-        return np.stack(within_WD)[inverse_U]
+def _log_q_limit(noise_stddev: float, order: float) -> float:
+    """ln of the q above which the data-independent cost is charged in any case, as the paper's code does.
 
-    def _bit(self, counts_UC: IntArray) -> FloatArray:
-        """The cost of the threshold check, (U,)."""
-        return gnmax.threshold_rdp(
-            counts_UC,
-            threshold=self.mechanism.threshold,
-            threshold_stddev_votes=self.mechanism.threshold_stddev_votes,
-            orders_A=[self.order],
-            tail=self.tail,
-        )[:, 0]
+    With m = sigma sqrt(-ln q) Theorem 6 asks for m > max(1, order - 1) and ln((m + 1) / (m - 1)) <= (2 m - 1) /
+    sigma^2. From m = sigma + 1 on that holds, since the left side is at most 2 / (m - 1).
+    """
+    return -((max(noise_stddev + 1, order - 1) / noise_stddev) ** 2)
+
+
+def _argmax_log_q(gaps_UC: IntArray, noise_stddev: float, offset_votes: float) -> FloatArray:
+    """ln q of rows of gaps between the largest count and the others."""
+    log_tails = scipy.special.log_ndtr((offset_votes - gaps_UC) / (math.sqrt(2) * noise_stddev))
+    bound: FloatArray = np.minimum(np.logaddexp.reduce(log_tails, axis=1), math.log1p(-1 / (gaps_UC.shape[1] + 1)))
+    return bound
+
+
+@lru_cache(maxsize=64)
+def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
+    """The least shift in votes, about 1/2, by which a continuous tail bounds the discrete one at every gap >= 1.
+
+    The bound keeps the continuous form in which every step of :func:`argmax_sensitivity` is proved. Gap 0 needs no
+    bound: q >= 1/2 there, beyond q0 under either tail.
+    """
+    if tail == "gaussian":
+        return 0.0
+    if tail != "discrete":
+        raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
+    log_tails = log_survival_table(noise_stddev, num_teachers, of_difference=True)
+    quantiles = scipy.special.ndtri_exp(log_tails[1:])
+    offset = float((np.arange(1, num_teachers + 1) + math.sqrt(2) * noise_stddev * quantiles).max())
+    return max(offset + _UNTIL_ROUNDING, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -567,14 +519,14 @@ def _(event: PoissonGaussianLaplaces, orders_A: FloatArray) -> FloatArray:
 
 
 @event_rdp.register
-def _(event: AttributeGaussians, orders_A: FloatArray) -> FloatArray:
-    return _gaussian_rdp(event.count, event.attribute_noise_multiplier, orders_A)
-
-
-@event_rdp.register
-def _(event: SecretBatchAttributeGaussians, orders_A: FloatArray) -> FloatArray:
+def _(event: AttributeGaussians | SecretBatchAttributeGaussians, orders_A: FloatArray) -> FloatArray:
+    if not event.attribute_noise_multiplier:
+        return np.full(len(orders_A), math.inf)
+    twice_variance = 2 * event.attribute_noise_multiplier**2
+    if isinstance(event, AttributeGaussians):
+        return event.count * orders_A / twice_variance
     # Convexity of the moment: with probability 1 - rate the record is not in the batch, and nothing of it is lost.
-    exponent_A = (orders_A - 1) * _gaussian_rdp(1, event.attribute_noise_multiplier, orders_A)
+    exponent_A = (orders_A - 1) * (orders_A / twice_variance)
     log_in = math.log(event.sampling_rate)
     # math.log1p(-1) is an error and not -inf.
     log_out = math.log1p(-event.sampling_rate) if event.sampling_rate < 1 else -math.inf
@@ -590,22 +542,14 @@ def _(event: PoissonGaussianLaplaces, interval: float) -> LossDistribution | Non
 
 
 @event_pld.register
-def _(event: AttributeGaussians, interval: float) -> LossDistribution | None:
-    return gaussians(event.count, event.attribute_noise_multiplier, interval=interval)
-
-
-@event_pld.register
-def _(event: SecretBatchAttributeGaussians, interval: float) -> LossDistribution | None:
+def _(event: AttributeGaussians | SecretBatchAttributeGaussians, interval: float) -> LossDistribution | None:
+    if isinstance(event, AttributeGaussians):
+        return gaussians(event.count, event.attribute_noise_multiplier, interval=interval)
     # One step: each is mixed with nothing before steps are composed.
     inside = gaussians(1, event.attribute_noise_multiplier, interval=interval)
     return None if inside is None else repeated(mixed_with_nothing(inside, event.sampling_rate), event.count)
 
 
-def _gaussian_rdp(count: int, noise_multiplier: float, orders_A: FloatArray) -> FloatArray:
-    return count * orders_A / (2 * noise_multiplier**2) if noise_multiplier else np.full(len(orders_A), math.inf)
-
-
-_LOG_NO_MASS = math.log(1e-33)
 _ROUNDING = 3.0  # t of `VoteSums`: standard deviation of the rounding to whole numbers
 _MOST_ATOMS, _MOST_STEPS = 2**20, 2**13
 
@@ -703,40 +647,6 @@ class PredictionTables(CountedEvent):
         return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_weights, norm=norm)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AtomicLoss:
-    """A privacy loss with countably many values: ``losses``, in ascending order, with their masses under the moved
-    output."""
-
-    losses: FloatArray
-    log_masses: FloatArray
-
-    @property
-    def largest_loss(self) -> float:
-        """The largest loss that matters; larger ones have a mass below 1e-33."""
-        mass_from, _ = self._tails
-        return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
-
-    def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign."""
-        first = np.searchsorted(self.losses, epsilons, side="right")
-        moved, unmoved = self._tails
-        with np.errstate(divide="ignore"):
-            # As a share of the moved tail, in log space: the difference of two tiny tails would cancel.
-            share = -np.expm1(np.minimum(epsilons + unmoved[first] - moved[first], 0.0))
-        # A bound on the rounding of the sums: a few units in the last place of a logarithm each.
-        share += 8 * UNIT * len(self.losses) * (1 + np.abs(moved[first]))
-        return np.where(first < len(self.losses), np.exp(moved[first]) * np.minimum(share, 1.0), 0.0)
-
-    @cached_property
-    def _tails(self) -> tuple[FloatArray, FloatArray]:
-        """ln of the mass from each loss on, moved and unmoved; the last entry, past all losses, is a placeholder."""
-        # Summed from the right and in log space, because the smallest masses decide a small delta.
-        moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
-        unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
-        return np.append(moved, 0.0), np.append(unmoved, 0.0)
-
-
 @lru_cache(maxsize=16)
 def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
     """The loss when one count rises by one: N_Z(1, s^2) against N_Z(0, s^2)."""
@@ -777,15 +687,18 @@ def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
 
 
 @event_rdp.register
-def _(event: VoteTables, orders_A: FloatArray) -> FloatArray:
-    return _repeated_rdp(event, 1 / event.noise_stddev_votes**2 if event.noise_stddev_votes else math.inf, orders_A)
-
-
-@event_rdp.register
-def _(event: VoteSums, orders_A: FloatArray) -> FloatArray:
+def _(event: VoteTables | VoteSums | NeighbourVotes, orders_A: FloatArray) -> FloatArray:
     stddev = event.noise_stddev_votes
-    # No t here: the Renyi curve of discrete noise never exceeds the continuous one, for vectors too.
-    return _repeated_rdp(event, (event.norm / stddev) ** 2 if stddev else math.inf, orders_A)
+    if isinstance(event, VoteSums):
+        # No t here: the Renyi curve of discrete noise never exceeds the continuous one, for vectors too.
+        precision = (event.norm / stddev) ** 2 if stddev else math.inf
+    else:
+        precision = _precision(event)
+    if not math.isfinite(precision):
+        return np.full(len(orders_A), math.inf)
+    # Continuous curves: those of discrete Gaussians never exceed them.
+    multiplier, orders = 1 / math.sqrt(precision), tuple(orders_A.tolist())
+    return event.count * accountant.poisson_gaussian_rdp(multiplier, event.sampling_rate, orders)
 
 
 @event_rdp.register
@@ -793,16 +706,14 @@ def _(event: PredictionTables, orders_A: FloatArray) -> FloatArray:
     return event_rdp(event.as_sums, orders_A)
 
 
-@event_rdp.register
-def _(event: NeighbourVotes, orders_A: FloatArray) -> FloatArray:
-    return _repeated_rdp(event, _precision(event), orders_A)
-
-
 @event_pld.register
-def _(event: VoteTables, interval: float) -> LossDistribution | None:
-    if not event.noise_stddev_votes:
+def _(event: VoteTables | NeighbourVotes, interval: float) -> LossDistribution | None:
+    if not math.isfinite(_precision(event)):
         return None
-    pair = one_count_moves(event.noise_stddev_votes)
+    moves = one_count_moves if isinstance(event, VoteTables) else two_counts_move
+    pair = moves(event.noise_stddev_votes)
+    if isinstance(event, NeighbourVotes) and event.threshold_stddev_votes is not None:
+        pair = both(pair, one_count_moves(event.threshold_stddev_votes))
     return repeated(on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval), event.count)
 
 
@@ -823,29 +734,13 @@ def _(event: PredictionTables, interval: float) -> LossDistribution | None:
     return event_pld(event.as_sums, interval)
 
 
-@event_pld.register
-def _(event: NeighbourVotes, interval: float) -> LossDistribution | None:
-    if not math.isfinite(_precision(event)):
-        return None
-    pair = two_counts_move(event.noise_stddev_votes)
-    if event.threshold_stddev_votes is not None:
-        pair = both(pair, one_count_moves(event.threshold_stddev_votes))
-    return repeated(on_poisson_sample(pair, sampling_rate=event.sampling_rate, interval=interval), event.count)
-
-
-def _precision(event: NeighbourVotes) -> float:
-    """The squared L2 sensitivity over the variance of the noise, for the counts and the check together."""
-    # The noise of the counts is listed twice, because two counts move.
-    stddevs = (event.noise_stddev_votes, event.noise_stddev_votes, event.threshold_stddev_votes)
-    return math.fsum(1 / stddev**2 if stddev else math.inf for stddev in stddevs if stddev is not None)
-
-
-def _repeated_rdp(event: _RecordsVote, precision: float, orders_A: FloatArray) -> FloatArray:
-    if not math.isfinite(precision):
-        return np.full(len(orders_A), math.inf)
-    # Continuous curves: those of discrete Gaussians never exceed them.
-    multiplier, orders = 1 / math.sqrt(precision), tuple(orders_A.tolist())
-    return event.count * accountant.poisson_gaussian_rdp(multiplier, event.sampling_rate, orders)
+def _precision(event: VoteTables | NeighbourVotes) -> float:
+    """The squared L2 sensitivity over the variance of the noise, for the counts and a check together."""
+    stddevs = [event.noise_stddev_votes]
+    if isinstance(event, NeighbourVotes):
+        # The noise of the counts is listed twice, because two counts move.
+        stddevs += [stddev for stddev in (event.noise_stddev_votes, event.threshold_stddev_votes) if stddev is not None]
+    return math.fsum(1 / stddev**2 if stddev else math.inf for stddev in stddevs)
 
 
 def as_in_paper_rdp(

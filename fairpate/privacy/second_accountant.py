@@ -19,7 +19,7 @@ Shapes: K points of a pair, M points of the grid, A orders.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,11 +95,6 @@ def discrete_gaussian(stddev: float) -> Pair:
     return Pair(masses[0] - np.logaddexp.reduce(masses[0]), masses[1] - np.logaddexp.reduce(masses[1]))
 
 
-def on_sample(pair: Pair, rate: float) -> Pair:
-    """The pair where the unit is in a secret Poisson sample with probability ``rate``."""
-    return Pair(_mixed(pair.without_K, pair.with_K, rate), pair.without_K)
-
-
 def together(*pairs: Pair) -> Pair:
     """The pair of several independent releases of the same sample."""
     # A product has as many points as those of its factors multiplied: factors and products are made coarse.
@@ -171,7 +166,6 @@ def _coarse(pair: Pair) -> Pair:
 
 
 Events = Sequence[Mapping[str, Any]]
-PairsOfEvent = list[tuple[Pair, int]]
 
 LEAST_DELTA = 1e-9
 """Below this delta the rounding of Fourier transforms would decide."""
@@ -181,20 +175,33 @@ _ROUNDING = 3.0  # standard deviation of the rounding of weighted sums
 _TEACHERS = ("ThresholdChecks", "NoisyArgmaxes", "ConfidentGnmaxQueries", "AttributeQueries")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """The pairs of distributions for one kind of event, with its unit and relation; None: the event's own field gives
-    them."""
-
-    pairs: Callable[[Mapping[str, Any]], PairsOfEvent]
-    unit: str | None = None
-    relation: str | None = "add or remove one"
+_ADDED, _ATTRIBUTE = (None, "add or remove one"), ("sensitive attribute", "replace one")
+KINDS: Mapping[str, tuple[str | None, str | None]] = {
+    "ThresholdChecks": _ADDED,
+    "NoisyArgmaxes": _ADDED,
+    "ConfidentGnmaxQueries": _ADDED,
+    "AttributeQueries": (None, "replace one"),
+    "SmoothRelease": _ADDED,
+    "SecretTrials": (None, None),
+    "PoissonGaussians": (None, None),
+    "PoissonGaussianLaplaces": _ADDED,
+    "AttributeGaussians": _ATTRIBUTE,
+    "SecretBatchAttributeGaussians": _ATTRIBUTE,
+    "PureReleases": (None, None),
+    "LaplaceReleases": (None, None),
+    "VoteTables": _ADDED,
+    "VoteSums": _ADDED,
+    "MomentSums": _ADDED,
+    "PredictionTables": (None, None),
+    "NeighbourVotes": _ADDED,
+}
+"""The unit and the relation of each kind of event; None: the event's own field gives them."""
 
 
 def guarantee_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
     """The unit and the relation that an event is defined for. NotRecomputedError for a kind that is not known here."""
-    kind = _kind(event)
-    return kind.unit or event["unit"], kind.relation or event["relation"]
+    unit, relation = _kind(event)
+    return unit or event["unit"], relation or event["relation"]
 
 
 def recomputed_epsilon(events: Events, *, delta: float) -> float:
@@ -219,7 +226,7 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
             costs = sum((_renyi_curve(event, orders) for event in events), 0 * orders)
             found = costs + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
             return float(max(np.min(found), 0.0))
-        pairs = [part for event in events for part in _kind(event).pairs(event)]
+        pairs = [part for event in events for part in _pairs(event)]
     except _NoNoiseError:
         return math.inf
     # Adding a unit, and in mirrored pairs removing it.
@@ -256,7 +263,7 @@ def _require_valid(event: Mapping[str, Any]) -> None:
         raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
 
 
-def _kind(event: Mapping[str, Any]) -> Kind:
+def _kind(event: Mapping[str, Any]) -> tuple[str | None, str | None]:
     kind = KINDS.get(event.get("kind", ""))
     if kind is None:
         raise NotRecomputedError(f"{event.get('kind')}: no independent price is known of this kind of event")
@@ -340,7 +347,7 @@ def _renyi_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
         for count, stddev in _noises(event):
             total = total + (count * orders / (2 * stddev**2) if stddev > 0 else math.inf)
         return total
-    for pair, count in _kind(event).pairs(event):
+    for pair, count in _pairs(event):
         total = total + count * _divergences(pair, orders)
     return total
 
@@ -415,73 +422,50 @@ def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
     return [argmaxes] if threshold == -math.inf else [checks, argmaxes]
 
 
-def _teachers(event: Mapping[str, Any]) -> PairsOfEvent:
-    return [(discrete_gaussian(stddev), count) for count, stddev in _noises(event)]
-
-
-def _sampled(base: Callable[[Mapping[str, Any]], Pair]) -> Callable[[Mapping[str, Any]], PairsOfEvent]:
-    """Releases of the pair ``base``, each on a fresh secret sample."""
-    return lambda event: [(on_sample(base(event), float(event["sampling_rate"])), event["count"])]
-
-
-def _gaussian_sums(event: Mapping[str, Any]) -> PairsOfEvent:
-    stddev, rate = float(event["noise_multiplier"]), float(event["sampling_rate"])
-    if event["relation"] != "replace one":
-        return [(on_sample(gaussian(stddev), rate), event["count"])]
-    # The unit adds 1 if it is sampled, the one that replaces it adds -1.
-    _require_noise(stddev)
-    points = _points(stddev, -1.0, 1.0)
-    up, none, down = (_log_normal(points - centre, stddev) for centre in (1.0, 0.0, -1.0))
-    return [(Pair(_mixed(none, up, rate), _mixed(none, down, rate)), event["count"])]
-
-
-def _gaussian_and_laplace(event: Mapping[str, Any]) -> Pair:
-    scale = float(event["laplace_scale"])
-    return together(gaussian(float(event["gradient_noise_multiplier"])), laplace(1 / scale if scale else math.inf))
-
-
-def _attribute_gaussians(event: Mapping[str, Any]) -> PairsOfEvent:
-    pair, rate = gaussian(float(event["attribute_noise_multiplier"])), float(event.get("sampling_rate", 1))
-    if rate < 1:
-        # An attacker may see whether the unit was sampled; nothing is released about a unit outside of the sample.
-        inside, outside = math.log(rate), math.log1p(-rate)
-        pair = Pair(np.append(pair.with_K + inside, outside), np.append(pair.without_K + inside, outside))
-    return [(pair, event["count"])]
+def _pairs(event: Mapping[str, Any]) -> list[tuple[Pair, int]]:
+    """The pairs of distributions of one event, each with its number of repetitions."""
+    kind, count = event["kind"], event["count"]
+    if kind in _TEACHERS:
+        return [(discrete_gaussian(stddev), times) for times, stddev in _noises(event)]
+    if kind in ("PureReleases", "LaplaceReleases"):
+        epsilon = float(event["epsilon"])
+        return [(two_answers(epsilon) if kind == "PureReleases" else laplace(epsilon), count)]
+    if kind == "PredictionTables":
+        weight, moved = event["weight"], math.sqrt(2.0 if event["relation"] == "replace one" else 1.0)
+        return [(_rounded(float(event["noise_stddev_records"]) * weight, weight * moved), count)]
+    rate = 1.0 if kind == "AttributeGaussians" else float(event["sampling_rate"])
+    if kind in ("AttributeGaussians", "SecretBatchAttributeGaussians"):
+        pair = gaussian(float(event["attribute_noise_multiplier"]))
+        if rate < 1:
+            # An attacker may see whether the unit was sampled; nothing is released about a unit outside of the sample.
+            inside, outside = math.log(rate), math.log1p(-rate)
+            pair = Pair(np.append(pair.with_K + inside, outside), np.append(pair.without_K + inside, outside))
+        return [(pair, count)]
+    if kind == "PoissonGaussians" and event["relation"] == "replace one":
+        # The unit adds 1 if it is sampled, the one that replaces it adds -1.
+        stddev = float(event["noise_multiplier"])
+        _require_noise(stddev)
+        points = _points(stddev, -1.0, 1.0)
+        up, none, down = (_log_normal(points - centre, stddev) for centre in (1.0, 0.0, -1.0))
+        return [(Pair(_mixed(none, up, rate), _mixed(none, down, rate)), count)]
+    # All others are releases on a fresh secret sample each.
+    if kind == "PoissonGaussians":
+        pair = gaussian(float(event["noise_multiplier"]))
+    elif kind == "PoissonGaussianLaplaces":
+        scale = float(event["laplace_scale"])
+        pair = together(gaussian(float(event["gradient_noise_multiplier"])), laplace(1 / scale if scale else math.inf))
+    elif kind == "VoteTables":
+        pair = discrete_gaussian(float(event["noise_stddev_votes"]))
+    elif kind == "NeighbourVotes":
+        of_count, check = discrete_gaussian(float(event["noise_stddev_votes"])), event.get("threshold_stddev_votes")
+        # Two counts move, and the check where there is one.
+        pair = together(of_count, of_count, *([] if check is None else [discrete_gaussian(float(check))]))
+    else:
+        pair = _rounded(float(event["noise_stddev_votes"]), event["norm"])
+    # The unit is in the sample with probability ``rate``.
+    return [(Pair(_mixed(pair.without_K, pair.with_K, rate), pair.without_K), count)]
 
 
 def _rounded(stddev: float, norm: float) -> Pair:
     """A vector of L2 norm ``norm`` that is rounded to whole numbers under noise of ``stddev``."""
     return gaussian(math.sqrt(max(stddev**2 - _ROUNDING**2, 0.0)) / norm)
-
-
-def _prediction_table(event: Mapping[str, Any]) -> PairsOfEvent:
-    weight, moved = event["weight"], math.sqrt(2.0 if event["relation"] == "replace one" else 1.0)
-    return [(_rounded(float(event["noise_stddev_records"]) * weight, weight * moved), event["count"])]
-
-
-def _neighbours(event: Mapping[str, Any]) -> Pair:
-    count, check = discrete_gaussian(float(event["noise_stddev_votes"])), event.get("threshold_stddev_votes")
-    # Two counts move, and the check where there is one.
-    return together(count, count, *([] if check is None else [discrete_gaussian(float(check))]))
-
-
-_VOTE_SUMS = Kind(_sampled(lambda event: _rounded(float(event["noise_stddev_votes"]), event["norm"])))
-KINDS: Mapping[str, Kind] = {
-    "ThresholdChecks": Kind(_teachers),
-    "NoisyArgmaxes": Kind(_teachers),
-    "ConfidentGnmaxQueries": Kind(_teachers),
-    "AttributeQueries": Kind(_teachers, relation="replace one"),
-    "SmoothRelease": Kind(lambda event: []),  # noqa: ARG005 - by Renyi divergences alone
-    "SecretTrials": Kind(lambda event: [], relation=None),  # noqa: ARG005 - likewise
-    "PoissonGaussians": Kind(_gaussian_sums, relation=None),
-    "PoissonGaussianLaplaces": Kind(_sampled(_gaussian_and_laplace)),
-    "AttributeGaussians": Kind(_attribute_gaussians, "sensitive attribute", "replace one"),
-    "SecretBatchAttributeGaussians": Kind(_attribute_gaussians, "sensitive attribute", "replace one"),
-    "PureReleases": Kind(lambda event: [(two_answers(float(event["epsilon"])), event["count"])], relation=None),
-    "LaplaceReleases": Kind(lambda event: [(laplace(float(event["epsilon"])), event["count"])], relation=None),
-    "VoteTables": Kind(_sampled(lambda event: discrete_gaussian(float(event["noise_stddev_votes"])))),
-    "VoteSums": _VOTE_SUMS,
-    "MomentSums": _VOTE_SUMS,
-    "PredictionTables": Kind(_prediction_table, relation=None),
-    "NeighbourVotes": Kind(_sampled(_neighbours)),
-}

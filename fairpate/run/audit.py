@@ -423,7 +423,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     """One vote per record: a canary for every label, and group, at every prototype."""
     kept = read_release(run.released)[0].arrays
     num_classes, num_rows = len(facts.label_names), len(facts.label_names)
-    if config.by_group:
+    if config.reads_groups:
         num_rows *= len(facts.group_names)
     public_x = _varied(facts, min(len(kept["prototype_M"]), _MOST_POOL)) if loaded is None else loaded.public.x
     options: dict[str, Any] = {"num_others": _declared_size(config), "loaded": loaded, "is_embedded": False}

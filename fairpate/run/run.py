@@ -517,7 +517,6 @@ def check_data(config: Method, dataset: Dataset) -> None:
             raise ConfigError(
                 f"student.method: fixmatch changes images, and {dataset.name} is a table; use pseudo_label."
             )
-    config.require_unit(dataset)
     if config.protects_attribute_only:
         if dataset.embedding is not None:
             raise ConfigError(

@@ -83,6 +83,6 @@ def test_records_by_themselves_are_protected_as_ever(name: str, visits: Dataset)
     """Where persons do not count, what a method says of itself is the record."""
     alone = dataclasses.replace(visits, private=dataclasses.replace(visits.private, person_id=()))
     config = configured(VALUES, [], method=name)
-    config.require_unit(alone)
+    config.check_data(alone)
     assert (config.unit_of(alone), config.unit_of(visits)) == ("record", "person")
     assert config.unit == "record or person"

@@ -99,9 +99,9 @@ def test_totals_are_sums_over_queries_priced_alone(case: tuple[np.ndarray, dict[
     votes, mechanism = case
     alone = [gnmax.confident_gnmax_rdp([row], **mechanism, orders_A=ORDERS)[0] for row in votes]
     assert_allclose(gnmax.confident_gnmax_rdp(votes, **mechanism, orders_A=ORDERS), alone, rtol=1e-9, atol=1e-14)
-    total = gnmax.confident_gnmax_rdp_total(votes, **mechanism, orders_A=ORDERS)
+    total = gnmax.confident_gnmax_rdp(votes, **mechanism, orders_A=ORDERS, total=True)
     assert_allclose(total, np.sum(alone, axis=0), rtol=1e-9, atol=1e-13)
-    repeated = gnmax.confident_gnmax_rdp_total(np.repeat(votes, times, axis=0), **mechanism, orders_A=ORDERS)
+    repeated = gnmax.confident_gnmax_rdp(np.repeat(votes, times, axis=0), **mechanism, orders_A=ORDERS, total=True)
     assert_allclose(repeated, times * total, rtol=1e-9, atol=1e-13)
 
 
@@ -112,7 +112,7 @@ def test_large_batches_total_like_single_queries(num_queries: int) -> None:
     mechanism = {"threshold": 110.0, "threshold_stddev_votes": 30.0, "noise_stddev_votes": 9.0, "tail": "discrete"}
     alone = [gnmax.confident_gnmax_rdp([row], **mechanism, orders_A=ORDERS)[0] for row in votes]
     assert_allclose(gnmax.confident_gnmax_rdp(votes, **mechanism, orders_A=ORDERS), alone, rtol=1e-9, atol=1e-14)
-    total = gnmax.confident_gnmax_rdp_total(votes, **mechanism, orders_A=ORDERS)
+    total = gnmax.confident_gnmax_rdp(votes, **mechanism, orders_A=ORDERS, total=True)
     assert_allclose(total, np.sum(alone, axis=0), rtol=1e-10, atol=1e-12)
 
 
@@ -161,7 +161,7 @@ def test_no_queries_cost_nothing() -> None:
     none = np.empty((0, 10), dtype=np.int64)
     assert gnmax.confident_gnmax_rdp(none, **mechanism, orders_A=ORDERS).shape == (0, len(ORDERS))
     assert gnmax.threshold_rdp(none, **threshold_only(mechanism), orders_A=ORDERS).shape == (0, len(ORDERS))
-    assert not gnmax.confident_gnmax_rdp_total(none, **mechanism, orders_A=ORDERS).any()
+    assert not gnmax.confident_gnmax_rdp(none, **mechanism, orders_A=ORDERS, total=True).any()
     assert gnmax.log_q(none, noise_stddev_votes=20, tail="discrete").shape == (0,)
 
 
@@ -195,9 +195,9 @@ def test_answer_probability_is_the_noise_tail() -> None:
 def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
     good: dict[str, Any] = {"votes_QC": [[3, 2]], **MNIST, "noise_stddev_votes": 20.0, "orders_A": [2.0],
                             "tail": "discrete"}  # fmt: skip
-    for price in (gnmax.confident_gnmax_rdp, gnmax.confident_gnmax_rdp_total):
+    for total in (False, True):
         with pytest.raises(ValueError, match=message):
-            price(**{**good, **change})
+            gnmax.confident_gnmax_rdp(**{**good, **change}, total=total)
 
 
 @pytest.mark.parametrize("log_q", [[0.1], [math.nan], [[-1.0]]])

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from two_steps import argmax_sensitivity, threshold_sensitivity, two_step_rdp
 
 from fairpate.privacy import gnmax, mechanism_events
-from fairpate.privacy.mechanism_events import SmoothRelease, check_monotonicity, release_rdp
+from fairpate.privacy.mechanism_events import SmoothRelease, release_rdp, sensitive_range
 from fairpate.types import MechanismParameters
 
 Votes = tuple[int, ...]
@@ -63,9 +63,9 @@ def test_golden_sensitivities() -> None:
 
 
 def test_known_results_of_the_two_conditions() -> None:
-    check_monotonicity(noise_stddev_votes=30.0, num_classes=10, order=25.0)
+    sensitive_range(noise_stddev_votes=30.0, num_classes=10, order=25.0)
     with pytest.raises(ValueError, match=r"growth of the cost by one vote .* lower order, or raise noise_stddev_votes"):
-        check_monotonicity(noise_stddev_votes=20.0, num_classes=10, order=25.0)
+        sensitive_range(noise_stddev_votes=20.0, num_classes=10, order=25.0)
 
 
 def tail_at(x: Any) -> Any:
@@ -270,6 +270,6 @@ def test_parameters_that_make_no_mechanism_are_refused() -> None:
     with pytest.raises(ValueError, match="tail"):
         argmax_sensitivity([[3, 2]], noise_stddev_votes=2.0, order=2.0, tail="laplace")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 classes"):
-        check_monotonicity(noise_stddev_votes=2.0, num_classes=1, order=2.0)
+        sensitive_range(noise_stddev_votes=2.0, num_classes=1, order=2.0)
     with pytest.raises(ValueError, match="order"):
         release_rdp(RELEASE, [1.0])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.privacy.mechanism_events import DistinctVotes, TwoSteps
+from fairpate.privacy import mechanism_events
+from fairpate.privacy.mechanism_events import distinct_votes
 from fairpate.types import MechanismParameters, Tail
 
 
@@ -13,8 +14,8 @@ def two_step_rdp(
     votes: npt.ArrayLike, *, order: float, tail: Tail = "discrete", **mechanism: float
 ) -> npt.NDArray[np.float64]:
     """Threshold check and argmax priced separately, (Q,)."""
-    distinct = DistinctVotes.of(votes)
-    return TwoSteps(MechanismParameters(**mechanism), order, tail).rdp(distinct)[distinct.inverse_Q]
+    ranked, _, row = distinct_votes(votes)
+    return mechanism_events.two_step_rdp(ranked, MechanismParameters(**mechanism), order=order, tail=tail)[row]
 
 
 def argmax_sensitivity(
@@ -22,8 +23,8 @@ def argmax_sensitivity(
 ) -> npt.NDArray[np.float64]:
     """The largest change of the argmax's cost by one moved vote, among votes at most d moves away, (Q, D)."""
     mechanism = MechanismParameters(threshold=0, threshold_stddev_votes=1, noise_stddev_votes=noise_stddev_votes)
-    distinct = DistinctVotes.of(votes)
-    return TwoSteps(mechanism, order, tail).argmax_sensitivity(distinct)[distinct.inverse_Q]
+    ranked, _, row = distinct_votes(votes)
+    return mechanism_events.argmax_sensitivity(ranked, mechanism, order=order, tail=tail)[row]
 
 
 def threshold_sensitivity(
@@ -33,5 +34,5 @@ def threshold_sensitivity(
     mechanism = MechanismParameters(
         threshold=threshold, threshold_stddev_votes=threshold_stddev_votes, noise_stddev_votes=1
     )
-    distinct = DistinctVotes.of(votes)
-    return TwoSteps(mechanism, order, tail).threshold_sensitivity(distinct)[distinct.inverse_Q]
+    ranked, _, row = distinct_votes(votes)
+    return mechanism_events.threshold_sensitivity(ranked, mechanism, order=order, tail=tail)[row]

@@ -107,7 +107,7 @@ def test_a_broken_package_hides_no_other_method(fairpate, tmp_path, monkeypatch)
     entry = metadata.EntryPoint("theirs", "raising:Anything", "fairpate.methods")
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [entry])
     monkeypatch.setenv("COLUMNS", "300")
-    base._places.cache_clear()
+    base.method_names.cache_clear()
     try:
         code, output, _ = fairpate("methods")
         assert code == 0
@@ -119,4 +119,4 @@ def test_a_broken_package_hides_no_other_method(fairpate, tmp_path, monkeypatch)
         code, _, errors = fairpate("run", "--method", "theirs")
         assert (code, "ZeroDivisionError" in errors) == (2, True)
     finally:
-        base._places.cache_clear()
+        base.method_names.cache_clear()
