@@ -436,7 +436,7 @@ class _Whole(nn.Module):
 
     def forward(self, records: Tensor, groups: Tensor | None = None) -> Tensor:
         """Return probabilities (N, C) for records (N, ...) and groups (N,)."""
-        x = records if self._embedding is None else self._embedding.at_once(records)
+        x = records if self._embedding is None else self._embedding(records, at_once=True)
         probabilities: Tensor = self.network(x).softmax(dim=1)
         if self.mixing_GCC is None or groups is None:
             return probabilities

@@ -188,7 +188,7 @@ class AggregatorActor:
         """Return whether requests are accepted. ServiceError, with the cause, if the service could not start."""
         if self._failure:
             raise ServiceError(self._failure)
-        return self._server is not None and self._server.is_alive
+        return self._server is not None and self._server.is_alive()
 
     def stop(self) -> None:
         """Close the server, which closes the ledger, and then the voters."""
