@@ -19,6 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -28,9 +29,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aggregator.ledger import Charge, LedgerState, LedgerTerms, read_ledger, reading
+from aggregator.ledger import Charge, LedgerState, LedgerTerms, back_end, read_ledger
 from aggregator.session import epsilon_data_independent
-from aggregator.store import Head, LedgerError, Place, entry_payload, shown, verified_entries
+from aggregator.store import Head, LedgerError, Place, entry_payload, rows_after, shown, verified_entries
 from fairpate.files import sync, write_atomically
 from fairpate.pages import delta_text
 from fairpate.types import UserError, strict
@@ -143,18 +144,19 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     LedgerError where the ledger or the journal lacks what the log ends with.
     """
     name = shown(place)
-    with reading(place, after=end.entry.number) as found:
-        start = found.header.start
+    with closing(back_end(place).reader(place)) as reader:
+        start = reader.header.start
         before = start if end.entry == START.entry else end.entry
         # A log that goes beyond the last entry saw entries that the ledger lacks now.
-        last = found.noted
+        last = reader.noted
         if last.number < before.number or (last.number == before.number and last != before):
             raise LedgerError(
                 f"{name}: holds {last.number} entries, and not the number {before.number} of the log; it was rolled "
                 "back, or the log is another ledger's."
             )
         # If entries follow, the digest of the first covers `before`, so that the log of another ledger fails there.
-        for number, kind, text, digest in verified_entries(found.rows, name, found.header.chain, before):
+        rows = rows_after(reader, before.number)
+        for number, kind, text, digest in verified_entries(rows, name, reader.header, before):
             payload = entry_payload(name, number, text)
             values: dict[str, Any] = {"entry": number}
             if "at" in payload:

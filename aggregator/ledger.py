@@ -24,10 +24,10 @@ import threading
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, fields
-from itertools import groupby, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -42,20 +42,18 @@ from aggregator.store import (
     Header,
     LedgerError,
     Place,
-    Reader,
     Row,
-    Stored,
     canonical,
-    content_after,
     entry_payload,
     is_database,
+    rows_after,
     shown,
     verified_entries,
 )
 from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
 
 if TYPE_CHECKING:
-    from aggregator.postgres import DatabaseAnchor, PostgresStore
+    from aggregator.postgres import DatabaseAnchor, PostgresReader, PostgresStore
 
 Store: TypeAlias = "store.SqliteStore | PostgresStore"
 Anchor: TypeAlias = "store.FileAnchor | DatabaseAnchor"
@@ -145,7 +143,7 @@ class LedgerTerms:
     """The mechanism, gate, budget and teachers of a ledger; fixed when it is made.
 
     ``noise`` is the label of the random source. ``ensemble`` is a digest of what determines the teachers that vote, so
-    that one ledger never mixes the votes of two ensembles. ValueError for a mechanism that is not registered.
+    that one ledger never mixes the votes of two ensembles.
     """
 
     mechanism: Mechanism
@@ -159,15 +157,9 @@ class LedgerTerms:
     unit: Unit = "record"
     relation: Relation = "add or remove one"
 
-    def __post_init__(self) -> None:
-        # The ledger stores a name: another class under it would be read back as the registered one.
-        if mechanism_named(self.mechanism.name, self.mechanism.parameters) != self.mechanism:
-            raise ValueError(f"{type(self.mechanism).__qualname__}: is not the mechanism named {self.mechanism.name}.")
-
     def to_json(self) -> dict[str, Any]:
         """Return the terms as plain values, the mechanism by name and parameters."""
-        mechanism = {"name": self.mechanism.name, "parameters": self.mechanism.parameters}
-        return asdict(self) | {"mechanism": mechanism}
+        return asdict(self) | {"mechanism": {"name": self.mechanism.name, "parameters": asdict(self.mechanism)}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LedgerTerms:
@@ -180,48 +172,6 @@ class LedgerTerms:
         }
         return cls(**{**values, **typed})
 
-    def require_equal(self, stored: Mapping[str, Any]) -> None:
-        """Raise LedgerError unless a ledger's stored terms are these; it names the first field that differs."""
-        # Through JSON, as the stored terms went: a tuple becomes a list.
-        wanted = json.loads(canonical(self.to_json()))
-        for name in (column.name for column in fields(self)):
-            if stored.get(name) == wanted[name]:
-                continue
-            if name == "ensemble":  # a digest of private shards: not to be shown
-                raise LedgerError(
-                    "The ledger was opened for other teachers (ensemble) and cannot be used with these; restore the "
-                    "private records, settings and library versions of this run, or start a new run folder."
-                )
-            what = f"{name} = {stored.get(name)}, not {wanted[name]}"
-            raise LedgerError(f"The ledger was opened with {what}; give the old value, or start a new run folder.")
-
-
-def reserve_entry(
-    keys: Sequence[str], groups: Sequence[int], votes_QC: IntArray, asked: Sequence[tuple[str, str, int]], at_s: float
-) -> dict[str, Any]:
-    """Return the entry for further reservations. ValueError for a key with white space, which separates keys."""
-    words = " ".join(keys)
-    # An empty key is found too: it would vanish between the spaces.
-    if len(words.split()) != len(keys):
-        raise ValueError("Expected keys without white space.")
-    # Counts as base64 of little-endian 32-bit integers, query by query.
-    votes = base64.b64encode(votes_QC.astype("<i4").tobytes()).decode("ascii")
-    return {"asked": asked, "at": at_s, "groups": groups, "keys": words, "votes": votes}
-
-
-def commit_entry(first: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the entry for the outcomes of the reservations from number ``first`` on.
-
-    Each is a refusal's verdict, an answer's label, or the label followed by the counts released with it.
-    """
-    words: list[str | int | list[int]] = []
-    for settled in outcomes:
-        if settled.label is None:
-            words.append(settled.verdict)
-        else:
-            words.append(settled.label if settled.counts is None else [settled.label, *settled.counts])
-    return {"first": first, "outcomes": words}
-
 
 class LedgerState:
     """The state that follows from a ledger's entries: every reservation, its outcome and caller, and callers' limits.
@@ -233,9 +183,9 @@ class LedgerState:
     ``limits`` are by caller. ``head`` is the last entry, ``stored_terms`` the terms as they were stored.
     """
 
-    def __init__(self, name: str, found: Stored, noted: Sequence[Head] = ()) -> None:
-        """Verify and add up the entries of the ledger ``name``; the entries ``noted`` must be among them, too."""
-        self.name, self.chain = name, found.header.chain
+    def __init__(self, name: str, header: Header, noted: Sequence[Head], rows: Iterable[Row]) -> None:
+        """Verify and add up the entries ``rows`` of the ledger ``name``; the entries ``noted`` must be among them."""
+        self.name, self.header = name, header
         self.keys: list[str] = []
         self.groups: list[int] = []
         self.outcomes: list[Outcome | None] = []
@@ -245,66 +195,55 @@ class LedgerState:
         self.charged_to: Counter[str] = Counter()
         self._votes: list[str | IntArray] = []  # blocks of reservations, as stored or decoded
         self._votes_lock = threading.Lock()
-        start = found.header.start
-        self.head = start
+        self.head = header.start
         # The note of an empty ledger is the chain's start, which is not among the rows.
-        lacking = {found.noted, *noted} - {start}
-        lacking_numbers = {number for number, _ in lacking}
+        lacking = set(noted) - {header.start}
+        lacking_numbers, last = {number for number, _ in lacking}, max(noted).number
         # Replaying makes millions of objects, none of them in a reference cycle: collecting garbage would be in vain.
         collects = gc.isenabled()
         gc.disable()
         try:
-            for number, kind, text, digest in verified_entries(found.rows, name, self.chain, start):
+            for number, kind, text, digest in verified_entries(rows, name, header, header.start):
                 self.head = Head(number, digest)
                 if number in lacking_numbers:
                     lacking.discard(self.head)
                 self._add(kind, entry_payload(name, number, text))
                 if number % _TOLD_EVERY == 0:
-                    tell(number, max(found.noted.number, number))
+                    tell(number, max(last, number))
         finally:
             if collects:
                 gc.enable()
         if lacking:
             raise _lacks(name, self.head.number, max(lacking).number)
-        self.stored_terms: dict[str, Any] = json.loads(found.header.terms)
+        self.stored_terms: dict[str, Any] = json.loads(header.terms)
 
     def _add(self, kind: EntryKind, payload: dict[str, Any]) -> None:
+        """Add an entry to the state, in the form in which :class:`Ledger` stores it."""
         if kind == "reserve":
-            keys = payload["keys"].split()
-            self._add_reservations(keys, payload["groups"], payload["votes"], payload["asked"], payload["at"])
+            keys, first = payload["keys"].split(), len(self.keys)
+            # Caller, request, and how many of the reservations are theirs, in order.
+            for caller, request, count in payload["asked"]:
+                self.asked.append(Asked(first, count, Asker(caller, request), payload["at"]))
+                self.charged_to[caller] += count
+                first += count
+            self.groups += payload["groups"]
+            self._votes.append(payload["votes"])
+            self.outcomes += [None] * len(keys)
+            # Last: other threads count reservations by their keys, and may see complete ones only.
+            self.keys += keys
         elif kind == "limit":
             self.limits[payload["caller"]] = OwnLimit(**payload["limit"])
         else:
             outcomes = []
-            # As :func:`commit_entry` writes them: a verdict, a label, or a label with its counts.
             for word in payload["outcomes"]:
                 if isinstance(word, list):
                     outcomes.append(Outcome(verdict="answer", label=word[0], counts=tuple(word[1:])))
                 else:
-                    outcomes.append(outcome("answer", word) if isinstance(word, int) else outcome(word))
+                    known = {"verdict": "answer", "label": word} if isinstance(word, int) else {"verdict": word}
+                    outcomes.append(outcome(**known))
             numbers = slice(payload["first"], payload["first"] + len(outcomes))
             self.outcomes[numbers] = outcomes
             self.outcome_of.update(zip(self.keys[numbers], outcomes, strict=True))
-
-    def _add_reservations(
-        self,
-        keys: Sequence[str],
-        groups: Sequence[int],
-        votes: IntArray | str,
-        asked: Sequence[tuple[str, str, int]],
-        at_s: float,
-    ) -> None:
-        """Add open reservations. ``asked``: caller, request, and how many of the reservations are theirs, in order."""
-        first = len(self.keys)
-        for caller, request, count in asked:
-            self.asked.append(Asked(first, count, Asker(caller, request), at_s))
-            self.charged_to[caller] += count
-            first += count
-        self.groups += groups
-        self._votes.append(votes)
-        self.outcomes += [None] * len(keys)
-        # Last: other threads count reservations by their keys, and may see complete ones only.
-        self.keys += keys
 
     @property
     def votes_QC(self) -> IntArray:
@@ -330,17 +269,33 @@ class LedgerState:
     def charges(self) -> tuple[Charge, ...]:
         """Every reservation with its outcome, in the order it was made, open ones included."""
         count = len(self.keys)  # the writer may be adding to the other columns
-        votes = self.votes_QC[:count].tolist()
-        asked = islice(((asked.asker, asked.at_s) for asked in self.asked for _ in range(asked.num_queries)), count)
-        columns = zip(self.keys[:count], self.groups[:count], votes, asked, self.outcomes[:count], strict=True)
         return tuple(
-            Charge(number=number, key=key, group=group, votes=tuple(votes_C), outcome=settled, asker=asker, at_s=at_s)
-            for number, (key, group, votes_C, (asker, at_s), settled) in enumerate(columns)
+            Charge(
+                number=number,
+                key=key,
+                group=group,
+                votes=tuple(votes_C),
+                outcome=settled,
+                asker=asked.asker,
+                at_s=asked.at_s,
+            )
+            for number, ((key, group, settled, asked), votes_C) in enumerate(
+                zip(self.charged(0, count), self.votes_QC[:count].tolist(), strict=True)
+            )
         )
 
-    def charged(self, start: int, stop: int) -> list[tuple[str, int, Outcome | None]]:
-        """Return key, group and outcome of the reservations ``start`` to ``stop - 1``; open ones have no outcome."""
-        return list(zip(self.keys[start:stop], self.groups[start:stop], self.outcomes[start:stop], strict=True))
+    def charged(self, start: int, stop: int) -> list[tuple[str, int, Outcome | None, Asked]]:
+        """Return key, group, outcome and request of the reservations ``start`` to ``stop - 1``; open ones have no
+        outcome."""
+        # Requests are in order of their first reservation: the last that begins at or before a number holds it.
+        first, last = (bisect_right(self.asked, number, key=lambda asked: asked.first) for number in (start, stop - 1))
+        requests = [
+            asked
+            for asked in self.asked[max(0, first - 1) : last]
+            for _ in range(max(start, asked.first), min(stop, asked.first + asked.num_queries))
+        ]
+        rows = slice(start, stop)
+        return list(zip(self.keys[rows], self.groups[rows], self.outcomes[rows], requests, strict=True))
 
     @property
     def counts_GC(self) -> list[list[int]]:
@@ -352,15 +307,6 @@ class LedgerState:
                 counts[group][settled.label] += 1
         return counts
 
-    def asked_for(self, number: int) -> Asked:
-        """Return the request that reservation ``number`` came in."""
-        # Requests are in order of their first reservation: the last that begins at or before this number holds it.
-        return self.asked[bisect_right(self.asked, number, key=lambda asked: asked.first) - 1]
-
-    def limit_of(self, caller: str) -> OwnLimit:
-        """Return how much of the shared budget ``caller`` may spend."""
-        return self.limits.get(caller, NO_LIMIT)
-
 
 def _lacks(name: str, held: int, written: int) -> LedgerError:
     return LedgerError(
@@ -369,55 +315,31 @@ def _lacks(name: str, held: int, written: int) -> LedgerError:
     )
 
 
-def open_store(place: Place, terms: str, *, create: bool, take_over: bool) -> Store:
-    """Open the ledger at ``place`` for its one writer; with ``create`` it is made under ``terms`` where none exists.
+class BackEnd(NamedTuple):
+    """What reads and writes ledgers and anchors of one kind of place, and the function that puts a whole ledger there.
 
-    LedgerError where it was lost, or another process writes it. ``take_over`` ends the other, where the store can.
+    Opening a ``store`` for its one writer with ``create`` makes a ledger where none exists; LedgerError where it was
+    lost or another process writes it, unless ``take_over`` ends the other, where the store can. A ``reader`` writes
+    nothing, while any process may write. Opening an ``anchor`` does not read it; UnreachableError where no database
+    answers.
+    ``write`` puts a whole ledger at a place, or nothing; LedgerError where one exists.
     """
+
+    store: type[store.SqliteStore | PostgresStore]
+    reader: type[store.SqliteReader | PostgresReader]
+    anchor: type[Anchor]
+    write: Callable[[Place, Header, Sequence[Row]], None]
+
+
+def back_end(place: Place) -> BackEnd:
+    """Return what reads and writes the ledger or the anchor at ``place``: a file, or a name in a database."""
     if is_database(place):
-        from aggregator import postgres  # here and below: psycopg is an extra
+        from aggregator import postgres  # here only: psycopg is an extra
 
-        return postgres.PostgresStore(str(place), terms, create=create, take_over=take_over)
-    return store.SqliteStore(Path(place), terms, create=create)
-
-
-def open_reader(place: Place) -> Reader:
-    """Open the ledger at ``place`` for reading while any process may write to it. Nothing is written."""
-    if is_database(place):
-        from aggregator import postgres
-
-        return postgres.PostgresReader(str(place))
-    return store.SqliteReader(Path(place))
-
-
-@contextmanager
-def reading(place: Place, *, after: int = 0) -> Iterator[Stored]:
-    """Read a ledger, with its entries after number ``after``. LedgerError where there is no ledger."""
-    with closing(open_reader(place)) as reader:
-        yield content_after(reader, after)
-
-
-def write_store(place: Place, header: Header, rows: Sequence[Row]) -> None:
-    """Put a whole ledger at ``place``, or nothing. LedgerError where a ledger exists."""
-    last = Head(rows[-1][0], rows[-1][3]) if rows else header.start
-    if is_database(place):
-        from aggregator import postgres
-
-        postgres.write_database(str(place), header, rows, last)
-    else:
-        store.write_file(Path(place), header, rows, last)
-
-
-def open_anchor(place: Place) -> Anchor:
-    """Return the anchor at ``place``: a file, or a name in a database, as for ledgers; it is not read yet.
-
-    UnreachableError where no database answers.
-    """
-    if is_database(place):
-        from aggregator import postgres
-
-        return postgres.DatabaseAnchor(str(place))
-    return store.FileAnchor(Path(place))
+        return BackEnd(
+            postgres.PostgresStore, postgres.PostgresReader, postgres.DatabaseAnchor, postgres.write_database
+        )
+    return BackEnd(store.SqliteStore, store.SqliteReader, store.FileAnchor, store.write_file)
 
 
 def noted_at(place: Place | None) -> tuple[Head, ...]:
@@ -425,7 +347,7 @@ def noted_at(place: Place | None) -> tuple[Head, ...]:
     :meth:`aggregator.store.FileAnchor.noted`."""
     if place is None:
         return ()
-    with closing(open_anchor(place)) as anchor:
+    with closing(back_end(place).anchor(place)) as anchor:
         return (anchor.noted(),)
 
 
@@ -457,23 +379,42 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 
         LedgerError if no ledger exists and it must not be made, if a part of it is missing or belongs to another
         ledger, if another process writes it, if it cannot be written, if its chain is broken, if it lacks the entry
-        that its anchor notes, or if its terms differ (both values are named).
+        that its anchor notes, or if its terms differ (both values are named). ValueError for a mechanism that is not
+        registered.
         """
         self.place, self.terms, name = place, terms, shown(place)
+        # Through JSON, as stored terms go: a tuple becomes a list.
+        wanted = json.loads(json.dumps(terms.to_json()))
+        # The ledger stores a name: another class under it would be read back as the registered one.
+        if mechanism_named(**wanted["mechanism"]) != terms.mechanism:
+            kind = type(terms.mechanism).__qualname__
+            raise ValueError(f"{kind}: is not the mechanism named {terms.mechanism.name}.")
         self._failure: str | None = None
         self._is_open = False
         try:
             # Closed after an interrupt too: a lock of a lost object would refuse every later writer.
             with ExitStack() as opened:
-                self._anchor = None if anchor is None else opened.enter_context(closing(open_anchor(anchor)))
+                self._anchor = None
+                if anchor is not None:
+                    self._anchor = opened.enter_context(closing(back_end(anchor).anchor(anchor)))
                 self.store: Store = opened.enter_context(
-                    closing(open_store(place, canonical(terms.to_json()), create=create, take_over=take_over))
+                    closing(back_end(place).store(place, canonical(wanted), create=create, take_over=take_over))
                 )
-                noted = () if self._anchor is None else (self._anchor.noted(),)
+                noted = [] if self._anchor is None else [self._anchor.noted()]
                 with closing(self.store.reader()) as reader:
-                    super().__init__(name, content_after(reader), noted)
+                    super().__init__(name, reader.header, [reader.noted, *noted], rows_after(reader))
                 # Before `begin`, which may write: a ledger of something else stays as it was.
-                terms.require_equal(self.stored_terms)
+                other = [field for field, value in wanted.items() if self.stored_terms.get(field) != value]
+                if other[:1] == ["ensemble"]:  # a digest of private shards: not to be shown
+                    raise LedgerError(
+                        "The ledger was opened for other teachers (ensemble) and cannot be used with these; restore "
+                        "the private records, settings and library versions of this run, or start a new run folder."
+                    )
+                if other:
+                    what = f"{other[0]} = {self.stored_terms.get(other[0])}, not {wanted[other[0]]}"
+                    raise LedgerError(
+                        f"The ledger was opened with {what}; give the old value, or start a new run folder."
+                    )
                 self.store.begin(self.head)
                 # A crash may have come between an outcome and its note; from here on the outcome may leave.
                 if self._anchor is not None:
@@ -483,14 +424,13 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         except (sqlite3.Error, OSError) as error:
             raise LedgerError(f"{name}: cannot be opened for writing ({error}); repair disk or folder.") from error
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Close the store, then the anchor; safe to call twice."""
         self._is_open = False
         # The mark above comes first: no thread begins a write into a store that is being closed.
         self._opened.close()
+
+    __exit__ = close
 
     def check(self) -> None:
         """Raise LedgerError if a write would be refused: it is closed, a write failed, or its store was changed.
@@ -516,9 +456,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
         """Store, durably, how much ``caller`` may spend from now on; earlier charges count."""
-        # Stored before it holds: a limit must survive a restart.
         self._append("limit", {"at": round(time.time(), 3), "caller": caller, "limit": asdict(limit)})
-        self.limits[caller] = limit
 
     def reserve(
         self, keys: Sequence[str], groups: Sequence[int], votes_QC: IntArray, askers: Sequence[Asker] = ()
@@ -526,23 +464,27 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         """Charge Q queries in full and make that durable in one transaction; returns the reservations' numbers.
 
         ``askers`` are charged, one for each query; none: the run itself. ValueError for a key that already has an
-        outcome: it must not be drawn again. LedgerError if it cannot be written: then nothing may be drawn.
+        outcome, as it must not be drawn again, and for one with white space, which separates keys. LedgerError if it
+        cannot be written: then nothing may be drawn.
         """
         # Open reservations do not count: a query that a crash left without an outcome is asked, and charged, again.
         if not self.outcome_of.keys().isdisjoint(keys):
             raise ValueError("One of these queries has an outcome already; return that one.")
         # Neighbours of one asker are one item: a request of a thousand queries does not repeat its caller.
         asked = [(*asker, len(list(equal))) for asker, equal in groupby(askers or [NOBODY] * len(keys))]
+        words = " ".join(keys)
+        # An empty key is found too: it would vanish between the spaces.
+        if len(words.split()) != len(keys):
+            raise ValueError("Expected keys without white space.")
+        # Counts as base64 of little-endian 32-bit integers, query by query.
+        votes = base64.b64encode(votes_QC.astype("<i4").tobytes()).decode("ascii")
         # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
-        at_s = round(time.time(), 3)
-        entry = reserve_entry(keys, groups, votes_QC, asked, at_s)
+        entry = {"asked": asked, "at": round(time.time(), 3), "groups": groups, "keys": words, "votes": votes}
         first = len(self.keys)
         # The hold comes first: a crash in between counts too many, never too few.
         if self.hold is not None:
             self.hold(first + len(keys))
         self._append("reserve", entry)
-        # Memory follows the disk: what could not be written was not charged.
-        self._add_reservations(keys, groups, votes_QC, asked, at_s)
         return range(first, first + len(keys))
 
     def commit(self, reserved: range, outcomes: Sequence[Outcome]) -> None:
@@ -550,18 +492,27 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         # An outcome that was released must never be written over by another draw.
         if self.outcomes[reserved.start : reserved.stop] != [None] * len(outcomes):
             raise ValueError(f"Expected one outcome for each reservation in {reserved}; some are committed already.")
-        self._append("commit", commit_entry(reserved.start, outcomes))
-        self.outcomes[reserved.start : reserved.stop] = outcomes
-        self.outcome_of.update(zip(self.keys[reserved.start : reserved.stop], outcomes, strict=True))
+        # A refusal's verdict, an answer's label, or the label followed by the counts released with it.
+        words: list[str | int | list[int]] = []
+        for settled in outcomes:
+            if (settled.verdict == "answer") != (settled.label is not None):
+                what = f"{settled.verdict}, {settled.label}"
+                raise ValueError(f"Expected a label for an answer and for nothing else, got {what}.")
+            if settled.label is None:
+                words.append(settled.verdict)
+            else:
+                words.append(settled.label if settled.counts is None else [settled.label, *settled.counts])
+        self._append("commit", {"first": reserved.start, "outcomes": words})
 
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
+        """Store an entry, then add it to the state: what could not be written was not charged and does not hold."""
         self.check()
         text = canonical(payload)
         # ValueError for half of a UTF-16 pair, which no reader accepts. Without this escape there is none, and parsing
         # every entry would be slow.
         if "\\ud" in text:
             from_json(text)
-        head = self.chain.after(self.head, kind, text)
+        head = Head(self.head.number + 1, self.header.link(self.head.digest, kind, text))
         try:
             # The store first: an anchor ahead of it would refuse a ledger from which nothing is missing.
             self.store.append(kind, text, head)
@@ -573,6 +524,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         self.check()  # again: a write may succeed into a file that was removed
         # Last: the next entry must not follow one that may be lost.
         self.head = head
+        self._add(kind, payload)
 
 
 def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
@@ -582,8 +534,8 @@ def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
     """
     # The anchor first: read after the rows, it may note an entry that a writer appended in between.
     noted = noted_at(anchor)
-    with reading(place) as found:
-        return LedgerState(shown(place), found, noted)
+    with closing(back_end(place).reader(place)) as reader:
+        return LedgerState(shown(place), reader.header, [reader.noted, *noted], rows_after(reader))
 
 
 def verified_slices(ledger: Ledger) -> Iterator[int]:
@@ -595,15 +547,14 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
     """
     # Up to the present end: what is appended meanwhile is verified in the next round.
     written, name = ledger.head, ledger.name
-    with closing(open_reader(ledger.place)) as reader:
-        header = reader.header()
-        head, count = header.start, 1
+    with closing(back_end(ledger.place).reader(ledger.place)) as reader:
+        head, count = reader.header.start, 1
         while head.number < written.number:
             began_s = time.perf_counter()
             rows = reader.rows(head.number, min(count, written.number - head.number))
             if not rows:
                 raise _lacks(name, head.number, written.number)
-            for number, _, _, digest in verified_entries(rows, name, header.chain, head):
+            for number, _, _, digest in verified_entries(rows, name, reader.header, head):
                 head = Head(number, digest)
             # Entries differ a thousandfold in length, so their number follows the clock.
             took_s = time.perf_counter() - began_s
@@ -615,12 +566,10 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
 
 def require_entry(ledger: Ledger, head: Head) -> None:
     """Raise LedgerError unless a ledger stores the entry ``head``; errors as :func:`verified_slices`."""
-    with closing(open_reader(ledger.place)) as reader:
+    with closing(back_end(ledger.place).reader(ledger.place)) as reader:
         # The start of the chain is not among the rows.
-        if head.number == 0:
-            header = reader.header()
-            found = [header.start]
-        else:
+        found = [reader.header.start]
+        if head.number:
             found = [Head(row[0], row[3]) for row in reader.rows(head.number - 1, 1)]
     if found != [head]:
         raise LedgerError(f"{ledger.name}: lacks entry {head.number}, which was written; restore it from a copy.")

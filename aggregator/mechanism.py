@@ -67,23 +67,14 @@ class Outcome:
     label: int | None = None
     counts: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        if (self.verdict == "answer") != (self.label is not None):
-            raise ValueError(f"Expected a label for an answer and for nothing else, got {self.verdict}, {self.label}.")
-        if self.counts is not None and self.label is None:
-            raise ValueError(f"Expected counts with an answer only, got {self.verdict}.")
-
     @property
     def is_charged(self) -> bool:
         """True if private votes were touched."""
         return self.verdict != "free"
 
 
-# A long ledger holds as many outcomes as reservations, and few different ones.
-@lru_cache(maxsize=1024)
-def outcome(verdict: Verdict, label: int | None = None) -> Outcome:
-    """Return the :class:`Outcome` of these values; equal values give the same object."""
-    return Outcome(verdict=verdict, label=label)
+# A long ledger holds as many outcomes as reservations, and few different ones: equal values give the same object.
+outcome = lru_cache(maxsize=1024)(Outcome)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +82,14 @@ class Mechanism(ABC):
     """Draws outcomes and names events; a frozen dataclass whose fields are its public parameters, plain numbers.
 
     ``name`` is stored in ledgers and never given to another mechanism. ``voters`` is the word for the voters on pages.
-    ``releases`` says what is released with an answer.
+    ``releases`` says what is released with an answer. ``all_vote``: whether a query needs the vote of every voter, or
+    fewer may vote, as neighbours in a small sample do.
     """
 
     name: ClassVar[str]
     voters: ClassVar[str] = "teachers"
     releases: ClassVar[ReleaseKind] = "label"
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters by name, as a ledger stores them."""
-        return asdict(self)
+    all_vote: ClassVar[bool] = True
 
     @abstractmethod
     def answer(
@@ -115,8 +103,9 @@ class Mechanism(ABC):
     ) -> list[Outcome]:
         """Return one outcome per query, in order, and count answers in ``gate``.
 
-        ``votes_QC`` passes :meth:`is_complete`. The noise of query i is derived from ``keys[i]``, so that blocks change
-        nothing. The session calls this once the queries are reserved, and stores the outcomes before anybody sees them.
+        ``votes_QC`` are integers >= 0 that every voter has cast. The noise of query i is derived from ``keys[i]``, so
+        that blocks change nothing. The session calls this once the queries are reserved, and stores the outcomes before
+        anybody sees them.
         """
 
     @abstractmethod
@@ -150,19 +139,7 @@ class Mechanism(ABC):
 
     def columns(self) -> dict[str, str]:
         """Return the parameters for a table: short names, and values as text."""
-        return {name: f"{value:g}" for name, value in self.parameters.items()}
-
-    def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
-        """Return whether every voter that the mechanism requires has voted. ValueError unless the votes are counts for
-        two or more classes."""
-        # Signed integers only: noise is negative too, and other types would wrap around or be rounded.
-        if votes_QC.ndim != 2 or votes_QC.shape[1] < 2 or votes_QC.dtype.kind != "i":
-            what = f"{votes_QC.dtype} of {votes_QC.shape}"
-            raise ValueError(f"Expected integer votes for at least two classes, got {what}.")
-        if votes_QC.size and votes_QC.min() < 0:
-            raise ValueError("Expected votes >= 0.")
-        totals: list[int] = votes_QC.sum(axis=1).tolist()
-        return totals.count(num_teachers) == len(totals)
+        return {name: f"{value:g}" for name, value in asdict(self).items()}
 
     def chances(self, counts_QC: IntArray, *, num_teachers: int) -> FloatArray:  # noqa: ARG002 - of the subclass
         """Return the probability of every label given released counts, shape (Q, C); rows sum to one.
@@ -189,12 +166,12 @@ def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityG
     outcomes = []
     for group, label in zip(groups, labels, strict=True):
         if label != NOT_CONFIDENT and gate.admit(group, label):
-            outcomes.append(outcome("answer", label))
+            outcomes.append(outcome(verdict="answer", label=label))
         # Asked second: a label that the gate admits shows already that it does not reject them all.
         elif not gate.accepts_any(group):
-            outcomes.append(outcome("free"))
+            outcomes.append(outcome(verdict="free"))
         else:
-            outcomes.append(outcome("confidence" if label == NOT_CONFIDENT else "fairness"))
+            outcomes.append(outcome(verdict="confidence" if label == NOT_CONFIDENT else "fairness"))
     return outcomes
 
 
@@ -211,22 +188,6 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        labels, confident, noisy_QC = self.draw(votes_QC, keys=keys, source=source)
-        outcomes = gated(labels, groups, gate)
-        if self.releases == "counts":
-            # After the gate: the counts behind a label that it refused are not released.
-            for query, counts_C in zip(confident.tolist(), noisy_QC.tolist(), strict=True):
-                if outcomes[query].label is not None:
-                    outcomes[query] = replace(outcomes[query], counts=tuple(counts_C))
-        return outcomes
-
-    def draw(
-        self, votes_QC: IntArray, *, keys: Sequence[str], source: NoiseSource
-    ) -> tuple[list[int], IntArray, IntArray]:
-        """Return all labels, the rows whose noisy threshold check passes, and the noisy counts of those rows.
-
-        The label of a query whose check fails is ``NOT_CONFIDENT``. Ties are broken uniformly.
-        """
         # Word 0 of a row is the check's, the others one per class: no draw shifts another, alone or in a block.
         words = source.words(keys, 1 + votes_QC.shape[1])
         noise_Q = discrete_gaussians(self.threshold_stddev_votes, words[:, 0], source)
@@ -238,17 +199,23 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         for query, label in zip(confident.tolist(), noisy_QC.argmax(axis=1).tolist(), strict=True):
             labels[query] = label
         is_leader_QC = noisy_QC == noisy_QC.max(axis=1, keepdims=True)
-        # Ties are rare; without one no row is looked at.
+        # Ties are rare; without one no row is looked at. They are broken uniformly.
         if np.count_nonzero(is_leader_QC) > len(noisy_QC):
             for row in (is_leader_QC.sum(axis=1) > 1).nonzero()[0].tolist():
                 query = confident[row]
                 # A stream of its own: the same winner in any order and any block.
                 leaders = is_leader_QC[row].nonzero()[0].tolist()
                 labels[query] = leaders[source.derive(keys[query], "tie").randbelow(len(leaders))]
-        return labels, confident, noisy_QC
+        outcomes = gated(labels, groups, gate)
+        if self.releases == "counts":
+            # After the gate: the counts behind a label that it refused are not released.
+            for query, counts_C in zip(confident.tolist(), noisy_QC.tolist(), strict=True):
+                if outcomes[query].label is not None:
+                    outcomes[query] = replace(outcomes[query], counts=tuple(counts_C))
+        return outcomes
 
     def worst_case(self, num_queries: int) -> Event:
-        return ConfidentGnmaxQueries(count=num_queries, **self.parameters)
+        return ConfidentGnmaxQueries(count=num_queries, **asdict(self))
 
     def scaled(self, factor: float) -> Self:
         return replace(
@@ -289,7 +256,7 @@ class ConfidentGnmax(ConfidentVotes):
     name: ClassVar[str] = "confident_gnmax"
 
     def realised(self, votes_QC: IntArray) -> ConfidentGnmaxVotes:
-        return ConfidentGnmaxVotes(votes_QC=votes_QC, **self.parameters)
+        return ConfidentGnmaxVotes(votes_QC=votes_QC, **asdict(self))
 
     def right_probability(self, votes_QC: IntArray, right_Q: IntArray) -> FloatArray:
         """Return P[the noisy argmax is class ``right_Q``] per query, shape (Q,), for continuous Gaussian noise.
@@ -329,6 +296,7 @@ class NearestRecords(ConfidentVotes):
 
     name: ClassVar[str] = "nearest_records"
     voters: ClassVar[str] = "neighbours"
+    all_vote: ClassVar[bool] = False
     sampling_rate: float
     num_neighbours: int
 
@@ -355,11 +323,6 @@ class NearestRecords(ConfidentVotes):
 
     def columns(self) -> dict[str, str]:
         return {"gamma": f"{self.sampling_rate:g}", "k": f"{self.num_neighbours}", **super().columns()}
-
-    def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
-        """Return whether there are at most ``num_teachers`` votes on each query: a sample may be smaller."""
-        super().is_complete(votes_QC, num_teachers=num_teachers)
-        return bool((votes_QC.sum(axis=1) <= num_teachers).all())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,22 +351,20 @@ def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes:
     if num_teachers < 1 or not noise_stddev_votes > 0:
         given = num_teachers, noise_stddev_votes
         raise ValueError(f"Expected num_teachers >= 1 and noise_stddev_votes > 0, got {given}.")
-    num_classes = counts_QC.shape[1]
-    parts = [np.zeros((0, num_classes))]
+    total, stddev, num_classes = num_teachers, noise_stddev_votes, counts_QC.shape[1]
     # In parts: weights take Q * C * (T + 1) numbers of eight bytes.
-    for start in range(0, len(counts_QC), _COUNTS_AT_ONCE):
-        parts.append(_expected_votes(counts_QC[start : start + _COUNTS_AT_ONCE], num_teachers, noise_stddev_votes))
-    chances_QC: FloatArray = (np.concatenate(parts) + 1) / (num_teachers + num_classes)
-    return chances_QC
-
-
-def _expected_votes(counts_QC: IntArray, total: int, stddev: float) -> FloatArray:
-    """Return E[n | m], shape (Q, C)."""
+    if not 0 < len(counts_QC) <= _COUNTS_AT_ONCE:
+        starts = range(0, len(counts_QC), _COUNTS_AT_ONCE)
+        parts = [
+            label_chances(counts_QC[start : start + _COUNTS_AT_ONCE], num_teachers=total, noise_stddev_votes=stddev)
+            for start in starts
+        ]
+        return np.concatenate([np.zeros((0, num_classes)), *parts])
     # As votes sum to the total, adding the same to all counts of a row changes nothing but rounding, which is least
     # where the total is a likely sum of independent classes. With u a count over sigma, the expectation of a count that
     # is not negative is sigma (u + phi(u) / Phi(u)): below sigma / -u where u < 0, above u sigma always. The shift is
     # found by halving between these two bounds.
-    most_Q, num_classes = counts_QC.max(axis=1).astype(np.float64), counts_QC.shape[1]
+    most_Q = counts_QC.max(axis=1).astype(np.float64)
     low_Q: FloatArray = -most_Q - num_classes * stddev**2 / total
     high_Q: FloatArray = total - most_Q
     for _ in range(_HALVINGS):
@@ -424,23 +385,24 @@ def _expected_votes(counts_QC: IntArray, total: int, stddev: float) -> FloatArra
         scaled_QK: FloatArray = product_QK / product_QK.max(axis=1, keepdims=True)
         return scaled_QK
 
-    def products_before(weights_CQK: FloatArray) -> list[FloatArray]:
-        """Return, for each class, the weight of every sum of the votes of the classes before it."""
-        none_QK = np.zeros(weights_CQK.shape[1:])
+    # The weight of every sum of the votes of all classes but one, by products from both ends: 3 C convolutions instead
+    # of C^2.
+    ends: list[list[FloatArray]] = []
+    for weights_CQK in (weight_CQK, weight_CQK[::-1]):
+        none_QK = np.zeros(weight_CQK.shape[1:])
         none_QK[:, 0] = 1.0
         products = [none_QK]
         for weight_QK in weights_CQK[:-1]:
             products.append(convolved(products[-1], weight_QK))
-        return products
-
-    # All classes but one, by products from both ends: 3 C convolutions instead of C^2.
-    before, after = products_before(weight_CQK), products_before(weight_CQK[::-1])[::-1]
+        ends.append(products)
+    before, after = ends[0], ends[1][::-1]
     # Reversed: where this class has n votes, the others have the rest of the total.
     joint_CQK = weight_CQK * np.stack([convolved(b, a)[:, ::-1] for b, a in zip(before, after, strict=True)])
     expected_CQ = (joint_CQK @ votes_K) / joint_CQK.sum(axis=2)
     # Rounding moved the sum a little; scaled, it is the total again.
-    expected_QC: FloatArray = (total * expected_CQ / expected_CQ.sum(axis=0)).T
-    return expected_QC
+    expected_QC = (total * expected_CQ / expected_CQ.sum(axis=0)).T
+    chances_QC: FloatArray = (expected_QC + 1) / (num_teachers + num_classes)
+    return chances_QC
 
 
 KindT = TypeVar("KindT", bound=type[Mechanism])
@@ -467,9 +429,3 @@ def mechanism_named(name: str, parameters: Mapping[str, Any]) -> Mechanism:
         return _KINDS[name](**parameters)
     except TypeError as error:
         raise ValueError(f"mechanism {name}: {error}") from error
-
-
-def mechanism_of(parameters: MechanismParameters, release: ReleaseKind = "label") -> ConfidentVotes:
-    """Return the mechanism of teachers' votes with a configuration's parameters and kind of release."""
-    kind = ConfidentGnmax if release == "label" else ConfidentCounts
-    return kind(**vars(parameters))

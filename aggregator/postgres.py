@@ -26,11 +26,12 @@ from psycopg import Connection
 
 from aggregator.store import (
     SCHEMA_VERSION,
-    Chain,
+    DeposedError,
     EntryKind,
     Head,
     Header,
     LedgerError,
+    Place,
     Row,
     StoreError,
     UnreachableError,
@@ -78,14 +79,18 @@ _DURABLE = {"fsync": ("on",), "full_page_writes": ("on",), "synchronous_commit":
 
 
 class Commits:
-    """A connection on which every statement is one transaction, durable when it returns."""
+    """A connection to the database of a place, on which every statement is one transaction, durable when it returns.
 
-    def __init__(self, url: str, place: str) -> None:
-        self.connection = connect(url)
+    ``place`` is as messages show it; ``name`` is that of the ledger or anchor.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place, (self.url, self.name) = shown(place), split_place(place)
+        self.connection = connect(self.url)
         self._warnings: list[str] = []
         try:
-            with as_ledger_errors(place):
-                require_durable(self.connection, place)
+            with as_ledger_errors(self.place):
+                require_durable(self.connection, self.place)
                 (are_there,) = one(self.connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_anchors")
                 if not are_there:  # only then: making them needs more rights than writing to them
                     with self.connection.transaction():
@@ -113,9 +118,9 @@ class Commits:
             raise StoreError("; ".join(self._warnings))
 
 
-def split_place(place: str) -> tuple[str, str]:
+def split_place(place: Place) -> tuple[str, str]:
     """Return the address of the database, and the ledger's name in it. LedgerError without a name."""
-    url, _, name = place.partition("#")
+    url, _, name = str(place).partition("#")
     if not name:
         raise LedgerError(f"{shown(place)}: names no ledger; add its name, as in postgresql://HOST/DATABASE#NAME.")
     return url, name
@@ -187,6 +192,13 @@ _APPEND: LiteralString = """
 """
 # Nothing where a ledger of this name exists.
 _MAKE: LiteralString = "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, %s, %s) ON CONFLICT DO NOTHING"
+# pg_locks shows a key of 64 bits in two halves; objsubid 1 says that they are one key.
+_END_HOLDER: LiteralString = """
+    SELECT pg_terminate_backend(pid) FROM pg_locks, hashtextextended(%s, 0) AS wanted
+    WHERE locktype = 'advisory' AND objsubid = 1 AND database = (
+        SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (classid::bigint << 32 | objid::bigint) = wanted AND pid <> pg_backend_pid()
+"""
 # How long an ended connection may take to give up the lock; after that the epoch alone decides.
 _TAKE_OVER_S = 5.0
 _CLOSED_S = 1.0  # a server notices that a connection was closed, and ends its session, a moment later
@@ -197,33 +209,26 @@ _LAST_EPOCHS: dict[tuple[str, str], int] = {}
 class PostgresReader:
     """Reads a ledger in a database, as :class:`aggregator.store.SqliteReader`; ``connection`` None: one of its own."""
 
-    def __init__(self, place: str, connection: Connection[Any] | None = None) -> None:
+    def __init__(self, place: Place, connection: Connection[Any] | None = None) -> None:
         self._place, (url, self._name) = shown(place), split_place(place)
         self._owns = connection is None
         self._connection = connection or connect(url)
+        found = None
+        statement: LiteralString = "SELECT version, terms, key, number, digest FROM fairpate_ledgers WHERE name = %s"
         try:
             with as_ledger_errors(self._place):
                 require_primary(self._connection, self._place)
+                if one(self._connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_ledgers")[0]:
+                    found = self._connection.execute(statement, (self._name,)).fetchone()
+            if found is None:
+                remedy = "restore it, or give the name of one that is there"
+                raise LedgerError(f"{self._place}: no such ledger; {remedy}.")  # noqa: TRY301 - closed below
+            version, terms, key, number, digest = found
+            # Of one row, read before any entry: a writer only adds to what it names.
+            self.header, self.noted = known_header(self._place, version, terms, key), Head(number, digest)
         except BaseException:
             self.close()
             raise
-
-    def header(self) -> Header:
-        return self._stored()[1]
-
-    def noted(self) -> Head:
-        return self._stored()[0]
-
-    def _stored(self) -> tuple[Head, Header]:
-        found = None
-        statement: LiteralString = "SELECT version, terms, key, number, digest FROM fairpate_ledgers WHERE name = %s"
-        with as_ledger_errors(self._place):
-            if one(self._connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_ledgers")[0]:
-                found = self._connection.execute(statement, (self._name,)).fetchone()
-        if found is None:
-            raise LedgerError(f"{self._place}: no such ledger; restore it, or give the name of one that is there.")
-        version, terms, key, number, digest = found
-        return Head(number, digest), known_header(self._place, version, terms, key)
 
     def rows(self, after: int, most: int) -> Sequence[Row]:
         statement: LiteralString = """
@@ -243,14 +248,14 @@ class PostgresStore:
 
     remedy = "Bring the database back, or stop the other writer; writing then resumes."
 
-    def __init__(self, place: str, terms: str, *, create: bool, take_over: bool) -> None:
-        self._place, (self._url, self._name) = shown(place), split_place(place)
-        self._at, self._commits = place, Commits(self._url, self._place)
+    def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:
+        self._at, self._commits = place, Commits(place)
+        self._place, self._name = self._commits.place, self._commits.name
         try:
             with as_ledger_errors(self._place):
                 if create:
-                    new = Header(SCHEMA_VERSION, terms, Chain())
-                    self._commits.run(_MAKE, (self._name, new.version, terms, new.chain.key.hex(), *new.start))
+                    new = Header(terms)
+                    self._commits.run(_MAKE, (self._name, SCHEMA_VERSION, terms, new.key.hex(), *new.start))
                 self._take_advisory_lock(take_over=take_over)
                 # Until `begin` commits, this transaction locks the row: no other writer appends while this one reads
                 # and verifies.
@@ -258,7 +263,7 @@ class PostgresStore:
                 connection.execute("BEGIN")
                 connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self._name,))
                 self._epoch = self._stored_epoch(connection)
-                self._last = self.reader().noted()
+                self._last = self.reader().noted
         except BaseException:
             self.close()
             raise
@@ -280,7 +285,7 @@ class PostgresStore:
             raise LedgerError(f"{self._place}: holds entries after number {self._last.number}; restore it from a copy.")
         # By `run`: a commit that did not wait for its standby must not make a writer.
         self._commits.run("COMMIT")
-        _LAST_EPOCHS[self._url, self._name] = self._epoch
+        _LAST_EPOCHS[self._commits.url, self._name] = self._epoch
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
         """Store the entry in one transaction, which changes nothing under another epoch or after another entry."""
@@ -295,24 +300,26 @@ class PostgresStore:
 
     def look(self) -> None:
         # A new one each time: one that was kept would have to be closed from another thread while it hangs.
-        with closing(connect(self._url)) as connection, as_ledger_errors(self._place):
+        with closing(connect(self._commits.url)) as connection, as_ledger_errors(self._place):
             require_durable(connection, self._place)
             epoch = self._stored_epoch(connection)
         if epoch != self._epoch:
             raise LedgerError(f"{self._place}: another writer took over; stop one of the two.")
 
-    def was_deposed(self) -> bool:
-        """Return whether a later epoch than any of this process is in force, asked on a new connection."""
-        with closing(connect(self._url)) as connection, as_ledger_errors(self._place):
-            found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
-        # A ledger that was restored from a copy begins again at a lower epoch.
-        return found is not None and found[0] > _LAST_EPOCHS[self._url, self._name]
-
     def has_room(self) -> bool:
         return True  # the server's disk cannot be seen from here
 
     def require_writable(self) -> None:
-        """Do nothing: only opening the ledger again can show it."""
+        """Raise DeposedError if a later epoch than any of this process is in force, asked on a new connection.
+
+        Only opening the ledger again can show that it takes writes.
+        """
+        url = self._commits.url
+        with closing(connect(url)) as connection, as_ledger_errors(self._place):
+            found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
+        # A ledger that was restored from a copy begins again at a lower epoch.
+        if found is not None and found[0] > _LAST_EPOCHS[url, self._name]:
+            raise DeposedError(f"{self._place}: another writer took over; start this service again to write it.")
 
     def close(self) -> None:
         """End the connection, and with it the advisory lock and a transaction that was not committed."""
@@ -320,9 +327,9 @@ class PostgresStore:
 
     def _take_advisory_lock(self, *, take_over: bool) -> None:
         """Take the advisory lock, or only try to. LedgerError where another writer's connection lives."""
+        connection = self._commits.connection
         deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)
-        statement: LiteralString = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
-        while not one(self._commits.connection, statement, self._name)[0]:
+        while not one(connection, "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", self._name)[0]:
             is_late = time.monotonic() > deadline_s
             if is_late and not take_over:
                 raise LedgerError(
@@ -332,48 +339,33 @@ class PostgresStore:
             if is_late:  # without the lock: the epoch is the guarantee
                 return
             if take_over:
-                _end_holder(self._commits.connection, self._name)
+                # End the connection that holds it, where this role may.
+                with suppress(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(_END_HOLDER, (self._name,))
             time.sleep(0.05)
 
 
-def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) -> None:
+def write_database(place: Place, header: Header, rows: Sequence[Row]) -> None:
     """Put a whole ledger at ``place``, in one transaction. LedgerError where one of this name exists."""
-    url, name = split_place(place)
-    commits = Commits(url, shown(place))
-    with commits.connection as connection, as_ledger_errors(shown(place)), connection.transaction():
-        values = (name, header.version, header.terms, header.chain.key.hex(), *head)
-        made = connection.execute(_MAKE, values)
+    commits, head = Commits(place), Head(rows[-1][0], rows[-1][3]) if rows else header.start
+    with commits.connection as connection, as_ledger_errors(commits.place), connection.transaction():
+        made = connection.execute(_MAKE, (commits.name, SCHEMA_VERSION, header.terms, header.key.hex(), *head))
         if made.rowcount != 1:
-            raise LedgerError(f"{shown(place)}: a ledger of this name already exists; give another name.")
+            raise LedgerError(f"{commits.place}: a ledger of this name already exists; give another name.")
         with connection.cursor().copy("COPY fairpate_entries FROM STDIN") as copy:
             for row in rows:
-                copy.write_row((name, *row))
+                copy.write_row((commits.name, *row))
     # Behind the transaction: the warning comes with its COMMIT.
     commits.require_waited()
-
-
-def _end_holder(connection: Connection[Any], name: str) -> None:
-    """End the connection that holds the advisory lock, where this role may."""
-    # pg_locks shows a key of 64 bits in two halves; objsubid 1 says that they are one key.
-    with suppress(psycopg.errors.InsufficientPrivilege):
-        connection.execute(
-            """
-            SELECT pg_terminate_backend(pid) FROM pg_locks, hashtextextended(%s, 0) AS wanted
-            WHERE locktype = 'advisory' AND objsubid = 1 AND database = (
-                SELECT oid FROM pg_database WHERE datname = current_database())
-            AND (classid::bigint << 32 | objid::bigint) = wanted AND pid <> pg_backend_pid()
-            """,
-            (name,),
-        )
 
 
 class DatabaseAnchor:
     """An anchor in one row of the table ``fairpate_anchors``, with the methods of
     :class:`aggregator.store.FileAnchor`."""
 
-    def __init__(self, place: str) -> None:
-        self._place, (self._url, self._name) = shown(place), split_place(place)
-        self._commits = Commits(self._url, self._place)
+    def __init__(self, place: Place) -> None:
+        self._at, self._commits = place, Commits(place)
+        self._place, self._name = self._commits.place, self._commits.name
 
     def make(self, head: Head) -> None:
         try:
@@ -397,7 +389,7 @@ class DatabaseAnchor:
 
     def look(self) -> None:
         # On a connection of its own: it may hang.
-        with closing(DatabaseAnchor(f"{self._url}#{self._name}")) as anchor:
+        with closing(DatabaseAnchor(self._at)) as anchor:
             anchor.noted()
 
     def note(self, head: Head) -> None:

@@ -41,12 +41,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger import NOBODY, Asker, Ledger, LedgerTerms, OwnLimit
+from aggregator.ledger import NO_LIMIT, NOBODY, Asker, Ledger, LedgerTerms, OwnLimit
 from aggregator.mechanism import Mechanism, Outcome
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
@@ -56,7 +56,6 @@ from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.types import Budget, BudgetKind, FloatArray, IntArray, LabelledSet, strict
 
 Features = npt.NDArray[np.generic]
-MechanismT = TypeVar("MechanismT", bound=Mechanism)
 _ORDERS_A = np.array(DEFAULT_ORDERS)
 # An integer beyond any count, because counts are subtracted from it; infinity would make them floats.
 UNLIMITED = 2**62
@@ -98,43 +97,31 @@ def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> Budg
     )
 
 
-def _renyi(budget: Budget) -> RenyiFilter:
-    assert budget.epsilon is not None
-    return RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A)
-
-
 def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
     """Return how many of ``wanted`` queries a new ledger under ``terms`` admits; all where votes decide."""
     budget = terms.budget
-    if budget.kind == "query_count":
-        assert budget.max_queries is not None
+    if budget.max_queries is not None:
         return min(wanted, budget.max_queries)
     if budget.kind == "data_dependent":
         return wanted
+    assert budget.epsilon is not None
     # Equal charges from nothing: the whole grid of orders admits exactly what its best order does, so this is the
     # number at one order fixed in advance. A filter that chose its order by what was answered would not be sound.
-    return min(wanted, _renyi(budget).max_queries(accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)))
+    renyi = RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A)
+    return min(wanted, renyi.max_queries(accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)))
 
 
+# Cached: a run asks before it works, while it works and when it reports.
+@lru_cache
 def mechanism_within(
-    mechanism: MechanismT, *, target_epsilon: float, target_delta: float, num_queries: int
-) -> MechanismT:
+    mechanism: Mechanism, *, target_epsilon: float, target_delta: float, num_queries: int
+) -> Mechanism:
     """Return ``mechanism`` with its noise scaled by the least factor that keeps ``num_queries`` within the target.
 
     Holds for any votes. Queries that have a loss distribution are priced by it; then no more than ``num_queries`` may
     be submitted. ValueError for a target that no noise reaches.
     """
-    arguments = (mechanism, target_epsilon, target_delta, num_queries)
-    try:
-        factor = _factor_within(*arguments)
-    except TypeError:  # a user's mechanism may have a parameter that is not hashable
-        factor = _factor_within.__wrapped__(*arguments)
-    return mechanism.scaled(factor)
 
-
-# Cached: a run asks before it works, while it works and when it reports.
-@lru_cache
-def _factor_within(mechanism: Mechanism, target_epsilon: float, target_delta: float, num_queries: int) -> float:
     def events(factor: float) -> list[Event]:
         return [mechanism.scaled(factor).worst_case(num_queries)]
 
@@ -147,7 +134,7 @@ def _factor_within(mechanism: Mechanism, target_epsilon: float, target_delta: fl
         factor = least_noise(
             events, target_epsilon=target_epsilon, target_delta=target_delta, accounting="pld", largest_noise=factor
         )
-    return factor
+    return mechanism.scaled(factor)
 
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int) -> float:
@@ -254,28 +241,22 @@ class Quotas:
 
     def room(self, ledger: Ledger, caller: str, *, now_s: float) -> float:
         """Return how many new queries ``caller`` may be charged with now; inf without a quota."""
-        bucket = self._bucket(ledger, caller)
-        most = bucket.rule.max_queries
-        return math.inf if math.isinf(most) else most - bucket.level_at(now_s)
-
-    def _bucket(self, ledger: Ledger, caller: str) -> _Bucket:
-        """Return the caller's bucket with all charges counted."""
         # A quota of the caller itself replaces that of the service, in both directions.
-        own = ledger.limit_of(caller).per_day
+        own = ledger.limits.get(caller, NO_LIMIT).per_day
         rule = self.rule if own is None else QuotaRule(max_queries=own)
         bucket = self._buckets.get(caller)
         # Under another rule all earlier charges are counted again, as that rule counts them.
         if bucket is None or bucket.rule != rule:
             bucket = self._buckets[caller] = _Bucket(rule=rule)
         if math.isinf(rule.max_queries):
-            return bucket
+            return math.inf
         for asked in ledger.asked[bucket.num_seen :]:
             if asked.asker.caller == caller:
                 bucket.level = bucket.level_at(asked.at_s) + asked.num_queries
                 # Never back: after a clock was set back, time that has leaked once must not leak again.
                 bucket.filled_at_s = max(bucket.filled_at_s, asked.at_s)
         bucket.num_seen = len(ledger.asked)
-        return bucket
+        return rule.max_queries - bucket.level_at(now_s)
 
 
 MAX_BLOCK = 1024
@@ -405,12 +386,15 @@ class AggregatorSession:
         self._gate: DemographicParityGate | None = None
         self._lock = threading.Lock()
         self._most_queries = queries_that_fit(ledger.terms, UNLIMITED)
-        budget = ledger.terms.budget
-        self._votes_filter = _renyi(budget) if budget.kind == "data_dependent" else None
-        self._spent_A = np.zeros(len(_ORDERS_A))
-        # Reservations without an outcome count: a crash may have come after their noise was drawn.
-        if self._votes_filter is not None and ledger.keys:
-            self._spent_A += ledger.terms.mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
+        budget, self._votes_filter, self._spent_A = ledger.terms.budget, None, np.zeros(len(_ORDERS_A))
+        if budget.kind == "data_dependent":
+            assert budget.epsilon is not None
+            self._votes_filter = RenyiFilter(
+                target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A
+            )
+            # Reservations without an outcome count: a crash may have come after their noise was drawn.
+            if ledger.keys:
+                self._spent_A += ledger.terms.mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
 
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
         """Return the budget after that many new queries, whether or not all of them have room: public values only."""
@@ -424,19 +408,6 @@ class AggregatorSession:
     def room(self, wanted: int) -> int:
         """Return how many of ``wanted`` new queries the budget may have room for, as far as known without votes."""
         return max(0, min(wanted, self._most_queries - len(self.ledger.keys)))
-
-    def _admitted(self, votes_QC: IntArray) -> int:
-        """Return how many of these queries have room, from the first on; they are reserved next."""
-        count = self.room(len(votes_QC))
-        if self._votes_filter is None or not count:
-            return count
-        for number, price_A in enumerate(self.ledger.terms.mechanism.realised_rdp(votes_QC, _ORDERS_A)):
-            if not self._votes_filter.admits(self._spent_A, price_A):
-                self._most_queries = 0
-                return number
-            # Counted before the reservation: one that fails counts too much, never too little.
-            self._spent_A = self._spent_A + price_A
-        return count
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
         """Store how much ``caller`` may spend from now on. LedgerError if it cannot be written."""
@@ -466,9 +437,18 @@ class AggregatorSession:
                     raise ValueError(f"Expected 0 <= group < {terms.num_groups}, got {query.group}.")
             # Votes come before the lock is taken, so that slow teachers hold up no other thread.
             votes_QC = vote(new)
-            if votes_QC.shape != (len(new), terms.num_classes):
-                raise ValueError(f"Expected votes of shape {(len(new), terms.num_classes)}, got {votes_QC.shape}.")
-            if not terms.mechanism.is_complete(votes_QC, num_teachers=terms.num_teachers):
+            # Signed integers only: noise is negative too, and other types would wrap around or be rounded.
+            if votes_QC.shape != (len(new), max(2, terms.num_classes)) or votes_QC.dtype.kind != "i":
+                what = (
+                    f"{(len(new), terms.num_classes)} for at least two classes, got {votes_QC.dtype} {votes_QC.shape}"
+                )
+                raise ValueError(f"Expected integer votes of shape {what}.")
+            if votes_QC.min() < 0:
+                raise ValueError("Expected votes >= 0.")
+            totals_Q = votes_QC.sum(axis=1)
+            if (totals_Q > terms.num_teachers).any() or (
+                terms.mechanism.all_vote and (totals_Q < terms.num_teachers).any()
+            ):
                 raise VotesUnavailableError(f"Expected the votes of all {terms.num_teachers} teachers on every query.")
             with self._lock:
                 self._write(new, votes_QC, quota)
@@ -490,7 +470,7 @@ class AggregatorSession:
             for asker in query.askers:
                 caller = asker.caller
                 if caller not in left:
-                    own = most_queries(ledger.terms, ledger.limit_of(caller)) - ledger.charged_to[caller]
+                    own = most_queries(ledger.terms, ledger.limits.get(caller, NO_LIMIT)) - ledger.charged_to[caller]
                     left[caller] = min(own, quota(caller))
                 if left[caller] >= 1:
                     left[caller] -= 1
@@ -517,7 +497,15 @@ class AggregatorSession:
                 # Admitted under the lock, right before it is reserved: no other thread can take the same room.
                 payers = self._payers([queries[row] for row in block], quota)
                 charged = [(row, payer) for row, payer in zip(block, payers, strict=True) if payer is not None]
-                charged = charged[: self._admitted(votes_QC[[row for row, _ in charged]])]
+                charged = charged[: self.room(len(charged))]
+                if self._votes_filter is not None and charged:
+                    prices_QA = terms.mechanism.realised_rdp(votes_QC[[row for row, _ in charged]], _ORDERS_A)
+                    for count, price_A in enumerate(prices_QA):
+                        if not self._votes_filter.admits(self._spent_A, price_A):
+                            self._most_queries, charged = 0, charged[:count]
+                            break
+                        # Counted before the reservation: one that fails counts too much, never too little.
+                        self._spent_A = self._spent_A + price_A
                 if not charged:
                     continue
                 asked, block_QC = [queries[row] for row, _ in charged], votes_QC[[row for row, _ in charged]]
@@ -594,30 +582,6 @@ class SessionResult:
     replies: tuple[Outcome, ...]
     labelled: LabelledSet
     over_budget: int = 0
-
-    @property
-    def num_queries(self) -> int:
-        """The number of queries that were submitted, including those without room."""
-        return len(self.replies) + self.over_budget
-
-    @classmethod
-    def joined(cls, results: Sequence[SessionResult]) -> SessionResult:
-        """Return several results one after the other."""
-        labelled = [result.labelled for result in results]
-        # All parts have counts, or none: they come from one mechanism.
-        counts = [part.counts for part in labelled if part.counts is not None]
-        chances: list[npt.NDArray[Any]] = [part.chances for part in labelled if part.chances is not None]
-        return cls(
-            replies=tuple(reply for result in results for reply in result.replies),
-            labelled=LabelledSet(
-                record_ids=tuple(record_id for part in labelled for record_id in part.record_ids),
-                labels=np.concatenate([part.labels for part in labelled]),
-                groups=np.concatenate([part.groups for part in labelled]),
-                counts=np.concatenate(counts) if counts else None,
-                chances=np.concatenate(chances) if chances else None,
-            ),
-            over_budget=sum(result.over_budget for result in results),
-        )
 
 
 def answer_queries(

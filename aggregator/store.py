@@ -48,7 +48,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -80,6 +80,10 @@ class LedgerError(UserError):
     """The ledger cannot be trusted, written or shared, or belongs to other terms. What was committed stays in it."""
 
 
+class DeposedError(LedgerError):
+    """Another writer took over the ledger; only a new start may write it again."""
+
+
 class UnreachableError(LedgerError):
     """The ledger or its anchor cannot be reached or read now; its content may be intact."""
 
@@ -95,20 +99,21 @@ class Head(NamedTuple):
     digest: str
 
 
-class Chain:
-    """Computes the digests of entries, keyed with ``key`` of at most 64 bytes; None: with a new random key."""
+class Header:
+    """The beginning of a ledger, its terms as text, and the chain of keyed digests that starts from them.
 
-    def __init__(self, key: bytes | None = None) -> None:
+    ``key`` has at most 64 bytes; None makes a new random one. ``start`` is the head of the chain without entries:
+    number 0, and a digest of the terms.
+    """
+
+    def __init__(self, terms: str, key: bytes | None = None) -> None:
         # As long as the digest: RFC 2104, section 3, discourages shorter keys.
-        self.key = secrets.token_bytes(32) if key is None else key
+        self.terms, self.key = terms, secrets.token_bytes(32) if key is None else key
         assert len(self.key) <= _BLOCK_BYTES
         # HMAC-SHA256 (RFC 2104) with the key hashed once: half of the time that a long ledger takes to open.
         block = self.key.ljust(_BLOCK_BYTES, b"\0")
         self._inner, self._outer = (hashlib.sha256(bytes(b ^ pad for b in block)) for pad in (0x36, 0x5C))
-
-    def after(self, head: Head, kind: str, text: str) -> Head:
-        """Return the head once this entry follows ``head``."""
-        return Head(head.number + 1, self.link(head.digest, kind, text))
+        self.start = Head(0, self.link("", "terms", terms))
 
     def link(self, previous: str, kind: str, text: str) -> str:
         """Return the digest of an entry after one with the digest ``previous``."""
@@ -119,19 +124,6 @@ class Chain:
         return outer.hexdigest()
 
 
-class Header(NamedTuple):
-    """The beginning of a ledger: its schema, its terms as text, and the chain that starts from them."""
-
-    version: int
-    terms: str
-    chain: Chain
-
-    @property
-    def start(self) -> Head:
-        """The head of the chain without entries: number 0, and a digest of the terms."""
-        return self.chain.after(Head(-1, ""), "terms", self.terms)
-
-
 def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
     """Return the header with these stored values. LedgerError for another schema, and for a damaged key."""
     if version != SCHEMA_VERSION:
@@ -139,15 +131,15 @@ def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
         raise LedgerError(f"{name}: {what}; start a new run folder, or use the version that wrote it.")
     if not isinstance(key, str) or not re.fullmatch(r"[0-9a-f]{64}", key):
         raise LedgerError(f"{name}: its key is damaged: expected 64 hex digits; restore the ledger from a copy.")
-    return Header(version=version, terms=terms, chain=Chain(bytes.fromhex(key)))
+    return Header(terms, bytes.fromhex(key))
 
 
-def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -> Iterator[Row]:
+def verified_entries(rows: Iterable[Row], name: str, header: Header, head: Head) -> Iterator[Row]:
     """Yield every entry after ``head``, its digest checked. LedgerError at the first that does not follow."""
     number, digest = head
     for row in rows:
         # Without a `Head` for each entry, which is a tenth of the time.
-        number, digest = number + 1, chain.link(digest, row[1], row[2])
+        number, digest = number + 1, header.link(digest, row[1], row[2])
         # No comparison in constant time: a process that can write entries can read the key in the same store.
         if row[0] != number or row[3] != digest:
             raise LedgerError(f"{name}: entry {number} was changed or removed; restore the ledger from a copy.")
@@ -189,31 +181,15 @@ def shown(place: Place) -> str:
     return f"{scheme}://{user}{at}{host.partition('?')[0]}{hash_}{name}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """The content of a store: the header, the noted entry, which must be among the rows, and the rows in order."""
-
-    header: Header
-    noted: Head
-    rows: Iterable[Row]
-
-
 Reader: TypeAlias = "SqliteReader | PostgresReader"
 
 
-def content_after(reader: Reader, after: int = 0) -> Stored:
-    """Return the content of a ledger, with the entries after number ``after``; a writer may append meanwhile."""
-
-    def rows() -> Iterator[Row]:
-        number = after
-        # In pieces, each a transaction of its own: the log of a file could not be written over while one stayed open.
-        while found := reader.rows(number, _READ_TOGETHER):
-            yield from found
-            number = found[-1][0]
-
-    # The header first: a ledger of another schema may have no noted entry, and is not damaged. The entry is noted
-    # before the rows are read: a writer that continues only adds to what it names.
-    return Stored(header=reader.header(), noted=reader.noted(), rows=rows())
+def rows_after(reader: Reader, number: int = 0) -> Iterator[Row]:
+    """Yield the entries of a ledger after ``number``; a writer may append meanwhile."""
+    # In pieces, each a transaction of its own: the log of a file could not be written over while one stayed open.
+    while found := reader.rows(number, _READ_TOGETHER):
+        yield from found
+        number = found[-1][0]
 
 
 MIN_FREE_BYTES = 2**20
@@ -233,14 +209,9 @@ def head_path(path: Path) -> Path:
     return path.with_suffix(".head")
 
 
-def beside(path: Path, ending: str) -> Path:
-    """Return the path ``path`` with an ending appended to its name."""
-    return path.with_name(path.name + ending)
-
-
 def ledger_files(path: Path) -> list[Path]:
     """Return those files of a ledger at ``path`` that exist."""
-    names = [path, beside(path, "-wal"), beside(path, "-shm"), head_path(path)]
+    names = [path, Path(f"{path}-wal"), Path(f"{path}-shm"), head_path(path)]
     return [name for name in names if os.path.lexists(name)]
 
 
@@ -279,24 +250,20 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def noted_head(path: Path) -> Head:
-    """Return the last entry in the head of the ledger ``path``. LedgerError if the head is missing or damaged."""
-    head = head_path(path)
+def noted_head(file: Path, descriptor: int | None = None) -> Head:
+    """Return the last entry that ``file`` notes, read from ``descriptor`` where it is open. LedgerError if it is
+    missing or damaged."""
     try:
-        # A byte that is not ASCII is damage like any other, not an error of its own.
-        text = head.read_text("ascii", "replace")
+        content = file.read_bytes() if descriptor is None else os.pread(descriptor, _HEAD_BYTES, 0)
     except FileNotFoundError as error:
-        what = f"is gone, and notes the last entry of {path.name}; restore both from one copy."
-        raise LedgerError(f"{head}: {what}") from error
+        what = "is gone, and notes the ledger's last entry; restore both from one copy."
+        raise LedgerError(f"{file}: {what}") from error
     except OSError as error:
-        raise UnreachableError(f"{head}: cannot be read now ({error.strerror}); look at its disk.") from error
-    return _parsed_head(head, text)
-
-
-def _parsed_head(path: Path, text: str) -> Head:
-    number, _, digest = text.strip().partition(" ")
+        raise UnreachableError(f"{file}: cannot be read now ({error.strerror}); look at its disk.") from error
+    # A byte that is not ASCII is damage like any other, not an error of its own.
+    number, _, digest = content.decode("ascii", "replace").strip().partition(" ")
     if not number.isdecimal() or len(digest) != 64:
-        raise LedgerError(f"{path}: was changed or cut short; restore it and the ledger from one copy.")
+        raise LedgerError(f"{file}: was changed or cut short; restore it and the ledger from one copy.")
     return Head(number=int(number), digest=digest)
 
 
@@ -336,14 +303,15 @@ def _reading_errors(path: Path) -> Iterator[None]:
         raise UnreachableError(f"{path}: cannot be read now ({error}); look at its disk.") from error
 
 
-def _write_whole(path: Path, header: Header, rows: Sequence[Row], head: Head) -> None:
+def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
     """Put a whole ledger with the kinds and payloads of ``rows`` and its head at ``path``, or nothing.
 
-    LedgerError unless the rows end in the entry ``head``.
+    LedgerError unless the digests of the rows are those of the chain.
     """
-    unfinished = beside(path, ".new")
+    head = Head(rows[-1][0], rows[-1][3]) if rows else header.start
+    unfinished = Path(f"{path}.new")
     # A log left by a crash must not be replayed into the new file.
-    for file in (unfinished, beside(unfinished, "-wal"), beside(unfinished, "-shm")):
+    for file in (unfinished, Path(f"{unfinished}-wal"), Path(f"{unfinished}-shm")):
         file.unlink(missing_ok=True)
     # Made here and not by SQLite, which follows the umask and gives its log the rights of this file.
     os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o600))
@@ -353,9 +321,9 @@ def _write_whole(path: Path, header: Header, rows: Sequence[Row], head: Head) ->
         database.execute("BEGIN IMMEDIATE")
         database.execute("CREATE TABLE chain (version INTEGER, terms TEXT, key TEXT)")
         database.execute("CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT, payload TEXT, digest TEXT)")
-        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (header.version, header.terms, header.chain.key.hex()))
+        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (SCHEMA_VERSION, header.terms, header.key.hex()))
         for _, kind, text, _ in rows:
-            last = header.chain.after(last, kind, text)
+            last = Head(last.number + 1, header.link(last.digest, kind, text))
             database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (last.number, kind, text, last.digest))
         database.execute("COMMIT")
     if last != head:
@@ -365,13 +333,14 @@ def _write_whole(path: Path, header: Header, rows: Sequence[Row], head: Head) ->
     unfinished.replace(path)
 
 
-def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> None:
-    """Put a whole ledger and its head at ``path``, or nothing. LedgerError where a file of a ledger exists."""
+def write_file(place: Place, header: Header, rows: Sequence[Row]) -> None:
+    """Put a whole ledger and its head at ``place``, or nothing. LedgerError where a file of a ledger exists."""
+    path = Path(place)
     with folder_held(path, create=True):
         left = ledger_files(path)
         if left:
             raise LedgerError(f"{left[0]}: already exists; give another place, or move it aside.")
-        _write_whole(path, header, rows, head)
+        _write_whole(path, header, rows)
 
 
 def _look(path: Path) -> tuple[int, int, int]:
@@ -384,32 +353,34 @@ def _look(path: Path) -> tuple[int, int, int]:
 class SqliteReader:
     """Reads a ledger in files while another connection may write it; closed by its owner, used in one thread.
 
-    All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
-    ``noted`` returns the last entry, as it was noted last; ``rows`` at most ``most`` entries after number ``after``.
+    All of it raises UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
+    ``header`` is read at once; ``noted`` is the last entry, as it was noted last; ``rows`` returns at most ``most``
+    entries after number ``after``.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, place: Place) -> None:
+        path = self._path = Path(place)
         if not path.is_file():
             remedy = "restore it, or give a run folder or a ledger file that is there"
             raise LedgerError(f"{path}: no such ledger; {remedy}.")
         # Without a write-ahead log no process has the file open, and without `immutable` reading would create one.
-        alone = not beside(path, "-wal").exists()
+        alone = not Path(f"{path}-wal").exists()
         uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if alone else ''}"
-        with _reading_errors(path):
-            self._database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
+        with ExitStack() as unusable:
+            terms, key = "", ""
+            with _reading_errors(path):
+                self._database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
+                unusable.callback(self._database.close)
+                (version,) = self._database.execute("SELECT version FROM chain").fetchone() or (None,)
+                # Asked only under the known schema: another one may have other columns.
+                if version == SCHEMA_VERSION:
+                    terms, key = self._database.execute("SELECT terms, key FROM chain").fetchone()
+            self.header = known_header(str(path), version, terms, key)
+            unusable.pop_all()
 
-    def header(self) -> Header:
-        terms, key = "", ""
-        with _reading_errors(self._path):
-            (version,) = self._database.execute("SELECT version FROM chain").fetchone() or (None,)
-            # Asked only under the known schema: another one may have other columns.
-            if version == SCHEMA_VERSION:
-                terms, key = self._database.execute("SELECT terms, key FROM chain").fetchone()
-        return known_header(str(self._path), version, terms, key)
-
+    @property
     def noted(self) -> Head:
-        return noted_head(self._path)
+        return noted_head(head_path(self._path))
 
     def rows(self, after: int, most: int) -> Sequence[Row]:
         with _reading_errors(self._path):
@@ -427,18 +398,18 @@ class SqliteStore:
 
     remedy = "Fix the disk, then start again."
 
-    def __init__(self, path: Path, terms: str, *, create: bool) -> None:
-        self._path = path
+    def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:  # noqa: ARG002 - of databases
+        path = self._path = Path(place)
         self._database: sqlite3.Connection | None = None
         self._seen: dict[Path, tuple[int, int, int]] = {}  # the files of the open ledger at the last look
         with folder_held(path, create=create):
             if not os.path.lexists(path):
-                left, unfinished = ledger_files(path), beside(path, ".new")
+                left, unfinished = ledger_files(path), Path(f"{path}.new")
                 is_whole = left == [head_path(path)] and unfinished.exists()
                 # A crash fell between head and rename: the head proves that the unfinished file belongs to it.
                 if is_whole:
                     with closing(SqliteReader(unfinished)) as reader:
-                        is_whole = noted_head(path) == reader.header().start
+                        is_whole = noted_head(head_path(path)) == reader.header.start
                 if is_whole:
                     unfinished.replace(path)
                 elif left or not create:
@@ -446,14 +417,12 @@ class SqliteStore:
                     remedy = "restore all its files from one copy, or start a new run folder"
                     raise LedgerError(f"{path}: is gone{others}; {remedy}.")
                 else:
-                    header = Header(SCHEMA_VERSION, terms, Chain())
-                    _write_whole(path, header, [], header.start)
+                    _write_whole(path, Header(terms), [])
             found = path.lstat()
             if not stat.S_ISREG(found.st_mode):
                 raise LedgerError(f"{path}: is a link or not a file; put the ledger itself there.")
             self._identity = found.st_dev, found.st_ino
-            with closing(self.reader()) as reader:
-                reader.header()  # a ledger of another schema is refused as such, also where its head is gone
+            self.reader().close()  # a ledger of another schema is refused as such, also where its head is gone
         # Locked before it is read: no other writer moves the head in between.
         self._head_file: int | None = lock(head_path(path))
 
@@ -470,14 +439,14 @@ class SqliteStore:
         if _look(self._path)[:2] != self._identity or (last is not None and Head(*last) != head):
             raise LedgerError(f"{self._path}: was replaced while it was opened; open it again.")
         head_file = head_path(self._path)
-        files = (self._path, beside(self._path, "-wal"), beside(self._path, "-shm"), head_file)
+        files = (self._path, Path(f"{self._path}-wal"), Path(f"{self._path}-shm"), head_file)
         seen = {file: _look(file) for file in files}
         # The lock is on the file that was opened; its name must still lead there, or it excludes no writer.
         held = os.fstat(self._head_file)
         if seen[head_file][:2] != (held.st_dev, held.st_ino):
             raise LedgerError(f"{head_file}: was replaced while it was opened; open the ledger again.")
         self._seen = seen
-        if noted_head(self._path) != head:  # a crash came between an entry and its note; what it stored may leave now
+        if noted_head(head_file) != head:  # a crash came between an entry and its note; what it stored may leave now
             os.pwrite(self._head_file, _head_text(head), 0)
             os.fdatasync(self._head_file)
 
@@ -514,11 +483,6 @@ class SqliteStore:
         fault = self.fault()
         if fault is not None:
             raise LedgerError(f"{self._path}: {fault}.")
-
-    def was_deposed(self) -> bool:
-        """Return whether another process is the writer now. LedgerError if that cannot be asked."""
-        # Never here: the lock on the head cannot be taken from a process that lives.
-        return False
 
     def has_room(self) -> bool:
         """Return whether the disk is present and writable and has room for a transaction."""
@@ -564,7 +528,7 @@ class SqliteStore:
 class FileAnchor:
     """The last entry of a ledger, noted in a file of its own."""
 
-    path: Path
+    path: Place
 
     def make(self, head: Head) -> None:
         """Note ``head`` in a new anchor. LedgerError if an anchor exists already, or none can be made."""
@@ -577,7 +541,7 @@ class FileAnchor:
             finally:
                 os.close(descriptor)
             # The name as well: an anchor that a loss of power takes away refuses its ledger.
-            sync(self.path.parent)
+            sync(Path(self.path).parent)
         except OSError as error:
             raise LedgerError(f"{self.path}: no anchor can be made there ({error}); give another place.") from error
 
@@ -626,7 +590,7 @@ class FileAnchor:
                         raise StoreError(f"{self.path}: the anchor is held by a process that hangs; end it") from error
                     time.sleep(0.01)
             try:
-                noted = _parsed_head(self.path, os.pread(descriptor, _HEAD_BYTES, 0).decode("ascii", "replace"))
+                noted = noted_head(Path(self.path), descriptor)
             except LedgerError as error:
                 raise StoreError(str(error)) from error
             yield descriptor, noted

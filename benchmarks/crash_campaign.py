@@ -47,12 +47,12 @@ from local_postgres import Server
 
 from aggregator import audit, postgres
 from aggregator.client import AggregatorClient, QueryError, RetryRule
-from aggregator.ledger import Charge, Ledger, LedgerTerms, reading, write_store
+from aggregator.ledger import Charge, Ledger, LedgerTerms, back_end
 from aggregator.mechanism import ConfidentGnmax
 from aggregator.service.api import Reply
 from aggregator.service.server import Backend, ServiceSettings
 from aggregator.session import AggregatorSession, PublicPool, Question
-from aggregator.store import FileAnchor, Head, Header, LedgerError, Place, Row, Stored, ledger_files
+from aggregator.store import FileAnchor, Head, Header, LedgerError, Place, Row, ledger_files, rows_after
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray
@@ -288,13 +288,13 @@ def serve(
     """The service, in a process that is going to be killed; ``epoch_alone``: the connection of the other is left."""
     if epoch_alone:
         postgres._TAKE_OVER_S = 0.1
-        postgres._end_holder = lambda *_: None
+        postgres._END_HOLDER = "SELECT %s::text"
     _arrange(folder / "witness", die_at)
     ledger = Ledger(place, TERMS, create=may_create, anchor=anchor, take_over=True)
     backend = Backend(
         ledger=ledger, session=AggregatorSession(ledger, source=OsEntropy()), pool=_pool(), count_votes=_table_votes
     )
-    server = HttpServer(backend, ServiceSettings(port=port, answer_step_s=0.0))
+    server = HttpServer(backend.app, ServiceSettings(port=port, answer_step_s=0.0))
     while server.is_alive:
         time.sleep(1)
 
@@ -412,18 +412,17 @@ def check_losses(campaign: Campaign, generator: random.Random) -> None:
 def check_rollback(campaign: Campaign) -> None:
     """Open the ledger of the last time beside the anchor of now: refused, unless nothing has left since."""
     if campaign.anchor is None:
-        with contextlib.suppress(LedgerError), reading(campaign.ledger) as found:
-            campaign.older = _copy(found)
+        with contextlib.suppress(LedgerError):
+            campaign.older = _copy(campaign.ledger)
             FileAnchor(campaign.folder / "anchor").make(campaign.older.head)
         return
     older = campaign.older
-    with reading(campaign.ledger) as found:
-        campaign.older = _copy(found)
+    campaign.older = _copy(campaign.ledger)
     assert older is not None
     place: Place = campaign.folder / f"older-{sum(campaign.points.values())}.sqlite"
     if campaign.server is not None:
         place = campaign.server.url(f"older-{sum(campaign.points.values())}")
-    write_store(place, older.header, older.rows)
+    back_end(place).write(place, older.header, older.rows)
     try:
         with Ledger(place, TERMS, create=False, anchor=campaign.anchor):
             campaign.losses["rolled back, and nothing was lost"] += 1
@@ -445,14 +444,14 @@ def _forget(place: Place) -> None:
         connection.execute("DELETE FROM fairpate_ledgers WHERE name = %s", (name,))
 
 
-def _copy(found: Stored) -> Copy:
-    rows = list(found.rows)
-    start = found.header.start
-    return Copy(
-        header=found.header,
-        rows=rows,
-        head=Head(rows[-1][0], rows[-1][3]) if rows else start,
-    )
+def _copy(place: Place) -> Copy:
+    with contextlib.closing(back_end(place).reader(place)) as reader:
+        rows = list(rows_after(reader))
+        return Copy(
+            header=reader.header,
+            rows=rows,
+            head=Head(rows[-1][0], rows[-1][3]) if rows else reader.header.start,
+        )
 
 
 def _settled(rows: Sequence[Charge]) -> dict[str, tuple[str, int | None]]:

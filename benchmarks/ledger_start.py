@@ -9,6 +9,7 @@ charges can make. Time of the wall and of the processor, and as a ratio to hashi
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import hmac
 import json
@@ -21,10 +22,9 @@ import numpy as np
 from ledger import NUM_CLASSES, NUM_TEACHERS, TERMS
 from local_postgres import Server
 
-from aggregator.ledger import Ledger, commit_entry, reserve_entry, write_store
-from aggregator.mechanism import outcome
+from aggregator.ledger import Ledger, back_end
 from aggregator.session import AggregatorSession
-from aggregator.store import SCHEMA_VERSION, Chain, Head, Header, Place, Row, canonical
+from aggregator.store import Head, Header, Place, Row, canonical
 from fairpate.privacy.discrete_gaussian import OsEntropy
 
 
@@ -40,9 +40,9 @@ def main() -> None:
         place: Place = Path(folder) / "ledger.sqlite"
         if arguments.database:
             place = stack.enter_context(Server(Path(folder) / "server")).url("long")
-        header = Header(version=SCHEMA_VERSION, terms=canonical(TERMS.to_json()), chain=Chain(bytes(range(32))))
+        header = Header(canonical(TERMS.to_json()), bytes(range(32)))
         rows = list(entries(header, arguments.charges))
-        write_store(place, header, rows)
+        back_end(place).write(place, header, rows)
         told = measured(place, rows)
     print(json.dumps(told) if arguments.json else "\n".join(f"{name:32} {value}" for name, value in told.items()))
 
@@ -53,13 +53,13 @@ def entries(header: Header, charges: int) -> Iterator[Row]:
     head: Head = header.start
     for number in range(charges):
         asked = [("alice", f"{number:016x}", 1)]
-        reserved = reserve_entry(
-            [f"{number:064x}"], [number % 2], votes_QC[number % 4096, np.newaxis], asked, 1.7e9 + number
-        )
-        committed = commit_entry(number, [outcome("answer", number % NUM_CLASSES)])
+        votes = base64.b64encode(votes_QC[number % 4096].astype("<i4").tobytes()).decode("ascii")
+        at_s, key = 1.7e9 + number, f"{number:064x}"
+        reserved = {"asked": asked, "at": at_s, "groups": [number % 2], "keys": key, "votes": votes}
+        committed = {"first": number, "outcomes": [number % NUM_CLASSES]}
         for kind, payload in (("reserve", reserved), ("commit", committed)):
             text = canonical(payload)
-            head = header.chain.after(head, kind, text)
+            head = Head(head.number + 1, header.link(head.digest, kind, text))
             yield head.number, kind, text, head.digest  # type: ignore[misc]  # a kind
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,7 @@ def measure(data: str, seed: int, state: Path) -> list[tuple[str, dict[str, Any]
     assert votes is not None
     cells = []
     for share in THRESHOLDS:
-        given = config.mechanism.parameters | {"threshold": round(share * config.teachers.num_teachers)}
+        given = asdict(config.mechanism) | {"threshold": round(share * config.teachers.num_teachers)}
         stream = Stream(ConfidentGnmax(**given), votes, seed, delta)
         for epsilon, margin in itertools.product(epsilons, MARGINS):
             name = f"{data}/threshold={share:g},epsilon={epsilon:g},margin={margin:g}"
@@ -90,11 +92,22 @@ class Stream:
 
     def __init__(self, mechanism: ConfidentGnmax, votes: VoteBatch, seed: int, delta: float) -> None:
         self._mechanism, self._votes, self._delta = mechanism, votes, delta
-        keys = list(votes.record_ids)
-        self._labels, _, _ = mechanism.draw(votes.votes_QC, keys=keys, source=SeededSource(seed))
+        self._num_groups = int(votes.groups_Q.max()) + 1
+        gate = DemographicParityGate(
+            GateRule(max_disparity=math.inf, min_count=0),
+            num_groups=self._num_groups,
+            num_classes=votes.votes_QC.shape[1],
+        )
+        outcomes = mechanism.answer(
+            votes.votes_QC,
+            groups=votes.groups_Q.tolist(),
+            keys=list(votes.record_ids),
+            gate=gate,
+            source=SeededSource(seed),
+        )
+        self._labels = [NOT_CONFIDENT if outcome.label is None else outcome.label for outcome in outcomes]
         price_QA = accountant.rdp_of_each_data_dependent(mechanism.realised(votes.votes_QC), _ORDERS_A)
         self._spent_QA = np.cumsum(price_QA, axis=0)
-        self._num_groups = int(votes.groups_Q.max()) + 1
 
     def answered(self, epsilon: float, margin: float) -> dict[str, Any]:
         """What is answered before the budget is spent, in both ledgers."""

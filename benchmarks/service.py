@@ -136,7 +136,7 @@ def serve(place: Place, port: int, answer_step_s: float, verification_interval_s
         answer_step_s=answer_step_s,
         verification_interval_s=verification_interval_s,
     )
-    server = HttpServer(open_backend(place), settings)
+    server = HttpServer(open_backend(place).app, settings)
     while server.is_alive:
         time.sleep(1)
 

@@ -108,7 +108,7 @@ class Parties:
         else:
             found = coordinator.published("survivors" if step == "agreed" else "agreement")
         listed = found if step != "shares" else coordinator.published("survivors")
-        if found is None or listed is None or not self.draw.lists(listed, place):
+        if found is None or listed is None or listed[place] != 1:
             return None
         self.bytes["to a site"] += len(found)
         if step == "masked":
@@ -211,7 +211,7 @@ def faulty(draws: random.Random) -> str:
     flags, total_D = coordinator.published("survivors"), coordinator.total_D
     assert flags is not None
     assert total_D is not None
-    survivors = [place for place in range(num_sites) if parties.draw.lists(flags, place)]
+    survivors = [place for place in range(num_sites) if flags[place] == 1]
     assert len(survivors) >= parties.draw.least
     assert np.array_equal(total_D, parties.expected(survivors))
     return "exact, all sites" if len(survivors) == num_sites else "exact, some sites lost"
@@ -288,7 +288,7 @@ def processes(num_sites: int, num_numbers: int) -> dict[str, float]:
         free.close()
         with Journal.opened(Path(name) / "coordinator.sqlite", plan) as journal:
             sums = CoordinatorSums(plan, journal, wait_s=300)
-            server = HttpServer(sums, HttpSettings(port=port))
+            server = HttpServer(sums.app, HttpSettings(port=port))
             command = [sys.executable, "-c", _SITE]
             started = [
                 subprocess.Popen([*command, str(folder), f"http://127.0.0.1:{port}"], stdout=subprocess.PIPE)  # noqa: S603

@@ -38,7 +38,7 @@ import ssl
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -219,20 +219,6 @@ def field_of(error: Mapping[str, Any]) -> list[str]:
     return [str(part) for part in error["loc"] if part not in ("body", "path", "query")]
 
 
-def remedy_for(error: Mapping[str, Any]) -> str:
-    """Return the remedy for one of pydantic's errors."""
-    if error["type"] == "extra_forbidden":
-        return "Unknown field; leave it out, or see /docs for the fields that are known."
-    if error["type"] == "missing":
-        return "Required; add this field."
-    if error["type"] == "json_invalid":
-        return f"Expected JSON; {error['ctx']['error']}."
-    if isinstance(error.get("input"), bytes):  # FastAPI parses no body of another media type
-        return "Expected JSON; send Content-Type: application/json."
-    text = expected(error)
-    return f"{text[:1].upper()}{text[1:]}."
-
-
 def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_records: int) -> int:
     """Return the largest body that ``most_records`` records of this shape need.
 
@@ -299,7 +285,9 @@ class Guard:
                 await self._app(scope, receive, send_without_body)
                 return
             is_large = length > _LARGE_BODY_BYTES
-            with self._place(name, length) if is_large else contextlib.nullcontext():
+            if is_large:
+                self._large[name] += 1
+            try:
                 body = bytearray()
                 try:
                     # Before the turn below: a caller that sends slowly delays no other caller.
@@ -324,6 +312,12 @@ class Guard:
                     return messages.pop() if messages else await receive()
 
                 await self._app(scope, replay, send)
+            finally:
+                if is_large:
+                    self._large[name] -= 1
+                    if not self._large[name]:
+                        # Names of strangers are addresses: kept at 0, they would fill the memory.
+                        del self._large[name]
         except FaultError as refused:
             response = faults_response(refused.status_code, [refused.fault], refused.headers)
             await response(scope, receive, send_without_body)
@@ -363,24 +357,13 @@ class Guard:
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
         if length > (most := self._max_body_bytes()):
             raise FaultError(413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer records.")
-        return caller, name
-
-    @contextlib.contextmanager
-    def _place(self, name: str, length: int) -> Iterator[None]:
-        """Hold one of the few places for large bodies. FaultError 503 where all, or all of this caller, are taken."""
         # Bodies that are received are held in memory. The places of one caller are few, so that a caller that sends
         # slowly over many connections leaves places for others.
-        if self._large.total() >= _MAX_LARGE_BODIES or self._large[name] >= _MAX_LARGE_BODIES_PER_CALLER:
+        is_full = self._large.total() >= _MAX_LARGE_BODIES or self._large[name] >= _MAX_LARGE_BODIES_PER_CALLER
+        if length > _LARGE_BODY_BYTES and scope["path"] not in OPEN_PATHS and is_full:
             remedy = "Too many large requests at the same time; ask again later, or send fewer queries at once."
             raise FaultError(503, "body", f"{length} bytes", remedy, {"Retry-After": "2"})
-        self._large[name] += 1
-        try:
-            yield
-        finally:
-            self._large[name] -= 1
-            if not self._large[name]:
-                # Names of strangers are addresses: kept at 0, they would fill the memory.
-                del self._large[name]
+        return caller, name
 
 
 # A reference: given the model, FastAPI would build its schema for every status of every route, half of its start.
@@ -412,11 +395,11 @@ def new_app(
     *,
     title: str,
     description: str,
-    reasons: Callable[[], Awaitable[Sequence[str]]],
     tokens: Tokens | None,
     max_body_bytes: Callable[[], int],
     rate: RequestRate,
     strangers: RequestRate = STRANGERS,
+    reasons: Callable[[], Awaitable[Sequence[str]]] | None = None,
     tracer: Any = None,
     on_response: OnResponse = lambda *_: None,
     field_name: Callable[[Mapping[str, Any]], str] = lambda error: ".".join(field_of(error)) or "body",
@@ -426,8 +409,8 @@ def new_app(
     """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``, for more routes.
 
     :class:`Guard` and, around it, :class:`Observed` stand in front of all routes; their arguments are passed on.
-    ``reasons`` returns what keeps the service from answering now. ``field_name`` returns the field of one of pydantic's
-    errors; ``unrouted`` ends the remedy for a path without a route.
+    ``reasons`` returns what keeps the service from answering now; None: nothing does. ``field_name`` returns the field
+    of one of pydantic's errors; ``unrouted`` ends the remedy for a path without a route.
     """
     app = FastAPI(
         title=title,
@@ -443,8 +426,21 @@ def new_app(
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        found = error.errors()[:_MAX_FAULTS]
-        return faults_response(422, [fault(field_name(each), each.get("input"), remedy_for(each)) for each in found])
+        found = []
+        for each in error.errors()[:_MAX_FAULTS]:
+            if each["type"] == "extra_forbidden":
+                remedy = "Unknown field; leave it out, or see /docs for the fields that are known."
+            elif each["type"] == "missing":
+                remedy = "Required; add this field."
+            elif each["type"] == "json_invalid":
+                remedy = f"Expected JSON; {each['ctx']['error']}."
+            elif isinstance(each.get("input"), bytes):  # FastAPI parses no body of another media type
+                remedy = "Expected JSON; send Content-Type: application/json."
+            else:
+                text = expected(each)
+                remedy = f"{text[:1].upper()}{text[1:]}."
+            found.append(fault(field_name(each), each.get("input"), remedy))
+        return faults_response(422, found)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -472,7 +468,7 @@ def new_app(
 
     async def readyz() -> Response:
         """Report whether a new query can be answered now, and if not, the reasons."""
-        found = list(await reasons())
+        found = [] if reasons is None else list(await reasons())
         status = {"status": "failing" if found else "ok", "reasons": found}
         return json_response(status, status=503 if found else 200)
 
@@ -725,7 +721,7 @@ class LimitedProtocol(H11Protocol):
         # The rest of a body must not be taken for the next request on this connection.
         if not self.is_read and not self.transport.is_closing():
             self.server_state.total_requests += 1
-            self._linger()
+            self.finish()
             return
         super().on_response_complete()
         if self.transport.is_closing():
@@ -768,15 +764,12 @@ class LimitedProtocol(H11Protocol):
         """True if all that the client sent has been parsed."""
         return self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]
 
-    def finish(self) -> None:
-        """Close the connection after a response, a moment later if the client is still sending."""
-        if self.is_read:
+    def finish(self, *, is_refused: bool = False) -> None:
+        """Close the connection after a response; if the client is still sending, or was refused, end the response and
+        discard what it sends for a moment."""
+        if self.is_read and not is_refused:
             self.transport.close()
-        else:
-            self._linger()
-
-    def _linger(self) -> None:
-        """End the response, and discard what the client still sends for a moment."""
+            return
         self._enter("closing")
         # Closing a socket with unread bytes resets the connection, and the client may lose the response.
         self.flow.resume_reading()
@@ -813,7 +806,7 @@ class LimitedProtocol(H11Protocol):
         headers += [(b"connection", b"close"), *_HEADERS[self.scheme or "http"]]
         head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
         self.transport.write(head + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + body)
-        self._linger()
+        self.finish(is_refused=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -896,18 +889,14 @@ class HttpSettings:
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
 
-class Servable(Protocol):
-    """An object that makes the application to serve."""
-
-    def app(self, settings: Any, *, tracer: Any = None) -> FastAPI:
-        """Return the application under ``settings``; ``tracer`` makes a span of each request."""
-
-
 class HttpServer:
     """uvicorn in a thread, on a socket that is bound before the thread starts."""
 
-    def __init__(self, servable: Servable, settings: HttpSettings, *, tracer: Any = None) -> None:
-        """Start to serve. ``tracer`` replaces the one that the settings ask for."""
+    def __init__(self, make_app: Callable[..., FastAPI], settings: HttpSettings, *, tracer: Any = None) -> None:
+        """Start to serve what ``make_app`` makes of ``settings`` and a ``tracer``, which makes a span of each request.
+
+        ``tracer`` replaces the one that the settings ask for.
+        """
         # First: a port that is taken ends the start before anything else is opened.
         listening = bind(settings.host, settings.port)
         if settings.log_file is not None:
@@ -919,7 +908,7 @@ class HttpServer:
                 logging.getLogger(name).setLevel(logging.INFO)
         if settings.traces and tracer is None:
             tracer = tracer_to()
-        self._app = app = servable.app(settings, tracer=tracer)
+        self._app = app = make_app(settings, tracer=tracer)
         limits = settings.limits
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = _OTHER_FILES + 2 * limits.max_connections

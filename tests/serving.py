@@ -86,7 +86,7 @@ def running(path, *, terms=TERMS, count_votes=table_votes, backend=None, tracer=
     """The URL of a service on the ledger at ``path``, or on another ``backend``."""
     backend = backend or open_backend(path, terms=terms, count_votes=count_votes)
     chosen = ServiceSettings(port=free_port(), **{"answer_step_s": 0.0, **settings})
-    server = HttpServer(backend, chosen, tracer=tracer)
+    server = HttpServer(backend.app, chosen, tracer=tracer)
     try:
         yield chosen.url
     finally:

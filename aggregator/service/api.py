@@ -39,7 +39,7 @@ from pyarrow import csv
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, create_model
 
 from aggregator.audit import note_action
-from aggregator.ledger import LedgerTerms
+from aggregator.ledger import NO_LIMIT, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
 from aggregator.service.page import Advice, Latest, States, Streams, page, page_headers
@@ -781,7 +781,7 @@ def add_analyst_routes(
         caller: KnownCaller = request.scope["state"]["caller"]
         ledger = writer.books.ledger
         # The store's limit first: a change enters the ledger with the next new query.
-        own = tokens.limits.get(caller.name, ledger.limit_of(caller.name))
+        own = tokens.limits.get(caller.name, ledger.limits.get(caller.name, NO_LIMIT))
         queries, most = ledger.charged_to[caller.name], most_queries(ledger.terms, own)
         epsilon = epsilon_data_independent(ledger.terms, num_queries=queries)
         return json_response(
@@ -810,7 +810,7 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         # How the settings were chosen is not known here, so no choice counts as priced.
         "tuning_accounted": False,
         "num_teachers": terms.num_teachers,
-        "mechanism": worded({"name": terms.mechanism.name, **terms.mechanism.parameters}),
+        "mechanism": worded({"name": terms.mechanism.name, **dataclasses.asdict(terms.mechanism)}),
         "gate": worded(dataclasses.asdict(terms.gate)),
         "label_names": list(pool.label_names),
         "group_names": list(pool.group_names),
@@ -840,8 +840,7 @@ def add_operator_routes(
         # Noted before anything is read, so that no reading goes unrecorded. In a thread: it waits for the disk.
         await asyncio.to_thread(note_action, books.ledger.actions, "read", caller=caller.name, charges=[start, stop])
         entries = []
-        for number, (key, group, outcome) in enumerate(books.ledger.charged(start, stop), start):
-            asked = books.ledger.asked_for(number)
+        for number, (key, group, outcome, asked) in enumerate(books.ledger.charged(start, stop), start):
             entries.append(
                 {
                     "number": number,

@@ -89,13 +89,13 @@ class History:
         """Add a point to the history: the first ``num_charges`` charges, counted as they are now."""
         rows = [(number, ledger.charged(number, number + 1)[0]) for number in self.open]
         # Open reservations were counted as open; those that have an outcome now are counted as that.
-        self._counts.subtract((group, "open", None) for _, (_, group, _) in rows)
+        self._counts.subtract((group, "open", None) for _, (_, group, _, _) in rows)
         rows += enumerate(ledger.charged(self._seen, num_charges), self._seen)
         self._counts.update(
             (group, "open", None) if outcome is None else (group, outcome.verdict, outcome.label)
-            for _, (_, group, outcome) in rows
+            for _, (_, group, outcome, _) in rows
         )
-        self.open = [number for number, (_, _, outcome) in rows if outcome is None]
+        self.open = [number for number, (_, _, outcome, _) in rows if outcome is None]
         self._seen = max(self._seen, num_charges)
         now_s = max(now_s, self.points[-1].at_s if self.points else now_s)  # a clock may be set back
         groups = self.by_group()
@@ -241,7 +241,7 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
     found = compared_costs(cost_Q, np.full(len(cost_Q), worst), voted_Q)
     total, charges = float(cost_Q.sum()), []
     for number in found.dearest:
-        (_, group, outcome), asked = ledger.charged(number, number + 1)[0], ledger.asked_for(number)
+        ((_, group, outcome, asked),) = ledger.charged(number, number + 1)
         charges.append(
             {
                 "number": number + 1,

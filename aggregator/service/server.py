@@ -180,7 +180,7 @@ class AggregatorActor:
                         raise
                     _log.warning("The service cannot start again yet: %s", error)
                     time.sleep(_REOPEN_PAUSE_S)
-            self._server = HttpServer(self._backend, settings)
+            self._server = HttpServer(self._backend.app, settings)
         except UserError as error:  # stored for the caller, because Ray would print a traceback of it
             self._failure = str(error)
 

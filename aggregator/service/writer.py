@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator import audit
-from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
+from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.session import (
     AggregatorSession,
     BudgetStatus,
@@ -53,7 +53,7 @@ from aggregator.session import (
     budget_status,
     queries_that_fit,
 )
-from aggregator.store import LedgerError, UnreachableError
+from aggregator.store import DeposedError, LedgerError, UnreachableError
 from fairpate.http_server import KnownCaller
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
@@ -93,7 +93,7 @@ class RunningPrice:
         with self._lock:
             start, stop = self._num_priced, num_charges
             if start < stop:
-                outcomes = [outcome for _, _, outcome in ledger.charged(start, stop)]
+                outcomes = [outcome for _, _, outcome, _ in ledger.charged(start, stop)]
                 # An open reservation may have been drawn: only charges known to be free of votes are left out.
                 touched = np.array([outcome is None or outcome.is_charged for outcome in outcomes])
                 votes_QC, cost_Q = ledger.votes_QC[start:stop][touched], np.zeros(stop - start)
@@ -209,13 +209,13 @@ class Writer:
             raise LedgerError(self.failure)
         # Before the attempt: one that fails must not be repeated by every request that waits.
         self._tried_s = time.monotonic()
-        # A deposed writer must not come back by itself once its successor is gone: the operator chooses the next
-        # writer, by a start or by `--take-over`.
-        if self.books.ledger.store.was_deposed():
+        try:
+            self.books.ledger.store.require_writable()
+        except DeposedError:
+            # It must not come back by itself once its successor is gone: the operator chooses the next writer, by a
+            # start or by `--take-over`.
             self._reopen = None
-            self.failure = f"{self.books.ledger.name}: another writer took over; start this service again to write it."
-            raise LedgerError(self.failure)
-        self.books.ledger.store.require_writable()
+            raise
         self.books.ledger.close()  # a closed ledger still gives stored replies, from memory
         try:
             ledger, session = self._reopen()
@@ -533,7 +533,7 @@ class Batcher:
         ledger = self.writer.books.ledger
         # Changed limits are stored before anything is charged under them.
         for name, limit in self.own_limits().items():
-            if ledger.limit_of(name) != limit:
+            if ledger.limits.get(name, NO_LIMIT) != limit:
                 session.limit(name, limit)
         refused: list[QuotaExceededError | None] = []
         with_quota: set[str] = set()  # an operator has none

@@ -179,9 +179,11 @@ def audit_ledger(
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
             raise UsageError("--check LOG and --head HASH belong together, without a run, --follow or --out.")
-        from fairpate.run.serve import check_audit_log
+        from aggregator.audit import check_log
 
-        return check_audit_log(check, head)
+        count, number, last = check_log(check, head)
+        words = f"{check}: {count} lines, none changed; line {number} has the head, the last line has {last}"
+        return Output(facts={"file": check, "lines": count, "head_line": number, "head": last}, words=words)
     if path is None:
         raise UsageError("Give a run folder or a ledger file, or --check LOG --head HASH.")
     if out is not None:
@@ -521,8 +523,9 @@ def add_token(
     """
     from fairpate.run import serve as serving
 
-    limit = serving.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
-    return _shown_once(name, serving.add(folder, name, role=role, limit=limit, expires=expires))
+    limit = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
+    token = serving.change_tokens(folder, "add", name, role=role, limit=limit, when=expires)
+    return _shown_once(name, token)
 
 
 @tokens_app.command("list")
@@ -541,8 +544,8 @@ def limit_name(
     """Replace the limit of a name; earlier charges count towards it."""
     from fairpate.run import serve as serving
 
-    own = serving.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
-    serving.limit(folder, name, own)
+    own = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
+    serving.change_tokens(folder, "limit", name, limit=own)
     return Output(facts={"name": name, "limit": own}, words=f"{name}: has this limit from now on")
 
 
@@ -555,7 +558,7 @@ def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer
     """
     from fairpate.run import serve as serving
 
-    serving.expire(folder, name, when)
+    serving.change_tokens(folder, "expire", name, when=when)
     return Output(facts={"name": name, "ends": when}, words=f"{name}: its tokens end {when}")
 
 
@@ -568,7 +571,7 @@ def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Ou
     """
     from fairpate.run import serve as serving
 
-    return _shown_once(name, serving.rotate(folder, name, keep_old=keep_old))
+    return _shown_once(name, serving.change_tokens(folder, "rotate", name, when=keep_old))
 
 
 @tokens_app.command("revoke")
@@ -576,7 +579,7 @@ def revoke_tokens(folder: base.RunFolder, name: Name) -> Output:
     """Delete all tokens of a name; its charges stay in the ledger."""
     from fairpate.run import serve as serving
 
-    serving.revoke(folder, name)
+    serving.change_tokens(folder, "revoke", name)
     return Output(facts={"name": name, "revoked": True}, words=f"{name}: all tokens are revoked")
 
 

@@ -45,7 +45,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,7 +56,7 @@ import numpy.typing as npt
 from pydantic import Field, field_validator
 
 from aggregator.ledger import Charge, Ledger, LedgerTerms
-from aggregator.mechanism import Mechanism, Outcome, mechanism_of
+from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Mechanism, Outcome
 from aggregator.session import (
     AggregatorSession,
     Ballot,
@@ -583,14 +583,16 @@ def _submit(
     total = plan.method.aggregator.num_queries or len(keys)
     learning = plan.method.student_training.model_copy(update={"method": "supervised"})
     waiting = list(range(len(keys)))
-    results: list[SessionResult] = []
+    # Queries of earlier rounds are submitted again with each: their replies are stored and free.
+    asked: list[int] = []
+    result: SessionResult | None = None
     for number in range(admission.rounds):
-        submitted = sum(result.num_queries for result in results)
+        submitted = len(asked)
         # What is left is divided anew: a round that the gate cut short is made up for by those after it.
         size = math.ceil((total - submitted) / (admission.rounds - number))
         chosen = waiting[:size]
-        labelled = SessionResult.joined(results).labelled if number else None
-        if labelled is not None and waiting and len(labelled.labels):
+        if result is not None and waiting and len(result.labelled.labels):
+            labelled = result.labelled
             student = train_student(
                 public_records(queries, labelled),
                 learning,
@@ -611,18 +613,18 @@ def _submit(
                 count=size,
             )
             chosen = [waiting[row] for row in admitted]
-        results.append(
-            answer_queries(
-                votes.take(chosen),
-                keys=[keys[row] for row in chosen],
-                session=session,
-                block_size=_BLOCK,
-                on_progress=lambda done, before=submitted: on_progress(before + done, total),  # type: ignore[misc]
-            )
+        asked += chosen
+        result = answer_queries(
+            votes.take(asked),
+            keys=[keys[row] for row in asked],
+            session=session,
+            block_size=_BLOCK,
+            on_progress=lambda done, before=submitted: on_progress(max(before, done), total),  # type: ignore[misc]
         )
         # In public order again: a run that was interrupted must submit the same queries.
         waiting = sorted(set(waiting) - set(chosen))
-    return SessionResult.joined(results)
+    assert result is not None
+    return result
 
 
 class VotingMethod(Method):
@@ -732,7 +734,7 @@ class VotingMethod(Method):
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
         """The votes to expect: all voters vote on every query."""
         plan = self.plan(dataset)
-        noise = float(plan.mechanism.parameters["noise_stddev_votes"])
+        noise = float(asdict(plan.mechanism)["noise_stddev_votes"])
         return ExpectedVotes(votes=self.num_voters, noise_stddev_votes=noise, labels=len(plan.queries))
 
     def release(self, training: Training) -> Labels:
@@ -818,7 +820,8 @@ class GnmaxMethod(VotingMethod):
 
     @property
     def mechanism(self) -> Mechanism:
-        return mechanism_of(self.aggregator.mechanism, self.queries.release)
+        kind = ConfidentGnmax if self.queries.release == "label" else ConfidentCounts
+        return kind(**vars(self.aggregator.mechanism))
 
 
 streaming_filter = filter_stream

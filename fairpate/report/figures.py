@@ -170,10 +170,10 @@ _ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which 
 
 
 class EpsilonAxis:
-    """An axis of decimal logarithms that shows every defined epsilon of ``points``.
+    """An axis of decimal logarithms that shows every defined epsilon of ``points``; ``range`` are its ends.
 
-    Zero is left of the smallest value, infinity right of the largest. Ticks are the epsilons themselves if they are few
-    and apart, otherwise round numbers.
+    Zero is left of the smallest value, infinity right of the largest. ``ticks``, positions with labels, are the
+    epsilons themselves if they are few and apart, otherwise round numbers.
     """
 
     def __init__(self, points: Sequence[Point]) -> None:
@@ -182,16 +182,11 @@ class EpsilonAxis:
         # At least 0.4 of a decade wide, also for a single epsilon.
         middle, half = (min(logs) + max(logs)) / 2, max((max(logs) - min(logs)) / 2, 0.2)
         self.low, self.high = middle - half, middle + half
-
-    def position(self, epsilon: float) -> float:
-        # A logarithm has no place for 0 and infinity: both stand a quarter of a decade beyond the others.
-        if epsilon <= 0:
-            return self.low - 0.25
-        return self.high + 0.25 if math.isinf(epsilon) else math.log10(epsilon)
-
-    @property
-    def ticks(self) -> list[tuple[float, str]]:
-        """The positions of the ticks and their labels."""
+        has_zero, has_infinity = 0.0 in self.levels, math.inf in self.levels
+        self.range = (
+            self.position(0) - 0.1 if has_zero else self.low - 0.12,
+            self.position(math.inf) + 0.12 if has_infinity else self.high + 0.12,
+        )
         # Two digits: a calibrated epsilon is a little below its target. Labels need 8 % of the axis each.
         marked = sorted({float(f"{value:.2g}") for value in self.levels if 0 < value < math.inf})
         room = 0.08 * (self.high - self.low)
@@ -202,17 +197,17 @@ class EpsilonAxis:
             powers = range(math.floor(self.low) - 1, math.ceil(self.high) + 1)
             rounds = [factor * 10.0**power for power in powers for factor in factors]
             marked = [value for value in rounds if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9]
-        return [
-            *([(self.position(0), "0")] if 0.0 in self.levels else []),
+        self.ticks = [
+            *([(self.position(0), "0")] if has_zero else []),
             *((math.log10(value), f"{value:g}") for value in marked),
-            *([(self.position(math.inf), "∞")] if math.inf in self.levels else []),
+            *([(self.position(math.inf), "∞")] if has_infinity else []),
         ]
 
-    @property
-    def range(self) -> tuple[float, float]:
-        """The lower and the upper end of the axis."""
-        low = self.position(0) - 0.1 if 0.0 in self.levels else self.low - 0.12
-        return low, self.position(math.inf) + 0.12 if math.inf in self.levels else self.high + 0.12
+    def position(self, epsilon: float) -> float:
+        # A logarithm has no place for 0 and infinity: both stand a quarter of a decade beyond the others.
+        if epsilon <= 0:
+            return self.low - 0.25
+        return self.high + 0.25 if math.isinf(epsilon) else math.log10(epsilon)
 
 
 def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
@@ -398,18 +393,30 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
     for point in points:
         epsilon, disparity, error, refused = point.mean_O.tolist()
         own = {name: value for name, value in read[id(point)].items() if name not in shared[point.series]}
+        privacy = point.panel.privacy
+        if math.isinf(epsilon):
+            private = "Not private: there is no bound on what can be learned."
+        elif point.is_seeded:
+            private = "Not private: its noise is from a seed."
+        else:
+            word, _ = STRENGTHS[strength(epsilon, privacy.delta)]
+            right = most_often_right(epsilon, privacy.delta)
+            private = (
+                f"{upper(word)}: a guess about one {privacy.unit} is right at most {right} of the time; a coin is "
+                "50\u00a0%."
+            )
         plain_points.append(
             {
                 "series": names[point.series],
                 "data": point.panel.data,
-                "privacy": class_label(point.panel.privacy),
+                "privacy": class_label(privacy),
                 # Five digits are finer than a pixel, and keep a page of thousands of points small.
                 "values": [round(epsilon, 5), up_to_five(disparity), round(1 - error, 5), round(1 - refused, 5)],
                 "words": [
                     f"{epsilon_text(epsilon)}{' †' if point.epsilon_is_data_dependent else ''}",
                     *with_spread(point),
                 ],
-                "private": _private_words(point),
+                "private": private,
                 "undefined": point.num_undefined,
                 "seeds": point.seeds,
                 "remarks": point.remarks,
@@ -489,18 +496,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def up_to_five(gap: float) -> float:
     """Round a gap up to five digits: a gap that is above a limit stays above it, as `fairpate specify` has it."""
     return gap if math.isnan(gap) else math.ceil(gap * 1e5 - 1e-4) / 1e5
-
-
-def _private_words(point: Point) -> str:
-    """Return how private the configuration is, in the words of a verdict."""
-    epsilon, privacy = point.value("epsilon"), point.panel.privacy
-    if math.isinf(epsilon):
-        return "Not private: there is no bound on what can be learned."
-    if point.is_seeded:
-        return "Not private: its noise is from a seed."
-    word, _ = STRENGTHS[strength(epsilon, privacy.delta)]
-    right = most_often_right(epsilon, privacy.delta)
-    return f"{upper(word)}: a guess about one {privacy.unit} is right at most {right} of the time; a coin is 50\u00a0%."
 
 
 def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -179,10 +179,6 @@ class Point:
         values_SO[:, _DISPARITY] = self.fairness_S.get(notion, math.nan)
         return replace(self, values_SO=values_SO, notion=notion)
 
-    def fairness(self, notion: NotionName) -> float:
-        """The value of any notion over all seeds; NaN where it is undefined in one."""
-        return self.seen_by(notion).value("disparity")
-
     @property
     def num_undefined(self) -> int:
         """Number of runs in which at least one objective is undefined."""
@@ -221,10 +217,37 @@ def points_of(
         # The command draws fresh noise, also where this run had noise from a seed.
         fresh = re.sub(r" --set noise=seeded(?= |$)", "", command)
         runs.setdefault(key, {})[seed_key] = (record, fresh)
-    points = [_point(list(repetitions.values())) for repetitions in runs.values()]
+    points = []
+    for repetitions in runs.values():
+        of_point = sorted(repetitions.values(), key=lambda run: run[0].seed)
+        found = [record for record, _ in of_point]
+        first = found[0]
+        # Of type float64, for which None becomes NaN.
+        values_SO = np.array([(r.epsilon, r.disparity, r.accuracy, r.coverage) for r in found], np.float64)
+        values_SO[:, 2:] = 1 - values_SO[:, 2:]
+        seeds_by_word = Counter(word for record in found for word in dict.fromkeys(record.degenerate))
+        privacy = PrivacyClass(unit=first.unit, relation=first.relation, delta=first.delta)
+        points.append(
+            Point(
+                method=first.method,
+                panel=Panel(privacy=privacy, data=first.data),
+                epsilon_is_data_dependent=first.epsilon_is_data_dependent,
+                settings=settings_of(first.config),
+                seeds=tuple(record.seed for record in found),
+                values_SO=values_SO,
+                commands=tuple(command for _, command in of_point),
+                majority_accuracy=float(np.array([each.majority_accuracy for each in found], np.float64).mean()),
+                degenerate=tuple(
+                    f"Degenerate: {word}" + ("." if len(found) == 1 else f", with {number} of {len(found)} seeds.")
+                    for word, number in seeds_by_word.items()
+                ),
+                groups=GroupsTold.of(found),
+                fairness_S={name: np.array([notion_value(each, name) for each in found], np.float64) for name in NAMES},
+            )
+        )
     unmeasured_by_all = {
-        panel: frozenset.intersection(*(frozenset(point.groups.unmeasured) for point in found))
-        for panel, found in by_panel(points).items()
+        panel: frozenset.intersection(*(frozenset(point.groups.unmeasured) for point in of_panel))
+        for panel, of_panel in by_panel(points).items()
     }
     shown = []
     for point in points:
@@ -237,32 +260,6 @@ def points_of(
             compared = replace(point, values_SO=values_SO, fairness_S=rates)
         shown.append(compared.seen_by(notion))
     return shown
-
-
-def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
-    runs = sorted(runs, key=lambda run: run[0].seed)
-    records = [record for record, _ in runs]
-    first = records[0]
-    # Of type float64, for which None becomes NaN.
-    values_SO = np.array([(r.epsilon, r.disparity, r.accuracy, r.coverage) for r in records], np.float64)
-    values_SO[:, 2:] = 1 - values_SO[:, 2:]
-    seeds_by_word = Counter(word for record in records for word in dict.fromkeys(record.degenerate))
-    return Point(
-        method=first.method,
-        panel=Panel(privacy=PrivacyClass(unit=first.unit, relation=first.relation, delta=first.delta), data=first.data),
-        epsilon_is_data_dependent=first.epsilon_is_data_dependent,
-        settings=settings_of(first.config),
-        seeds=tuple(record.seed for record in records),
-        values_SO=values_SO,
-        commands=tuple(command for _, command in runs),
-        majority_accuracy=float(np.array([record.majority_accuracy for record in records], np.float64).mean()),
-        degenerate=tuple(
-            f"Degenerate: {word}" + ("." if len(runs) == 1 else f", with {number} of {len(runs)} seeds.")
-            for word, number in seeds_by_word.items()
-        ),
-        groups=GroupsTold.of(records),
-        fairness_S={name: np.array([notion_value(each, name) for each in records], np.float64) for name in NAMES},
-    )
 
 
 def notion_value(record: RunRecord, notion: NotionName) -> float | None:
@@ -398,10 +395,6 @@ class SelectionRule:
             if not 0 <= value <= 1:
                 raise ValueError(f"Expected 0 <= {name} <= 1, got {value}.")
 
-    def is_covered(self, point: Point) -> bool:
-        """True if the point keeps the least coverage."""
-        return 1 - point.value("refused") >= self.min_coverage - _ROUNDING
-
 
 def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, best_error: float) -> Point | None:
     """The configuration that one method shows in ``setting``; None if none of ``points`` takes part.
@@ -435,7 +428,7 @@ def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> f
     if point.num_undefined:
         return frozenset({"definition"})
     thresholds: Mapping[Threshold, bool] = {
-        "coverage": not rule.is_covered(point),
+        "coverage": 1 - point.value("refused") < rule.min_coverage - _ROUNDING,
         "accuracy": point.value("error") > best_error + rule.max_accuracy_loss + _ROUNDING,
         "degenerate": bool(point.degenerate),
     }
@@ -447,7 +440,11 @@ def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
 
     Configurations without privacy guarantee count only if there are no others.
     """
-    covered = [point for point in points if rule.is_covered(point) and not math.isnan(point.value("error"))]
+    covered = [
+        point
+        for point in points
+        if 1 - point.value("refused") >= rule.min_coverage - _ROUNDING and not math.isnan(point.value("error"))
+    ]
     # Otherwise a run without privacy would set a bar that no private one can meet.
     protected = [point for point in covered if math.isfinite(point.value("epsilon"))]
     return min((point.value("error") for point in protected or covered), default=math.inf)

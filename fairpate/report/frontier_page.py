@@ -88,6 +88,13 @@ class Findings:
 
 def findings(points: Sequence[Point]) -> Findings:
     """The sentences on one panel: at the middle budget, then at up to four others."""
+
+    def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
+        """The most accurate and the fairest; of equals the one that is better in the other."""
+        pairs: tuple[tuple[Objective, Objective], ...] = (("error", "disparity"), ("disparity", "error"))
+        accurate, fair = (min(found, key=lambda each: [each.value(name) for name in pair]) for pair in pairs)
+        return accurate, fair
+
     compared: list[Point] = []
     methods_by_reason: dict[str, list[str]] = {}
     names = {"error": "accuracy", "refused": "coverage"}
@@ -117,6 +124,32 @@ def findings(points: Sequence[Point]) -> Findings:
         # The ends are among them, and the middle one comes first: a reader begins there.
         spaced = np.linspace(0, len(levels) - 1, min(len(levels), _MOST_BUDGETS)).round().astype(int).tolist()
         numbers = list(dict.fromkeys([figures.middle_level(compared), *spaced]))
+    budgets = []
+    for number in numbers:
+        # A budget includes every configuration that costs no more.
+        affordable = [point for point in compared if figures.level_of(point, levels) <= number]
+        rows = []
+        for name, found in by_series(affordable).items():
+            best, fairest = best_of(found)
+            # With standard errors of the means.
+            _, highest, _ = figures.with_spread(best, math.sqrt(len(best.seeds)))
+            gap, there, _ = figures.with_spread(fairest, math.sqrt(len(fairest.seeds)))
+            # One number for both configurations of the row: the smaller.
+            seeds = min(len(best.seeds), len(fairest.seeds))
+            rows.append((name, str(seeds), highest, gap, there))
+        # A sentence names a winner, so it needs means; the table lists single seeds too, with their number.
+        repeated = [point for point in affordable if len(point.seeds) >= _LEAST_SEEDS]
+        sentence = "No configuration has three seeds: with fewer, a difference between methods may be chance."
+        if repeated:
+            best, fairest = best_of(repeated)
+            gap = decimal(fairest.value("disparity"))
+            sentence = (
+                f"The highest mean accuracy is {best.method}’s, {_accuracy_words(best)}. The smallest mean "
+                f"{NOTIONS[best.notion].measure} is {fairest.method}’s, {gap} at {_accuracy_words(fairest)}."
+            )
+            if len(repeated) < len(affordable):
+                sentence = f"Only configurations with at least three seeds are compared. {sentence}"
+        budgets.append(BudgetFindings(epsilon=levels[number], sentence=sentence, rows=tuple(rows)))
 
     unsaid = []
     if underserving := [point for point in compared if point.groups.underserved]:
@@ -128,46 +161,7 @@ def findings(points: Sequence[Point]) -> Findings:
         )
     if unmeasured := [name for point in compared for name in point.groups.unmeasured]:
         unsaid.append(f"Not known for {_listed(unmeasured)}: too few answered test records in some seed, so no gap.")
-    return Findings(
-        budgets=tuple(_within(compared, levels, number) for number in numbers),
-        left_out=tuple(left_out),
-        unsaid=tuple(unsaid),
-    )
-
-
-def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> BudgetFindings:
-    """The best configurations that cost no more than one level of epsilon."""
-
-    def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
-        """The most accurate and the fairest; of equals the one that is better in the other."""
-        pairs: tuple[tuple[Objective, Objective], ...] = (("error", "disparity"), ("disparity", "error"))
-        accurate, fair = (min(found, key=lambda each: [each.value(name) for name in pair]) for pair in pairs)
-        return accurate, fair
-
-    affordable = [point for point in points if figures.level_of(point, levels) <= number]
-    rows = []
-    for name, found in by_series(affordable).items():
-        best, fairest = best_of(found)
-        # With standard errors of the means.
-        _, highest, _ = figures.with_spread(best, math.sqrt(len(best.seeds)))
-        gap, there, _ = figures.with_spread(fairest, math.sqrt(len(fairest.seeds)))
-        # One number for both configurations of the row: the smaller.
-        seeds = min(len(best.seeds), len(fairest.seeds))
-        rows.append((name, str(seeds), highest, gap, there))
-
-    # A sentence names a winner, so it needs means; the table lists single seeds too, with their number.
-    repeated = [point for point in affordable if len(point.seeds) >= _LEAST_SEEDS]
-    sentence = "No configuration has three seeds: with fewer, a difference between methods may be chance."
-    if repeated:
-        best, fairest = best_of(repeated)
-        gap = decimal(fairest.value("disparity"))
-        sentence = (
-            f"The highest mean accuracy is {best.method}’s, {_accuracy_words(best)}. The smallest mean "
-            f"{NOTIONS[best.notion].measure} is {fairest.method}’s, {gap} at {_accuracy_words(fairest)}."
-        )
-        if len(repeated) < len(affordable):
-            sentence = f"Only configurations with at least three seeds are compared. {sentence}"
-    return BudgetFindings(epsilon=levels[number], sentence=sentence, rows=tuple(rows))
+    return Findings(budgets=tuple(budgets), left_out=tuple(left_out), unsaid=tuple(unsaid))
 
 
 def _accuracy_words(point: Point) -> str:
@@ -273,12 +267,7 @@ class FrontierReport:
     @property
     def shown(self) -> list[Row]:
         """Rows that this page may show."""
-        return [row for row in self.rows if self.for_operator or self._is_public(row)]
-
-    @property
-    def secret(self) -> list[Row]:
-        """Rows that only the operator may see."""
-        return [row for row in self.rows if not self._is_public(row)]
+        return [row for row in self.rows if self.for_operator or self.is_public(row)]
 
     @property
     def failed(self) -> list[Row]:
@@ -307,13 +296,15 @@ class FrontierReport:
         records, commands = [record for record, _ in done], [command for _, command in done]
         return points_of(records, commands=commands, notion=self.notion)
 
-    def _is_public(self, row: Row) -> bool:
+    def is_public(self, row: Row) -> bool:
+        """True if anybody may see the row."""
         return not row.is_private and (self.publish_unprotected or not row.is_unprotected)
 
 
 def frontier_report(report: FrontierReport) -> str:
     """The page, as one HTML document of about 1 MB, of which the library that draws takes 0.4 MB."""
-    points, shown, secret = report.points(), report.shown, report.secret
+    points, shown = report.points(), report.shown
+    secret = [row for row in report.rows if not report.is_public(row)]
     series = figures.looks(points)
     members = figures.on_frontier(points)
     # The page opens with the first notion; parts that depend on the notion are written once for each.
@@ -386,10 +377,6 @@ def frontier_report(report: FrontierReport) -> str:
     )
 
 
-def _budget(words: str) -> float:
-    return math.inf if words == "∞" else float(words)
-
-
 @cache
 def _library() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script without imports: compressed, in base 64.
@@ -414,9 +401,10 @@ def _class_view(
             continue
         compared = baseline_words(baselines(points))
         # As printed: two epsilons of one text are one choice.
-        budgets = sorted({epsilon_text(point.value("epsilon")) for point in ranked(points)}, key=_budget)
+        texts = {epsilon_text(point.value("epsilon")) for point in ranked(points)}
+        budgets = {math.inf if text == "∞" else float(text): text for text in texts}
         # The slider begins at the largest budget that is called private.
-        private = [budget for budget in budgets if strength(_budget(budget), privacy.delta) == "bounded"]
+        private = [budget for budget in budgets if strength(budget, privacy.delta) == "bounded"]
         seen = []
         for found in (panels_of_notion[panel] for panels_of_notion in by_notion):
             num_undefined = len(frontier(found).undefined)
@@ -437,7 +425,7 @@ def _class_view(
                 "number": number,
                 "label": figures.class_label(privacy),
                 "compared": compared,
-                "budgets": budgets,
+                "budgets": [budgets[budget] for budget in sorted(budgets)],
                 "begin": max(len(private) - 1, 0),
                 "levels": [(place, epsilon_text(level)) for place, level in enumerate(figures.epsilon_levels(points))],
                 "level": figures.middle_level(points),

@@ -223,15 +223,9 @@ class Evaluation:
         """The gap or rate that the user's rule of fairness limits."""
         return self.measured(self.fair_at.notion)
 
-    @property
-    def between_groups(self) -> dict[str, GapResult]:
-        """The gaps between groups, where 0 is equal treatment."""
-        return {name: gap for name, gap in self.gaps.items() if name not in _RATES}
-
-    @property
-    def error_rates(self) -> dict[str, GapResult]:
-        """The error rates of all groups together."""
-        return {name: gap for name, gap in self.gaps.items() if name in _RATES}
+    def gaps_of(self, kind: Literal["gap", "rate"]) -> dict[str, GapResult]:
+        """The gaps between groups, where 0 is equal treatment, or the error rates of all groups together."""
+        return {name: gap for name, gap in self.gaps.items() if (name in _RATES) == (kind == "rate")}
 
     @property
     def fairness(self) -> dict[str, dict[str, float | None]]:
@@ -716,16 +710,15 @@ class GroupsTold:
 
     def words(self, noun: str) -> tuple[str, ...]:
         """Up to two sentences about these groups; ``noun`` names one run, such as a seed."""
-
-        def named(groups: Mapping[str, int]) -> str:
+        sentences = []
+        for words, groups in (
+            ("Served worse than by a constant", self.underserved),
+            ("In no gap for lack of answered test records", self.unmeasured),
+        ):
             several = ((name, f" (in {number} of {self.num_runs} {noun}s)") for name, number in groups.items())
-            return ", ".join(name + (counted if self.num_runs > 1 else "") for name, counted in several)
-
-        sentences = {
-            "Served worse than by a constant": self.underserved,
-            "In no gap for lack of answered test records": self.unmeasured,
-        }
-        return tuple(f"{words}: {named(groups)}." for words, groups in sentences.items() if groups)
+            named = [name + (counted if self.num_runs > 1 else "") for name, counted in several]
+            sentences += [f"{words}: {', '.join(named)}."] if named else []
+        return tuple(sentences)
 
 
 @dataclass(frozen=True, kw_only=True)

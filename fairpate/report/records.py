@@ -140,11 +140,6 @@ class Guarantee:
         )
 
     @property
-    def is_attested(self) -> bool:
-        """True if the operator declared the unit, for votes that were made elsewhere."""
-        return self.unit not in UNITS
-
-    @property
     def protects(self) -> bool:
         """True if the guarantee holds for what was published."""
         return math.isfinite(self.epsilon) and self.noise == "os_entropy"
@@ -155,46 +150,45 @@ class Guarantee:
         return STRENGTHS[strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
 
     @property
-    def epsilon_words(self) -> str:
-        """Epsilon in its published digits, or the word none."""
-        return epsilon_text(self.epsilon) if math.isfinite(self.epsilon) else "none"
+    def words(self) -> dict[str, str]:
+        """What every page says of the guarantee.
 
-    @property
-    def noise_words(self) -> str:
-        """The source of the noise, or the reason why it is not private."""
-        return "from operating-system entropy" if self.noise == "os_entropy" else self.noise.replace(": ", ", ")
-
-    @property
-    def why_not_private(self) -> str:
-        """The reason why a model lacks the guarantee; meaningless for a model that has it."""
-        return "No ε is finite" if self.noise == "os_entropy" else f"Its noise: {self.noise}"
-
-    @property
-    def protected(self) -> str:
-        """The protected unit in words; a unit that the operator declared means everything that belongs to it."""
-        return _UNITS[self.unit][0] if self.unit in _UNITS else f"everything about one {self.unit}"
-
-    @property
-    def several_records(self) -> str:
-        """The sentence for a person with several records."""
+        ``epsilon``: its published digits. ``noise``: the source, or why it is not private. ``why_not_private``:
+        meaningless for a private model. ``protected``: the unit. ``several_records``: the sentence for a person with
+        several. ``attested`` and ``uncharged_tuning``: empty unless the operator declared the unit, for votes that were
+        made elsewhere, or epsilon does not cover the choice of settings. ``with_earlier``: epsilon together with
+        earlier releases of the same data; empty where there were none.
+        """
+        # A unit that the operator declared means everything that belongs to it.
         attested = f"The operator attests that one {self.unit} touches one vote of a query at most."
-        return attested if self.is_attested else _UNITS[self.unit][1]
-
-    @property
-    def with_earlier(self) -> str:
-        """The epsilon of this run together with earlier releases of the same data; empty where there were none."""
-        if not self.earlier_releases:
-            return ""
-        together = f"Together with {counted(self.earlier_releases, 'earlier release')} of the same private data"
-        epsilon, adaptive = self.epsilon_with_earlier, self.epsilon_adaptive_with_earlier
-        if epsilon is None or math.isinf(epsilon):
-            return f"{together} no ε is finite."
-        right = most_often_right(epsilon, self.delta)
-        chosen = "no ε is finite" if adaptive is None or math.isinf(adaptive) else f"it is ε = {epsilon_text(adaptive)}"
-        return (
-            f"{together} it is ε = {epsilon_text(epsilon)}, and a guess is right at most {right} of the time, if all "
-            f"were fixed beforehand; if each was chosen in view of the earlier ones, {chosen}."
-        )
+        protected, several = _UNITS.get(self.unit, (f"everything about one {self.unit}", attested))
+        tuning = "Choosing the settings was not charged. If private data guided the choice, ε is too low."
+        is_private_noise, earlier = self.noise == "os_entropy", ""
+        if self.earlier_releases:
+            earlier = f"Together with {counted(self.earlier_releases, 'earlier release')} of the same private data"
+            epsilon, adaptive = (
+                None if each is None or math.isinf(each) else each
+                for each in (self.epsilon_with_earlier, self.epsilon_adaptive_with_earlier)
+            )
+            if epsilon is None:
+                earlier += " no ε is finite."
+            else:
+                chosen = "no ε is finite" if adaptive is None else f"it is ε = {epsilon_text(adaptive)}"
+                earlier += (
+                    f" it is ε = {epsilon_text(epsilon)}, and a guess is right at most "
+                    f"{most_often_right(epsilon, self.delta)} of the time, if all were fixed beforehand; if each was "
+                    f"chosen in view of the earlier ones, {chosen}."
+                )
+        return {
+            "epsilon": epsilon_text(self.epsilon) if math.isfinite(self.epsilon) else "none",
+            "noise": "from operating-system entropy" if is_private_noise else self.noise.replace(": ", ", "),
+            "why_not_private": "No ε is finite" if is_private_noise else f"Its noise: {self.noise}",
+            "protected": protected,
+            "several_records": several,
+            "attested": "" if self.unit in UNITS else attested,
+            "with_earlier": earlier,
+            "uncharged_tuning": "" if self.tuning_accounted else tuning,
+        }
 
     @property
     def limits(self) -> list[str]:
@@ -207,27 +201,23 @@ class Guarantee:
         return limits
 
     @property
-    def uncharged_tuning(self) -> list[str]:
-        """The caution that epsilon does not cover the choice of settings; empty if it does."""
-        caution = "Choosing the settings was not charged. If private data guided the choice, ε is too low."
-        return [] if self.tuning_accounted else [caution]
-
-    @property
     def meaning(self) -> str:
         """The bound on what an attacker can learn about one unit; without private noise, the bound of fresh noise."""
         seen = "all that is published"
         bound = meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
             return bound
-        return f"{self.why_not_private}. Nothing is bounded. With fresh noise: {bound[0].lower()}{bound[1:]}"
+        why = self.words["why_not_private"]
+        return f"{why}. Nothing is bounded. With fresh noise: {bound[0].lower()}{bound[1:]}"
 
     @property
     def row(self) -> tuple[str, str]:
         """The guarantee as one line of a terminal or a notebook."""
+        words = self.words
         if not math.isfinite(self.epsilon):
-            return "epsilon", f"none: no guarantee ({self.noise_words})"
-        at = f"{epsilon_text(self.epsilon)} at delta {delta_text(self.delta)}, per {self.unit}, {self.relation}"
-        return "epsilon", f"{at} ({self.accounting}; noise: {self.noise_words})"
+            return "epsilon", f"none: no guarantee ({words['noise']})"
+        at = f"{words['epsilon']} at delta {delta_text(self.delta)}, per {self.unit}, {self.relation}"
+        return "epsilon", f"{at} ({self.accounting}; noise: {words['noise']})"
 
 
 def described_events(
@@ -303,7 +293,7 @@ class MeasuredClaims:
         # Rounded, as 3 / 0.1 is a little below 30 in floating point.
         needed = math.ceil(round(3 / self.measured.fair_at.limit, 9))
         if self.measured.judged.min_cell_size < needed:
-            kind = "rate" if self._judged.bounds_rate else "gap"
+            kind = "rate" if rates.NOTIONS[self.measured.fair_at.notion].bounds_rate else "gap"
             return f"Fewer than {needed} records of a group cannot show so small a {kind}."
         return ""
 
@@ -344,41 +334,16 @@ class MeasuredClaims:
     @property
     def figures(self) -> tuple[Figure, ...]:
         """Fairness, accuracy and coverage: the numbers that the verdict rests on."""
-        measured = self.measured
+        measured, fair, limit = self.measured, self.fairness, self.measured.fair_at.limit
+        notion = rates.NOTIONS[measured.fair_at.notion]
+        names = (upper(notion.measure), "Accuracy", "Coverage")
         if not measured.is_measured:
             why = (f"{upper(measured.why_unknown)}.",)
-            return tuple(
-                Figure(name=name, value="unknown", word="Unknown", mood="none", details=why)
-                for name in (upper(self._judged.measure), "Accuracy", "Coverage")
-            )
-        coverage = Figure(
-            name="Coverage",
-            value=percent(measured.coverage),
-            word="Answers everything"
-            if measured.coverage == 1
-            else "Refuses some"
-            if measured.num_answered
-            else "Refuses all",
-            mood="none" if measured.num_answered else "bad",
-            details=(f"Of {_number(measured, measured.num_records)}.",),
-        )
-        return self._fairness_figure, self._accuracy_figure, coverage
+            return tuple(Figure(name=name, value="unknown", word="Unknown", mood="none", details=why) for name in names)
 
-    @property
-    def _judged(self) -> rates.Notion:
-        """The notion that the user's rule of fairness limits."""
-        return rates.NOTIONS[self.measured.fair_at.notion]
-
-    @property
-    def _judges_parity(self) -> bool:
-        return self._judged.name == rates.DEFAULT
-
-    @property
-    def _fairness_figure(self) -> Figure:
-        measured, fair, limit = self.measured, self.fairness, self.measured.fair_at.limit
         gap, missing = measured.judged, listed(measured.not_measured)
         unknown = f"Too few answered test records of {missing}." if missing else ""
-        word = upper(self.fairness_words)
+        word, is_parity = upper(self.fairness_words), notion.name == rates.DEFAULT
         if fair == "degenerate":
             word = "Says nothing"
             details = [f"The model {'; it '.join(measured.degenerate)}: a small gap is no merit then."]
@@ -389,7 +354,7 @@ class MeasuredClaims:
             side = "above" if fair == "not fair" else "on both sides of" if gap.high > limit else "at or below"
             left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
             perfect = ""
-            if self._judges_parity and not math.isnan(measured.perfect_gap):
+            if is_parity and not math.isnan(measured.perfect_gap):
                 # Where tables are hidden the gap was rounded down, so it is worded as a bound.
                 rounded = f"of {measured.perfect_gap:.1f} or more" if measured.perfect_gap else "below 0.1"
                 of = f"of {measured.perfect_gap:.3f}" if any(measured.confusion_GYC) else rounded
@@ -399,7 +364,7 @@ class MeasuredClaims:
                 )
             meant = "The share of one prediction differs by so much between one group and all others"
             details = [
-                f"{meant if self._judges_parity else upper(self._judged.words)} ({gap.where}).",
+                f"{meant if is_parity else upper(notion.words)} ({gap.where}).",
                 f"Its interval, {interval_words(gap)}, lies {side} {limit:g}.",
                 "" if fair == "not fair" else self._too_few,
                 perfect,
@@ -408,37 +373,44 @@ class MeasuredClaims:
             ]
         # Behind the value and its interval, which the rule judges; of undefined gaps, behind the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
-        return Figure(
-            name=upper(self._judged.measure),
+        fairness = Figure(
+            name=names[0],
             value=decimal(gap.value),
             word=word,
             mood=_FAIR_MOODS[fair],
             details=tuple(filter(None, details)),
         )
 
-    @property
-    def _accuracy_figure(self) -> Figure:
-        measured, name = self.measured, "Accuracy"
-        if not measured.num_answered:
-            none = ("No test record is answered.",)
-            return Figure(name=name, value="undefined", word="Undefined", mood="bad", details=none)
-        worthless = measured.accuracy <= measured.majority_accuracy or measured.degenerate
-        baseline = self.no_baseline
-        if self.without_privacy is not None:
-            baseline = f"{upper(_learned_without_privacy(self.without_privacy))}."
-        return Figure(
-            name=name,
-            value=percent(measured.accuracy),
-            word=upper(self.accuracy_words),
-            mood="bad" if worthless else "none",
-            details=(
-                f"On {_number(measured, measured.num_answered, 'answered ')}.",
-                *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
-                f"{upper(majority_words(measured))}.",
-                *(f"The model {words}." for words in measured.underserved),
-                *filter(None, (baseline,)),
-            ),
+        none = ("No test record is answered.",)
+        accuracy = Figure(name=names[1], value="undefined", word="Undefined", mood="bad", details=none)
+        if measured.num_answered:
+            worthless = measured.accuracy <= measured.majority_accuracy or measured.degenerate
+            baseline = self.no_baseline
+            if self.without_privacy is not None:
+                baseline = f"{upper(_learned_without_privacy(self.without_privacy))}."
+            accuracy = Figure(
+                name=names[1],
+                value=percent(measured.accuracy),
+                word=upper(self.accuracy_words),
+                mood="bad" if worthless else "none",
+                details=(
+                    f"On {_number(measured, measured.num_answered, 'answered ')}.",
+                    *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
+                    f"{upper(majority_words(measured))}.",
+                    *(f"The model {words}." for words in measured.underserved),
+                    *filter(None, (baseline,)),
+                ),
+            )
+
+        some = "Refuses some" if measured.num_answered else "Refuses all"
+        coverage = Figure(
+            name=names[2],
+            value=percent(measured.coverage),
+            word="Answers everything" if measured.coverage == 1 else some,
+            mood="none" if measured.num_answered else "bad",
+            details=(f"Of {_number(measured, measured.num_records)}.",),
         )
+        return fairness, accuracy, coverage
 
     @property
     def measured_rows(self) -> Rows:
@@ -505,25 +477,26 @@ class RunStatement(MeasuredClaims):
         # Without its first letter, which is a capital where the sentence begins with it.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
         perfect = ""
-        if self.fairness == "not fair" and self._judges_parity and measured.perfect_gap >= measured.fair_at.limit:
+        is_parity = measured.fair_at.notion == rates.DEFAULT
+        if self.fairness == "not fair" and is_parity and measured.perfect_gap >= measured.fair_at.limit:
             perfect = " A model that is always right would not be called fair here either."
         return f"{joined}, {accuracy}.{perfect}"
 
     @property
     def figures(self) -> tuple[Figure, ...]:
         """Privacy, fairness, accuracy and coverage: the numbers that the verdict rests on."""
-        guarantee = self.guarantee
+        guarantee, words = self.guarantee, self.guarantee.words
         private, mood = guarantee.strength
-        held = f"{guarantee.protected}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
+        held = f"{words['protected']}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
         if guarantee.protects:
             # Earlier releases last: the budget of this run is the one that it was planned for.
-            details = [upper(held), guarantee.several_records, guarantee.with_earlier]
+            details = [upper(held), words["several_records"], words["with_earlier"]]
         else:
             fresh = f"With fresh noise ε would hold for {held}" if math.isfinite(guarantee.epsilon) else ""
             details = ["Nothing is protected.", fresh]
         privacy = Figure(
             name="Privacy budget ε",
-            value=guarantee.epsilon_words,
+            value=words["epsilon"],
             word=upper(private),
             mood=mood,
             details=tuple(filter(None, details)),

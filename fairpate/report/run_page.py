@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -232,16 +232,11 @@ def public_report(report: PublicReport) -> str:
     return render(
         "report.html",
         **_opening(report),
+        **treated(report.evaluations, report.model),
         gate=_gate,
         budget_curve=budget_curve,
         released_CG=released_CG,
         outcomes=OUTCOMES,
-        gap_names=GAP_NAMES,
-        answered=answered_words,
-        small_cells=small_cell_words(report.headline),
-        gap_end=gap_scale(report.evaluations.values()),
-        prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
-        margin=None if voting is None else _margin(voting.gate),
         stopped_by_votes=STOPPED_BY_VOTES,
         population=report.private_population,
     )
@@ -266,10 +261,8 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
         "guarantee": report.guarantee,
         "voting": voting,
         "measured": report.headline,
-        "shapes": list(SHAPES.values()),
-        "noise": f"{exact}{report.guarantee.noise_words}",
+        "noise": f"{exact}{report.guarantee.words['noise']}",
         "training_labels": labels,
-        "baseline": majority_words,
         "statement": RunStatement(
             guarantee=report.guarantee, measured=report.headline, without_privacy=without_privacy
         ),
@@ -281,30 +274,33 @@ def answered_words(measured: Evaluation) -> str:
     return "all test records" if measured.num_answered == measured.num_records else "answered test records"
 
 
-def gap_scale(evaluations: Iterable[Evaluation]) -> float:
-    """The end of the axis that shows all gaps between groups with their intervals."""
-    gaps = [gap for found in evaluations for gap in found.between_groups.values()]
-    return scale_end([end for gap in gaps for end in (gap.value, gap.high)])
-
-
-def prediction_words(measured: Evaluation, model: str) -> str:
-    """Return how many classes are predicted for some record, with cautions about the model: context for its gaps."""
-    if not measured.num_answered:
-        return "No record is answered."
-    predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
-    words = f"{count(predicted)} of {count(len(measured.class_names))} classes are predicted for some record."
-    # Before the number of classes: they say why it is small.
-    cautions = (*measured.degenerate, *measured.underserved)
-    return f"The {model} {'; it '.join(cautions)}. {words}" if cautions else words
+def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]:
+    """What pages read to show how a ``model`` treats groups: names and marks, the end of the axis of gaps, and for each
+    of the ``evaluations`` the sentences about its records and predictions."""
+    gaps = [gap for found in evaluations.values() for gap in found.gaps_of("gap").values()]
+    predictions = {}
+    for name, found in evaluations.items():
+        predicted = sum(any(rates[k] > 0 for rates in found.rates_GC) for k in range(len(found.class_names)))
+        words = f"{count(predicted)} of {count(len(found.class_names))} classes are predicted for some record."
+        # Before the number of classes: they say why it is small.
+        cautions = (*found.degenerate, *found.underserved)
+        words = f"The {model} {'; it '.join(cautions)}. {words}" if cautions else words
+        predictions[name] = words if found.num_answered else "No record is answered."
+    return {
+        "shapes": list(SHAPES.values()),
+        "gap_names": GAP_NAMES,
+        "gap_end": scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
+        "answered": answered_words,
+        "baseline": majority_words,
+        "small_cells": small_cell_words,
+        "prediction_words": predictions,
+    }
 
 
 def _gate(rule: GateRule) -> str:
     start, gap = _SCOPES[rule.cold_start], _SCOPES[rule.gap]
-    return f"γ = {_margin(rule)} after {rule.min_count} answers ({start}), gap {gap}"
-
-
-def _margin(rule: GateRule) -> str:
-    return "off" if math.isinf(rule.max_disparity) else f"{rule.max_disparity:g}"
+    margin = "off" if math.isinf(rule.max_disparity) else f"{rule.max_disparity:g}"
+    return f"γ = {margin} after {rule.min_count} answers ({start}), gap {gap}"
 
 
 _LEDGERS = {
@@ -609,7 +605,7 @@ class Card:
         """Cautions for reading the numbers."""
         privacy, measured = self.privacy, self.evaluation
         covered = f"what the operator calls a {privacy.unit}, each behind one vote,"
-        if not privacy.is_attested:
+        if not privacy.words["attested"]:
             whose = {"person": "the persons behind the ", "sensitive attribute": "the sensitive attribute of "}
             covered = f"{whose.get(privacy.unit, 'the ')}{self.protected_records}"
         others = "public records" if measured.metrics == "private" else "public or test records"
@@ -635,7 +631,7 @@ class Card:
         if privacy.tells_size and TELLS_SIZE.get(privacy.unit) not in privacy.remarks:
             units = "persons" if privacy.unit == "person" else "private records"
             limits.append(f"The sampling rate reveals the number of {units}, or the declared number: it is public.")
-        limits += privacy.uncharged_tuning
+        limits += filter(None, (privacy.words["uncharged_tuning"],))
         if self.model.reject_option is not None:
             limits.append(
                 "What the model refuses depends on its earlier answers; people whom it refuses get no answer."

@@ -43,10 +43,9 @@ from fairpate.data.registry import layout_of
 from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
-from fairpate.report.figures import SHAPES
 from fairpate.report.metrics import Estimate, Evaluation, evaluate, shown_records
-from fairpate.report.records import Fairness, MeasuredClaims, fair_words, majority_words, small_cell_words, upper
-from fairpate.report.run_page import GAP_NAMES, answered_words, gap_scale, prediction_words
+from fairpate.report.records import Fairness, MeasuredClaims, fair_words, upper
+from fairpate.report.run_page import treated
 from fairpate.run.private_metrics import LEVEL, selections
 from fairpate.terminal import facts, listing
 from fairpate.types import DataError, DataSettingsError, FairRule, UsageError, strict
@@ -219,14 +218,8 @@ class AssessedPredictions:
             outside=OUTSIDE,
             claims=self.judged and self.judged[1],
             evaluations=evaluations,
+            **treated(evaluations, "model"),
             made=made_words(made_on, __version__),
-            shapes=list(SHAPES.values()),
-            gap_names=GAP_NAMES,
-            gap_end=gap_scale(evaluations.values()),
-            answered=answered_words,
-            baseline=majority_words,
-            small_cells=small_cell_words,
-            prediction_words={name: prediction_words(found, "model") for name, found in evaluations.items()},
             level=LEVEL,
             least_share=LEAST_SHARE,
         )

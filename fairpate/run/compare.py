@@ -773,10 +773,10 @@ def claims_in_words(
     # Rates are over answered records, so that those of several groups are joined in proportion to these.
     others_G = np.array([each.num_answered for each in measured.groups]) * (np.arange(len(rates_G)) != place)
     accuracy = (
-        f"{method}, {why}, is {guarantee.strength[0]} at ε = {guarantee.epsilon_words} (δ = "
-        f"{delta_text(guarantee.delta)}) for {guarantee.protected}: {percent(measured.accuracy)} of its answers are "
-        f"right, and {percent(without.measured.accuracy)} of those of the same model that learned from the same "
-        "records without privacy."
+        f"{method}, {why}, is {guarantee.strength[0]} at ε = {guarantee.words['epsilon']} (δ = "
+        f"{delta_text(guarantee.delta)}) for {guarantee.words['protected']}: {percent(measured.accuracy)} of its "
+        f"answers are right, and {percent(without.measured.accuracy)} of those of the same model that learned from the "
+        "same records without privacy."
     )
     fairness = (
         f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "

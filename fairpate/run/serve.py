@@ -23,12 +23,13 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,12 +41,9 @@ from aggregator.ledger import (
     Ledger,
     LedgerState,
     OwnLimit,
+    back_end,
     noted_at,
-    open_anchor,
-    open_store,
     read_ledger,
-    reading,
-    write_store,
 )
 from aggregator.service import auth
 from aggregator.service.api import Facts
@@ -66,12 +64,11 @@ from aggregator.store import (
     LedgerError,
     Place,
     Row,
-    Stored,
-    beside,
     head_path,
     ledger_files,
     lock,
     noted_head,
+    rows_after,
     shown,
 )
 from fairpate.config import ConfigError, QueriesConfig, RayConfig
@@ -106,10 +103,10 @@ from fairpate.run.release_log import COLUMNS, LedgerMeter, Odometer, OdometerErr
 from fairpate.terminal import Output, listing, require_extra, say, show
 from fairpate.types import UsageError, UserError
 
-T = TypeVar("T")
 _KEY_SHOWN = 12  # of 64 digits; `--json` and an export have all
 _SQLITE = b"SQLite format 3"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_NO_QUOTA = "--per-day: an operator has no quota; leave it out, or limit --queries or --epsilon."
 
 
 def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
@@ -323,7 +320,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             path = CODEBOOKS / f"{data.name}.yaml" if data.declaration is None else data.declaration.path
             if path.exists() and not (table := read_declaration(path)).pictures:
                 form = form_of(feature_codes(table.visible(entry_for(data).complete_options(data.options))))
-            server = HttpServer(StudentApp(run.student, form), settings)
+            server = HttpServer(partial(student_app, run.student, form), settings)
             stack.callback(server.stop)
         else:
             require_extra("serve", "--replicas")
@@ -352,18 +349,12 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             raise ServiceError(f"{settings.url}: the HTTP server ended by itself. Serve the run again.")
 
 
-@dataclass(frozen=True)
-class StudentApp:
-    """The published student in ``path``, for :class:`HttpServer`."""
+def student_app(path: Path, form: RecordForm | None, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
+    """Return the application of the published student in ``path``, for :class:`HttpServer`."""
+    from student.server import student_in_one_process
 
-    path: Path
-    form: RecordForm | None
-
-    def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-        from student.server import student_in_one_process
-
-        tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
-        return student_in_one_process(self.path, form=self.form, tokens=tokens, rate=settings.rate, tracer=tracer)
+    tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
+    return student_in_one_process(path, form=form, tokens=tokens, rate=settings.rate, tracer=tracer)
 
 
 def stop_aggregator(root: Path) -> None:
@@ -427,7 +418,7 @@ def back_up_run(path: Path, out: Path) -> int:
     # Verified before it is copied: a copy of a damaged ledger would pass for a backup.
     header, rows, _ = verified(source.ledger, source.anchor)
     _note_reading(run, "backup", out=str(out))
-    write_store(out, header, rows)
+    back_end(out).write(out, header, rows)
     if run is not None:
         # Last: the time of the last backup is that of a complete one.
         run.ledger_backup.touch(mode=0o600)
@@ -450,11 +441,23 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
     target = LedgerPlace(ledger=before.ledger if to is None else parsed(to), anchor=before.anchor)
-    with _held(run, before):
+    with ExitStack() as held:
+        # A writer of files keeps the head locked: under that lock nothing is charged.
+        if head_path(run.ledger).exists():
+            held.callback(os.close, lock(head_path(run.ledger)))
+        if not before.is_in_folder:
+            # A database that is lost or damaged has no writer to keep out; that is when a copy is put back.
+            is_readable = False
+            with suppress(LedgerError):
+                # Always true: what cannot be read raises.
+                is_readable = bool(verified(before.ledger, None))
+            if is_readable:
+                store = back_end(before.ledger).store(before.ledger, "", create=False, take_over=False)
+                held.callback(store.close)
         # Under the lock: a service that ended a moment ago may have charged after a look without it.
         heads, known = {Head(number, digest) for number, _, _, digest in rows}, []
         with suppress(LedgerError):
-            known.append(noted_head(run.ledger))
+            known.append(noted_head(head_path(run.ledger)))
         with suppress(LedgerError):
             # Without the anchor: what a ledger holds was charged, even if it lacks its anchor's entry.
             present = verified(before.ledger, None)[1]
@@ -477,13 +480,13 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
         if target.is_in_folder:
             # Renamed first: nothing is written over a ledger, and a crash in between leaves the old one whole.
             _set_aside(Path(target.ledger))
-            write_store(target.ledger, header, rows)
+            back_end(target.ledger).write(target.ledger, header, rows)
         else:
             found: list[Row] = []
             with suppress(LedgerError):
                 found = verified(target.ledger, None)[1]
             if found != rows:  # otherwise a crash came before the place was noted
-                write_store(target.ledger, header, rows)
+                back_end(target.ledger).write(target.ledger, header, rows)
         # Before the old files are set aside: a crash in between leaves them there unused.
         note_place(run, target)
         if not target.is_in_folder:
@@ -494,40 +497,22 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
     """Verify the chain of a ledger and its anchor's entry; return header, entries and the number of outcomes."""
     noted = noted_at(anchor)
-    with reading(place) as found:
-        rows = list(found.rows)
-        state = LedgerState(shown(place), Stored(header=found.header, noted=found.noted, rows=rows), noted)
-        return found.header, rows, len(state.outcome_of)
-
-
-@contextmanager
-def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
-    """Keep other writers away from the ledger that will be replaced. LedgerError if another process writes it."""
-    with ExitStack() as stack:
-        # A writer of files keeps the head locked: under that lock nothing is charged.
-        if head_path(run.ledger).exists():
-            stack.callback(os.close, lock(head_path(run.ledger)))
-        # A database that is lost or damaged has no writer to keep out; that is when a copy is put back.
-        is_readable = False
-        if not before.is_in_folder:
-            with suppress(LedgerError):
-                # Always true: what cannot be read raises.
-                is_readable = bool(verified(before.ledger, None))
-        if is_readable:
-            store = open_store(before.ledger, "", create=False, take_over=False)
-            stack.callback(store.close)
-        yield
+    with closing(back_end(place).reader(place)) as reader:
+        noted = (reader.noted, *noted)
+        rows = list(rows_after(reader))
+        return reader.header, rows, len(LedgerState(shown(place), reader.header, noted, rows).outcome_of)
 
 
 def _set_aside(path: Path) -> None:
     """Rename the files of a ledger such that they can still be read as a ledger."""
     # The index of the write-ahead log, which SQLite makes again.
-    beside(path, "-shm").unlink(missing_ok=True)
+    Path(f"{path}-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
         aside = path.with_name(f"{path.stem}.replaced-{number}{path.suffix}")
         # The log first: a database without the log that its head counts on is refused, and a log without its database
         # would be left to the ledger that is made next. The head last: until then it shows that a ledger was here.
-        renames = [(beside(path, "-wal"), beside(aside, "-wal")), (path, aside), (head_path(path), head_path(aside))]
+        logs = Path(f"{path}-wal"), Path(f"{aside}-wal")
+        renames = [logs, (path, aside), (head_path(path), head_path(aside))]
         # A file without its like there may belong to this ledger: a crash came after some of the files were renamed.
         if not any(os.path.lexists(target) for source, target in renames if os.path.lexists(source)):
             break
@@ -551,7 +536,7 @@ def add_anchor(run: RunDirectory, text: str) -> str:
         raise ConfigError(f"{anchor}: is rolled back with the run, in whose folder it lies; give a place elsewhere.")
     audit.note_action(run.actions, "anchor", place=shown(anchor))
     # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
-    with closing(open_anchor(anchor)) as noted:
+    with closing(back_end(anchor).anchor(anchor)) as noted:
         noted.make(read_ledger(place.ledger).head)
     note_place(run, LedgerPlace(ledger=place.ledger, anchor=anchor))
     return shown(anchor)
@@ -648,13 +633,6 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
     say(f"{out} ends with the head {end.chain}; note it elsewhere, for --check.")
 
 
-def check_audit_log(log: Path, head: str) -> Output:
-    """Verify an audit log against a head that was noted elsewhere. LedgerError where it does not hold."""
-    count, number, last = audit.check_log(log, head)
-    words = f"{log}: {count} lines, none changed; line {number} has the head, the last line has {last}"
-    return Output(facts={"file": log, "lines": count, "head_line": number, "head": last}, words=words)
-
-
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
     """Note in the journal that an operator reads private entries. If the folder cannot be written, print a remark
     instead."""
@@ -696,96 +674,75 @@ def describe_totals(*, data: str | None, delta: float) -> Output:
     return Output(facts={"totals": totals}, words=table)
 
 
-def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | None) -> OwnLimit:
-    """Return the limit with these options. ConfigError for one out of range."""
+def change_tokens(
+    root: Path,
+    change: Literal["add", "rotate", "expire", "limit", "revoke"],
+    name: str,
+    *,
+    role: Role = "analyst",
+    limit: Mapping[str, Any] | None = None,
+    when: str | None = None,
+) -> str:
+    """Make one change of the tokens of ``name``, and note it in the journal before.
+
+    ``limit``: the fields of an :class:`OwnLimit`, for ``add`` and ``limit``. ``when``: the time at which a new token
+    expires (``add``; None: never), at which the old ones do (``rotate``), or all of them (``expire``). Returns the new
+    token of ``add`` and ``rotate``, which is stored nowhere. RunFolderError for a run without teachers, ConfigError for
+    a limit or a time out of range, UsageError for a quota of an operator.
+    """
+    run, before, facts = run_at(root), NO_LIMIT, dict[str, object]()
     try:
-        return OwnLimit(epsilon=epsilon, max_queries=queries, per_day=per_day)
+        own = OwnLimit(**(limit or {}))
     except ValueError as error:
         raise ConfigError(f"{error} Leave the option out for no limit.") from error
+    ends_s = None if when is None or (change, when) == ("expire", "never") else moment(when)
+    if change == "add":
+        facts = {"role": role}
+        if role == "operator" and own.per_day is not None:
+            raise UsageError(_NO_QUOTA)
+        _, config = open_run_directory(root)
+        if not (isinstance(config, VotingMethod) and config.keeps_teachers):
+            raise RunFolderError(
+                f"{root}: a run of {config.method} that has no teachers to ask, so that no service takes a token for "
+                "it; its published student takes none (`fairpate serve --student`)."
+            )
+        # The ledger is asked only where a limit is given: without one, a token can be made while its database is down.
+        if own != NO_LIMIT and has_ledger(run):
+            # A lost token store has no limits.
+            before = read_ledger(place_of(run).ledger).limits.get(name, NO_LIMIT)
+    elif change in ("expire", "limit"):
+        facts = {"when": when} if change == "expire" else {"limit": dataclasses.asdict(own)}
 
+    def made(store: TokenStore) -> tuple[TokenStore, str]:
+        now_s = time.time()
+        match change:
+            case "add":
+                return auth.added(store, name, role=role, limit=own, before=before, expires_s=ends_s, now_s=now_s)
+            case "rotate":
+                assert ends_s is not None
+                return auth.rotated(store, name, old_expires_s=ends_s, now_s=now_s)
+            case "expire":
+                return auth.expired(store, name, expires_s=ends_s), ""
+            case "revoke":
+                return auth.revoked(store, name), ""
+        is_operator = any(token.name == name and token.role == "operator" for token in store.tokens)
+        if is_operator and own.per_day is not None:
+            raise UsageError(_NO_QUOTA)
+        return auth.limited(store, name, own), ""
 
-def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | None) -> str:
-    """Make a token for a new name and return it; it is stored nowhere. RunFolderError for a run without teachers."""
-    if role == "operator":
-        _require_no_quota(limit)
-    expires_s = None if expires is None else moment(expires)
-    _, config = open_run_directory(root)
-    if not (isinstance(config, VotingMethod) and config.keeps_teachers):
-        raise RunFolderError(
-            f"{root}: a run of {config.method} that has no teachers to ask, so that no service takes a token for it; "
-            "its published student takes none (`fairpate serve --student`)."
-        )
-    # The ledger is asked only where a limit is given: without one, a token can be made while its database is down.
-    before = NO_LIMIT if limit == NO_LIMIT else _ledger_limits(root).get(name, NO_LIMIT)
-    return _changed(
-        root,
-        "add",
-        name,
-        lambda store: auth.added(
-            store, name, role=role, limit=limit, before=before, expires_s=expires_s, now_s=time.time()
-        ),
-        role=role,
-    )
-
-
-def _changed(
-    root: Path, change: str, name: str, made: Callable[[TokenStore], tuple[TokenStore, T]], **facts: object
-) -> T:
-    """Write a change of tokens to the journal, then make the change; return the new token, if any."""
     # The journal first: a crash in between leaves a note without a change, never a change without a note.
-    audit.note_action(run_at(root).actions, "tokens", change=change, name=name, **facts)
-    return auth.change(run_at(root).tokens, made)
-
-
-def _ledger_limits(root: Path) -> Mapping[str, OwnLimit]:
-    """Return the limits of all names that the ledger stores, because a lost token store has none."""
-    run = run_at(root)
-    return read_ledger(place_of(run).ledger).limits if has_ledger(run) else {}
-
-
-def _require_no_quota(own: OwnLimit) -> None:
-    if own.per_day is not None:
-        raise UsageError("--per-day: an operator has no quota; leave it out, or limit --queries or --epsilon.")
-
-
-def rotate(root: Path, name: str, *, keep_old: str) -> str:
-    """Make another token for a name and return it. Earlier ones end after ``keep_old``."""
-    ends_s = moment(keep_old)
-    return _changed(
-        root, "rotate", name, lambda store: auth.rotated(store, name, old_expires_s=ends_s, now_s=time.time())
-    )
-
-
-def expire(root: Path, name: str, when: str) -> None:
-    """Set when the tokens of ``name`` expire: at the time ``when``, or ``never``."""
-    expires_s = None if when == "never" else moment(when)
-    _changed(root, "expire", name, lambda store: (auth.expired(store, name, expires_s=expires_s), None), when=when)
-
-
-def limit(root: Path, name: str, own: OwnLimit) -> None:
-    """Replace the limit of a name."""
-
-    def limited(store: TokenStore) -> tuple[TokenStore, None]:
-        if any(token.name == name and token.role == "operator" for token in store.tokens):
-            _require_no_quota(own)
-        return auth.limited(store, name, own), None
-
-    _changed(root, "limit", name, limited, limit=dataclasses.asdict(own))
-
-
-def revoke(root: Path, name: str) -> None:
-    """Remove all tokens of a name; its charges and its limit stay."""
-    _changed(root, "revoke", name, lambda store: (auth.revoked(store, name), None))
+    audit.note_action(run.actions, "tokens", change=change, name=name, **facts)
+    return auth.change(run.tokens, made)
 
 
 def describe(root: Path) -> Output:
     """Return all tokens with name, role, expiry and limit, and the limits of names without a token."""
-    path, now_s = run_at(root).tokens, time.time()
-    store = auth.read_store(path) if path.exists() else auth.NO_TOKENS
+    run, now_s = run_at(root), time.time()
+    store = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
+    in_ledger: Mapping[str, OwnLimit] = {}
     try:
-        in_ledger = _ledger_limits(root)
+        in_ledger = read_ledger(place_of(run).ledger).limits if has_ledger(run) else {}
     except LedgerError as error:  # tokens can be listed while the ledger's database is down
-        in_ledger = {}
         say(f"limits that are in the ledger alone are not shown: {error}")
     # A change waits in the store until a service writes it into the ledger, which keeps it.
     limits = {**in_ledger, **store.limits}

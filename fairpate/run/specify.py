@@ -237,7 +237,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     met = [each for each in offers if not each.missed]
     nearest: list[Offer] = []
     if offers and not met:
-        gaps = [[each.point.fairness(name) for each in offers] for name in demand.notions]
+        gaps = [[each.point.seen_by(name).value("disparity") for each in offers] for name in demand.notions]
         values_NO = np.column_stack([guaranteed([o.point for o in offers], ("epsilon", "error", "refused")), *gaps])
         is_defined_N = ~np.isnan(values_NO).any(axis=1)
         candidates = [each for each, is_defined in zip(offers, is_defined_N, strict=True) if is_defined]
@@ -473,7 +473,10 @@ _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def describe_answer(answer: SpecifyAnswer) -> Group:
-    """The answer for a terminal."""
+    """The answer for a terminal.
+
+    For each panel: how many configurations meet the demand, a table of the best, and the command of the first.
+    """
     notions = answer.demand.notions
     asked = ", ".join(
         f"{_limit_name(name)} {'>=' if name in _LEAST else '<='} {limit:g}"
@@ -481,62 +484,55 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
     )
     parts: list[Any] = [Text(f"frontier: {answer.table}\nasked: {asked}\n")]
     for panel, found in answer.panels.items():
-        compared = baseline_words(found.baselines)
         parts.append(Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"))
-        parts += [*([Text(compared)] if compared else []), *_panel_parts(found, notions)]
+        parts += [Text(compared)] if (compared := baseline_words(found.baselines)) else []
+        undefined = ""
+        if found.num_undefined:
+            undefined = f" Undefined in what is asked, or not known for every group: {found.num_undefined}."
+        line = f"not achievable by any of {found.num_points} configurations.{undefined}"
+        if not found.met and not found.nearest:
+            parts.append(Text(f"{line}\n"))
+            continue
+        if found.met:
+            more = f", the {_MOST_OFFERS} most accurate of them" if len(found.met) > _MOST_OFFERS else ""
+            degenerate = ""
+            if found.num_degenerate == len(found.met):
+                degenerate = " But all of them are degenerate in at least one seed: none is recommended."
+            elif found.num_degenerate:
+                degenerate = f" Behind all others, as degenerate in at least one seed: {found.num_degenerate} of them."
+            line = f"achievable by {len(found.met)} of {found.num_points} configurations{more}.{degenerate}{undefined}"
+        else:
+            line += f" The nearest on the frontier; distance is {DISTANCE}."
+
+        offers = (found.met or found.nearest)[:_MOST_OFFERS]
+        notes = list(dict.fromkeys(note for offer in offers for note in _notes(offer.point)))
+        numbers = {note: str(number).translate(_RAISED) for number, note in enumerate(notes, 1)}
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+        table.add_column("method", no_wrap=True)
+        gaps = [in_two_lines(NOTIONS[notion].measure) for notion in notions]
+        for name in ("ε", *gaps, "accuracy %", "coverage %", "seeds" if found.met else "distance"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for each in offers:
+            kept = f"{each.seeds_met} of {len(each.point.seeds)}" if found.met else f"{each.distance:.2f}"
+            method = " ".join([each.point.method, *(numbers[note] for note in _notes(each.point))])
+            _, accuracy, coverage = (words.replace("\N{NO-BREAK SPACE}%", "") for words in with_spread(each.point))
+            coverage, *_ = coverage.partition(" ± ")  # 80 columns hold the longest name, not every spread
+            fairness = [with_spread(each.point.seen_by(notion))[0] for notion in notions]
+            table.add_row(method, epsilon_text(each.point.value("epsilon")), *fairness, accuracy, coverage, kept)
+        parts += [Text(line), table, *(Text(f"{number} {note}") for note, number in numbers.items())]
+
+        first = offers[0]
+        if not found.met:
+            parts.append(Text(f"the first misses {_missed_words(first)}"))
+        # A degenerate predictor is not recommended, so no command repeats it.
+        if not first.point.degenerate:
+            commands = [command for command in first.point.commands if command]
+            words = f"repeat the first: {commands[0]}" if commands else "no command is recorded for the first."
+            # In one line, to be copied.
+            parts.append(Text(f"{words}\n", no_wrap=True, overflow="ignore"))
     for (source, target), moved in answer.transfers.items():
         parts += _transfer_parts(source, target, moved, notions)
     return Group(*parts, Text(CAVEAT))
-
-
-def _panel_parts(found: Achievable, notions: Sequence[NotionName]) -> list[Any]:
-    """The number of configurations that meet the demand, a table of the best, and the command of the first."""
-    undefined = ""
-    if found.num_undefined:
-        undefined = f" Undefined in what is asked, or not known for every group: {found.num_undefined}."
-    if not found.met and not found.nearest:
-        return [Text(f"not achievable by any of {found.num_points} configurations.{undefined}\n")]
-    if found.met:
-        more = f", the {_MOST_OFFERS} most accurate of them" if len(found.met) > _MOST_OFFERS else ""
-        degenerate = ""
-        if found.num_degenerate == len(found.met):
-            degenerate = " But all of them are degenerate in at least one seed: none is recommended."
-        elif found.num_degenerate:
-            degenerate = f" Behind all others, as degenerate in at least one seed: {found.num_degenerate} of them."
-        line = f"achievable by {len(found.met)} of {found.num_points} configurations{more}.{degenerate}{undefined}"
-    else:
-        line = (
-            f"not achievable by any of {found.num_points} configurations.{undefined} The nearest on the frontier; "
-            f"distance is {DISTANCE}."
-        )
-
-    offers = (found.met or found.nearest)[:_MOST_OFFERS]
-    notes = list(dict.fromkeys(note for offer in offers for note in _notes(offer.point)))
-    numbers = {note: str(number).translate(_RAISED) for number, note in enumerate(notes, 1)}
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    table.add_column("method", no_wrap=True)
-    gaps = [in_two_lines(NOTIONS[notion].measure) for notion in notions]
-    for name in ("ε", *gaps, "accuracy %", "coverage %", "seeds" if found.met else "distance"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for each in offers:
-        kept = f"{each.seeds_met} of {len(each.point.seeds)}" if found.met else f"{each.distance:.2f}"
-        method = " ".join([each.point.method, *(numbers[note] for note in _notes(each.point))])
-        _, accuracy, coverage = (words.replace("\N{NO-BREAK SPACE}%", "") for words in with_spread(each.point))
-        coverage, *_ = coverage.partition(" ± ")  # 80 columns hold the longest name, not every spread
-        fairness = [with_spread(each.point.seen_by(notion))[0] for notion in notions]
-        table.add_row(method, epsilon_text(each.point.value("epsilon")), *fairness, accuracy, coverage, kept)
-
-    parts: list[Any] = [Text(line), table, *(Text(f"{number} {note}") for note, number in numbers.items())]
-    first = offers[0]
-    if not found.met:
-        parts.append(Text(f"the first misses {_missed_words(first)}"))
-    # A degenerate predictor is not recommended, so no command repeats it.
-    if not first.point.degenerate:
-        commands = [command for command in first.point.commands if command]
-        words = f"repeat the first: {commands[0]}" if commands else "no command is recorded for the first."
-        # In one line, to be copied.
-        parts.append(Text(f"{words}\n", no_wrap=True, overflow="ignore"))
-    return parts
 
 
 def _notes(point: Point) -> list[str]:

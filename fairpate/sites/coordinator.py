@@ -7,6 +7,7 @@ it was. Its clock alone decides when sites are late.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -71,8 +72,8 @@ class CoordinatorSums:
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum over all sites with its noise. SumError if the plan has ended."""
-        number, self._number = self._plan.number_of(self._number, about), self._number + 1
-        self._plan.require_sum(number, exact_RW, stddev=stddev, name=name)
+        number = self._plan.number_of(self._number, exact_RW, stddev=stddev, name=name, about=about)
+        self._number += 1
         if exact_RW.any():
             raise SumError("The coordinator has private records of its own; let them join as another site.")
         with self._changed:
@@ -82,20 +83,20 @@ class CoordinatorSums:
                 if number == len(self._machines):
                     self._begin(number)
             machine = self._machines[number]
-            stage, deadline_s = -1, 0.0
+            stage, deadline_s = -1, math.inf
             while (total_D := machine.total_D) is None:
                 if (reason := self._journal.get(ENDED)) is not None:
                     raise SumError(f"The plan has ended: {reason.decode()}")
-                # Each list has its own time, also the list that was open when the coordinator was started again.
-                if machine.num_closed != stage:
-                    stage, deadline_s = machine.num_closed, time.monotonic() + self._wait_s
                 try:
-                    machine.advance(time_is_up=time.monotonic() >= deadline_s)
+                    closed = machine.advance(time_is_up=time.monotonic() >= deadline_s)
                 except SumError as error:
                     # Durable before any site hears of it: a coordinator that comes back does not try again.
                     self._journal.setdefault(ENDED, str(error).encode())
                     raise
-                if machine.num_closed == stage:
+                if closed != stage:
+                    # Each list has its own time, also the list that was open when the coordinator was started again.
+                    stage, deadline_s = closed, time.monotonic() + self._wait_s
+                else:
                     # Messages wake it; the timeout is for lateness, which no message reports.
                     self._changed.wait(_POLL_S)
         return total_D.reshape(exact_RW.shape)
@@ -115,14 +116,10 @@ class CoordinatorSums:
     def app(self, settings: Any = None, *, tracer: Any = None) -> FastAPI:  # noqa: ARG002 - as HttpServer asks
         """Return the application; it needs no tokens, as every message is signed by its site."""
 
-        async def reasons() -> Sequence[str]:
-            return ()
-
         largest = max(8 * each.rows * each.columns for each in self._plan.sums)
         app = new_app(
             title="FairPATE sites",
             description="The coordinator of one release over sites that share nothing.",
-            reasons=reasons,
             tokens=None,
             max_body_bytes=lambda: _OVERHEAD + 128 * len(self._plan.sites) + largest,
             # No limit: sites poll until their lists close, and without tokens all of them count as strangers.
@@ -249,7 +246,7 @@ def serve(
                     log.of_part("test").check(tuple(map(event_from, plan.test_events)), noise=OS_ENTROPY)
             journal = stack.enter_context(Journal.opened(run.journal, plan))
             found = CoordinatorSums(plan, journal, wait_s=wait_s, embedding=embedding)
-            server = HttpServer(found, settings)
+            server = HttpServer(found.app, settings)
             # In reverse order: sites learn the end, then the server stops, then the journal is closed.
             stack.callback(server.stop)
             stack.callback(found.wait_for_sites, _LINGER_S)

@@ -21,7 +21,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -111,10 +111,18 @@ class SitePlan:
         """True if sum ``number`` is of predictions on test records, and so about a model."""
         return bool(self.test_events) and number == len(self.sums) - 1
 
-    def number_of(self, drawn: int, about: bytes) -> int:
-        """The number of the sum that comes after ``drawn`` others, and is about this model."""
+    def number_of(self, drawn: int, exact_RW: IntArray, *, stddev: float, name: str, about: bytes) -> int:
+        """The number of the sum that comes after ``drawn`` others, and is about this model.
+
+        SumError unless the plan has this sum there.
+        """
         # Where the release is stored already, its sums are not asked for again: that about the model is the first.
-        return len(self.sums) - 1 if about else drawn
+        number = len(self.sums) - 1 if about else drawn
+        rows, columns = exact_RW.shape
+        asked = PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev)
+        if number >= len(self.sums) or self.sums[number] != asked:
+            raise SumError(f"The plan has no sum {number} such as {asked}; use the version that made the plan.")
+        return number
 
     def draw(self, number: int, about: bytes = b"") -> Draw:
         """Return the terms of sum ``number``. ``about``: the file of the model, of a sum about one."""
@@ -137,13 +145,6 @@ class SitePlan:
             if public_keys(text, f"sites.{name}") == key.public:
                 return place
         raise PlanError(f"key: not one of the plan's sites ({', '.join(self.sites)}); give the key that was sent in.")
-
-    def require_sum(self, number: int, exact_RW: IntArray, *, stddev: float, name: str) -> None:
-        """Raise SumError unless the plan has this sum at place ``number``."""
-        rows, columns = exact_RW.shape
-        asked = PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev)
-        if number >= len(self.sums) or self.sums[number] != asked:
-            raise SumError(f"The plan has no sum {number} such as {asked}; use the version that made the plan.")
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -231,18 +232,6 @@ def read_roster(path: Path) -> dict[str, str]:
     return keys
 
 
-@dataclass(eq=False)
-class _Recorder:
-    """Records which sums a method draws, and returns zeros."""
-
-    sums: list[PlannedSum] = field(default_factory=list)
-
-    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:  # noqa: ARG002
-        rows, columns = exact_RW.shape
-        self.sums.append(PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev))
-        return np.zeros_like(exact_RW)
-
-
 def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     """Run the release of ``config`` on public records alone, and return what a plan states of it. ConfigError for a
     method whose sums sites cannot draw."""
@@ -268,23 +257,29 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     )
     if not isinstance(config, ReleasingMethod):
         raise refusal
-    recorder = _Recorder()
-    released = config.rehearse(dataset, recorder)
+    sums: list[PlannedSum] = []
+
+    def recorded(exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:  # noqa: ARG001
+        rows, columns = exact_RW.shape
+        sums.append(PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev))
+        return np.zeros_like(exact_RW)
+
+    released = config.rehearse(dataset, recorded)
     test_events: tuple[Event, ...] = ()
     # Fewer sums than events: then a part of the release is drawn from the records of one site alone.
-    if len(recorder.sums) < sum(getattr(event, "count", math.inf) for event in released.events):
+    if len(sums) < sum(getattr(event, "count", math.inf) for event in released.events):
         raise refusal
     if config.evaluation.metrics == "private":
         # Of any model: the cells are the same, and so is the price.
         event = table_event(price(released.events, delta=config.target.delta, accounting=config.target.accounting))
         bins, groups, classes = len(config.evaluation.score_edges) + 1, dataset.num_groups, dataset.num_classes
         empty = np.zeros((bins * groups, classes**2), np.int64)
-        recorder(empty, stddev=event.noise_stddev_weights, name=PREDICTIONS)
+        recorded(empty, stddev=event.noise_stddev_weights, name=PREDICTIONS)
         test_events = (event,)
     return {
         "unit": dataset.unit,
         "events": [strict(event_json(event)) for event in released.events],
-        "sums": [asdict(each) for each in recorder.sums],
+        "sums": [asdict(each) for each in sums],
         "public_arrays": arrays_digest(released.arrays),
         "test_events": [strict(event_json(event)) for event in test_events],
     }

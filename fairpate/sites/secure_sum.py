@@ -200,10 +200,6 @@ class Draw:
         """Return a list of sites as one byte for each site of the plan."""
         return bytes(place in places for place in range(len(self.sites)))
 
-    def lists(self, message: bytes, place: int) -> bool:
-        """True if ``message`` is a list of sites that has site ``place``."""
-        return message[place : place + 1] == b"\1"
-
     def parts(self, message: bytes, size: int, *, least: int = 0) -> dict[int, bytes]:
         """Return what ``message``, which begins with :meth:`flags`, has for each site in its list: ``size`` bytes.
 
@@ -390,21 +386,21 @@ class Coordinator:
                 raise LateError(f"Site {place}: its message '{step}' came too late, or differs from an earlier one.")
             known[place] = self._store.setdefault(f"{step}/{place}", message)
 
-    def advance(self, *, time_is_up: bool = False) -> None:
+    def advance(self, *, time_is_up: bool = False) -> int:
         """Close every list that is complete; when time is up, also the open one, with as few sites as the plan allows.
 
-        SumError if time is up and sites are too few.
+        Returns the number of lists that are closed, the sum included. SumError if time is up and sites are too few.
         """
         draw, store = self._draw, self._store
         hellos, masked, agreed, shares = (self._messages[step] for step in STEPS)
         if store.get("members") is None:
             if not self._is_complete(hellos, len(draw.sites), draw.least, "hello", time_is_up):
-                return
+                return 0
             store.setdefault("members", draw.flags(hellos))
             time_is_up = False  # each list has its own time
         if store.get("survivors") is None:
             if not self._is_complete(masked, len(self._heads), draw.least, "masked", time_is_up):
-                return
+                return 1
             # In order of places, as in the flags; the messages came in any order.
             found = {place: masked[place] for place in sorted(masked)}
             parts = (hashlib.sha256(y[:-_SIGNATURE]).digest() + y[-_SIGNATURE:] for y in found.values())
@@ -412,7 +408,7 @@ class Coordinator:
             time_is_up = False
         if store.get("agreement") is None:
             if not self._is_complete(agreed, draw.threshold, draw.threshold, "agreed", time_is_up):
-                return
+                return 2
             store.setdefault("agreement", draw.flags(agreed) + b"".join(agreed[place] for place in sorted(agreed)))
             time_is_up = False
         if store.get("sum") is None and self._is_complete(shares, draw.threshold, draw.threshold, "shares", time_is_up):
@@ -421,6 +417,7 @@ class Coordinator:
                 store.setdefault("sum", total_D.astype("<i8").tobytes())
             elif time_is_up or len(shares) == len(self._survivors):
                 raise SumError("Too many sites sent wrong shares: their secrets do not fit their hashes; the sum ends.")
+        return 3 if store.get("sum") is None else 4
 
     def members(self, place: int) -> bytes | None:
         """The list of participants for one site, with the shares that were sealed for it; None while it is open."""
@@ -433,11 +430,6 @@ class Coordinator:
     def published(self, name: Literal["survivors", "agreement", "sum"]) -> bytes | None:
         """A list, or the sum as bytes, which is the same for all sites; None while it is not there yet."""
         return self._store.get(name)
-
-    @property
-    def num_closed(self) -> int:
-        """The number of lists that are closed, the sum included."""
-        return sum(self._store.get(name) is not None for name in ("members", "survivors", "agreement", "sum"))
 
     @property
     def total_D(self) -> IntArray | None:

@@ -210,7 +210,7 @@ class Messenger:
     def waits_for(self, what: str, about: bytes = b"") -> bool:
         """True if the next answer to ``what`` comes from the others."""
         if what == "sum":
-            return self._journal.get(f"total {self._plan.number_of(self._number, about)}") is None
+            return self._journal.get(f"total {len(self._plan.sums) - 1 if about else self._number}") is None
         return what == "model" and not self._model
 
     def is_charged(self) -> bool:
@@ -219,8 +219,8 @@ class Messenger:
 
     def sum(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum over all sites with its noise."""
-        number, self._number = self._plan.number_of(self._number, about), self._number + 1
-        self._plan.require_sum(number, exact_RW, stddev=stddev, name=name)
+        number = self._plan.number_of(self._number, exact_RW, stddev=stddev, name=name, about=about)
+        self._number += 1
         # Noise is drawn once for a table, and a table of another model is another one.
         if about and self._journal.setdefault("model", digest := hashlib.sha256(about).digest()) != digest:
             raise SumError("The coordinator sent another model than before; the sum ends here.")
@@ -297,10 +297,10 @@ class Messenger:
         send("hello", site.hello())
         members = fetch("members")
         # A site that came too late is in no list, and only learns the sum.
-        if draw.lists(members, self._place):
+        if members[self._place : self._place + 1] == b"\1":
             send("masked", site.masked(members, np.ascontiguousarray(exact_RW).reshape(-1), self._source))
             survivors = fetch("survivors")
-            if draw.lists(survivors, self._place):
+            if survivors[self._place : self._place + 1] == b"\1":
                 # The site's own record of the list is on its disk before its signature leaves.
                 send("agreed", site.agreed(survivors))
                 send("shares", site.shares(fetch("agreement")))

@@ -8,7 +8,7 @@ from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, reserve
 
 from aggregator import audit
-from aggregator.ledger import Ledger, OwnLimit, open_anchor
+from aggregator.ledger import Ledger, OwnLimit, back_end
 from aggregator.store import LedgerError, is_database
 
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
@@ -28,7 +28,7 @@ def anchored(place, anchor):
     """A ledger with one answer, and its anchor."""
     with Ledger(place, TERMS) as ledger:
         answer(ledger, "first")
-        noted = open_anchor(anchor)
+        noted = back_end(anchor).anchor(anchor)
         noted.make(ledger.head)
         noted.close()
 
@@ -131,7 +131,7 @@ def test_an_anchor_never_goes_back(place, anchor):
     with Ledger(place, TERMS, create=False, anchor=anchor) as ledger:
         old = ledger.head
         answer(ledger, "second")
-        noted = open_anchor(anchor)
+        noted = back_end(anchor).anchor(anchor)
         for head in (old, ledger.head._replace(digest="0" * 64)):
             with pytest.raises(OSError, match="another writer"):
                 noted.note(head)

@@ -183,7 +183,7 @@ def _pause_and_go_on(place, said):
 def _without_ending():
     patch = pytest.MonkeyPatch()
     patch.setattr("aggregator.postgres._TAKE_OVER_S", 0.1)
-    patch.setattr("aggregator.postgres._end_holder", lambda *_: None)
+    patch.setattr("aggregator.postgres._END_HOLDER", "SELECT %s::text")
     return _Undone(patch)
 
 

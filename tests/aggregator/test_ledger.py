@@ -12,7 +12,7 @@ from ledger_terms import TERMS
 
 from aggregator.ledger import Asker, Ledger, OwnLimit
 from aggregator.mechanism import Outcome
-from aggregator.store import LedgerError, ledger_files, noted_head
+from aggregator.store import LedgerError, head_path, ledger_files, noted_head
 
 VOTES = np.array([[40, 15, 5]])
 ANSWER, REFUSAL = Outcome(verdict="answer", label=0), Outcome(verdict="fairness")
@@ -158,7 +158,7 @@ def test_an_outcome_whose_note_cannot_be_written_is_not_given(path, monkeypatch)
     monkeypatch.undo()
     with Ledger(path, TERMS) as ledger:  # it was durable, and may be given now: its note comes first
         assert ledger.outcome_of.get("key") == ANSWER
-        assert noted_head(path) == ledger.head
+        assert noted_head(head_path(path)) == ledger.head
 
 
 def test_a_damaged_file_is_named(path):

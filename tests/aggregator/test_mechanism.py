@@ -4,9 +4,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax, Outcome
+from aggregator.mechanism import ConfidentGnmax, Outcome
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
-from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
+from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource, discrete_gaussians
 from fairpate.types import GateRule
 
 NO_NOISE = ConfidentGnmax(threshold=0, threshold_stddev_votes=0, noise_stddev_votes=0)
@@ -48,8 +48,11 @@ def test_a_threshold_of_minus_infinity_is_gnmax_and_of_infinity_refuses_everythi
     votes_QC = np.array([[20, 22, 18]])
     always = ConfidentGnmax(threshold=-math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
     never = ConfidentGnmax(threshold=math.inf, threshold_stddev_votes=5, noise_stddev_votes=0)
-    assert always.draw(votes_QC, keys=["q"], source=SeededSource(1))[0] == [1]
-    assert never.draw(votes_QC, keys=["q"], source=SeededSource(1))[0] == [NOT_CONFIDENT]
+    for parameters, expected in (
+        (always, [Outcome(verdict="answer", label=1)]),
+        (never, [Outcome(verdict="confidence")]),
+    ):
+        assert run_stream(votes_QC, [0], parameters=parameters, rule=OPEN, seed=1)[0] == expected
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 8, 200])
@@ -84,9 +87,15 @@ def test_an_open_gate_or_an_endless_cold_start_is_confident_gnmax_bit_for_bit(ru
     votes_QC = random_votes(np.random.default_rng(0))
     parameters = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
     outcomes, _ = run_stream(votes_QC, np.arange(200) % 2, parameters=parameters, rule=rule)
-    plain, _, _ = parameters.draw(votes_QC, keys=[str(index) for index in range(200)], source=SeededSource(0))
-    assert [NOT_CONFIDENT if outcome.label is None else outcome.label for outcome in outcomes] == plain
-    assert NOT_CONFIDENT in plain
+    source = SeededSource(0)
+    words = source.words([str(index) for index in range(200)], 5)
+    passes_Q = votes_QC.max(axis=1) + discrete_gaussians(10, words[:, 0], source) >= 30
+    noisy_QC = votes_QC + discrete_gaussians(6, words[:, 1:], source)
+    assert [outcome.label is not None for outcome in outcomes] == passes_Q.tolist()
+    assert all(
+        row[outcome.label] == row.max() for row, outcome in zip(noisy_QC, outcomes, strict=True) if outcome.label
+    )
+    assert 0 < passes_Q.sum() < 200
 
 
 def test_fairpate_keeps_exactly_what_filtering_pate_answers_keeps():
@@ -138,10 +147,12 @@ def test_the_noise_of_threshold_and_argmax_has_the_declared_scale(scale, inside)
         parameters = ConfidentGnmax(
             threshold=threshold, threshold_stddev_votes=scale * stddev, noise_stddev_votes=scale * stddev
         )
+        gate = DemographicParityGate(OPEN, num_groups=1, num_classes=2)
         keys, votes_QC = [str(i) for i in range(trials)], np.tile(votes_C, (trials, 1))
-        return parameters.draw(votes_QC, keys=keys, source=source)[0]
+        outcomes = parameters.answer(votes_QC, groups=[0] * trials, keys=keys, gate=gate, source=source)
+        return [outcome.label for outcome in outcomes]
 
-    confident = trials - labels([20, 3], threshold=24).count(NOT_CONFIDENT)
+    confident = trials - labels([20, 3], threshold=24).count(None)
     won = labels([20, 15], threshold=-math.inf).count(0)
     for count, probability in ((confident, passes), (won, wins)):
         low, high = binomial_interval(probability, trials)
@@ -156,19 +167,6 @@ def test_ties_are_broken_without_favour(block_size):
     assert set(wins) == {0, 1}
     low, high = binomial_interval(0.5, 400)
     assert low <= wins[0] / 400 <= high
-
-
-@pytest.mark.parametrize(
-    "votes_QC", [np.array([[1.5, 2.0]]), np.array([[3]]), np.array([[-1, 4]]), np.array([1, 2]), np.array([["a", "b"]])]
-)
-def test_votes_that_are_no_counts_are_refused(votes_QC):
-    with pytest.raises(ValueError, match="votes"):
-        NO_NOISE.is_complete(votes_QC, num_teachers=3)
-
-
-def test_a_vote_without_all_teachers_is_noticed():
-    assert NO_NOISE.is_complete(np.array([[1, 2], [3, 0]]), num_teachers=3)
-    assert not NO_NOISE.is_complete(np.array([[1, 2], [2, 0]]), num_teachers=3)
 
 
 def test_a_mechanism_says_in_words_what_it_does():

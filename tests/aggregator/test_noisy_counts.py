@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aggregator.ledger import Ledger
-from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Outcome, label_chances, mechanism_named, mechanism_of
+from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Outcome, label_chances, mechanism_named
 from aggregator.service.api import reply_json, statement_json
 from aggregator.service.writer import Books
 from aggregator.session import AggregatorSession, PublicPool, SessionResult, answer_queries
@@ -20,7 +20,7 @@ from aggregator.store import LedgerError
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
-from fairpate.types import Budget, IntArray, MechanismParameters, VoteBatch
+from fairpate.types import Budget, IntArray, VoteBatch
 
 PARAMETERS = {"threshold": 30, "threshold_stddev_votes": 10, "noise_stddev_votes": 6}
 COUNTS, LABELS = ConfidentCounts(**PARAMETERS), ConfidentGnmax(**PARAMETERS)
@@ -189,9 +189,8 @@ def test_one_vote_moves_counts_by_what_the_price_is_for() -> None:
 
 
 def test_what_is_released_is_asked_for_by_name() -> None:
-    parameters = MechanismParameters(**PARAMETERS)
-    assert mechanism_of(parameters) == LABELS
-    assert mechanism_of(parameters, "counts") == COUNTS == mechanism_named("confident_counts", PARAMETERS)
+    assert mechanism_named("confident_gnmax", PARAMETERS) == LABELS
+    assert mechanism_named("confident_counts", PARAMETERS) == COUNTS
     assert COUNTS.scaled(2).noise_stddev_votes == 12
     assert COUNTS.describe().endswith("label noise σ₂ = 6 votes, noisy counts released with every label")
 
@@ -212,9 +211,6 @@ def test_counts_teach_and_come_back_after_a_restart(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         labelled.chances, label_chances(labelled.counts, num_teachers=60, noise_stddev_votes=6)
     )
-    joined = SessionResult.joined([first, again]).labelled
-    assert joined.counts is not None
-    np.testing.assert_array_equal(joined.counts, np.concatenate([labelled.counts, labelled.counts]))
     with Ledger(tmp_path / "labels.sqlite", dataclasses.replace(TERMS, mechanism=LABELS)) as ledger:
         plain = ask(ledger, 50).labelled
     assert plain.labels.tolist() == labelled.labels.tolist()

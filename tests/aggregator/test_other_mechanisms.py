@@ -48,6 +48,7 @@ class NearestRecords(Mechanism):
     """The noisy argmax of the labels of at most ``num_teachers`` sampled records near the query."""
 
     name: ClassVar[str] = "test_nearest_records"
+    all_vote: ClassVar[bool] = False
     sampling_rate: float
     noise_stddev_votes: float
 
@@ -64,16 +65,13 @@ class NearestRecords(Mechanism):
         return gated((votes_QC + noise_QC).argmax(axis=1).tolist(), groups, gate)
 
     def worst_case(self, num_queries: int) -> NeighbourVotes:
-        return NeighbourVotes(count=num_queries, **self.parameters)
+        return NeighbourVotes(count=num_queries, **dataclasses.asdict(self))
 
     def scaled(self, factor: float) -> Self:
         return dataclasses.replace(self, noise_stddev_votes=factor * self.noise_stddev_votes)
 
     def describe(self) -> str:
         return f"Nearest records of a sample of {self.sampling_rate:g}, noise of {self.noise_stddev_votes:g} votes"
-
-    def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
-        return bool((votes_QC.sum(axis=1) <= num_teachers).all())
 
 
 @register
@@ -98,16 +96,13 @@ class OneVotePerRecord(Mechanism):
         return [Outcome(verdict="answer", label=int(np.argmax(row)), counts=tuple(row)) for row in rows]
 
     def worst_case(self, num_queries: int) -> VoteTables:
-        return VoteTables(count=num_queries, **self.parameters)
+        return VoteTables(count=num_queries, **dataclasses.asdict(self))
 
     def scaled(self, factor: float) -> Self:
         return dataclasses.replace(self, noise_stddev_votes=factor * self.noise_stddev_votes)
 
     def describe(self) -> str:
         return f"One vote per record, noise of {self.noise_stddev_votes:g} votes"
-
-    def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
-        return True
 
 
 TERMS = LedgerTerms(
@@ -125,6 +120,7 @@ TABLE = dataclasses.replace(
     mechanism=OneVotePerRecord(noise_stddev_votes=30.0),
     gate=GateRule(max_disparity=math.inf, min_count=0),
     budget=Budget(kind="query_count", delta=1e-5, max_queries=2),
+    num_teachers=435,
     num_classes=12,
     num_groups=1,
 )
@@ -292,7 +288,7 @@ def test_what_a_ledger_stores_must_name_a_mechanism_and_its_parameters(
         mechanism_named(name, parameters)
 
 
-def test_a_name_is_given_once_and_no_other_class_goes_by_it() -> None:
+def test_a_name_is_given_once_and_no_other_class_goes_by_it(tmp_path: Path) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Impostor(NearestRecords):
         pass
@@ -300,7 +296,11 @@ def test_a_name_is_given_once_and_no_other_class_goes_by_it() -> None:
     with pytest.raises(ValueError, match="another mechanism already"):
         register(Impostor)
     with pytest.raises(ValueError, match="Impostor: is not the mechanism named test_nearest_records"):
-        dataclasses.replace(TERMS, mechanism=Impostor(sampling_rate=0.1, noise_stddev_votes=20.0))
+        Ledger(
+            tmp_path / "ledger.sqlite",
+            dataclasses.replace(TERMS, mechanism=Impostor(sampling_rate=0.1, noise_stddev_votes=20.0)),
+        )
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("terms", [TERMS, TABLE], ids=["near", "table"])
@@ -317,4 +317,4 @@ def test_the_odometer_and_the_service_know_its_event_and_its_name(tmp_path: Path
     with Ledger(tmp_path / "ledger.sqlite", terms) as ledger:
         snapshot = Books(ledger=ledger, session=session(ledger)).snapshot()
         said = statement_json(pool, snapshot)["mechanism"]
-    assert said == {"name": terms.mechanism.name, **terms.mechanism.parameters}
+    assert said == {"name": terms.mechanism.name, **dataclasses.asdict(terms.mechanism)}

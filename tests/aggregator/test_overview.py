@@ -44,7 +44,7 @@ def test_a_history_counts_every_charge_once_whatever_is_open_meanwhile(path):
             reserved = ledger.reserve([f"key-{number}"], [number % 2], table_votes([POOL.questions[number]]))
             history.look(ledger, len(ledger.keys), now_s=10.0 * number)
             assert len(history.open) == 1
-            ledger.commit(reserved, [outcome(verdict, number % 3 if verdict == "answer" else None)])
+            ledger.commit(reserved, [outcome(verdict=verdict, label=number % 3 if verdict == "answer" else None)])
         ledger.reserve(["lost"], [1], table_votes([POOL.questions[9]]))  # a crash leaves it open
         history.look(ledger, len(ledger.keys), now_s=100.0)
     assert len(history.open) == 1

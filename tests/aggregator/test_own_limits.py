@@ -68,9 +68,9 @@ def test_who_asked_when_and_in_which_request_outlives_a_restart(path):
         assert times == sorted(times)
         assert times[0] > 1.7e9
         assert (ledger.charged_to["alice"], ledger.charged_to["bob"]) == (3, 2)
-        assert [ledger.asked_for(number).asker for number in range(5)] == [ALICE] * 3 + [BOB] * 2
-        assert ledger.limit_of("bob") == OwnLimit(max_queries=4, per_day=2.5)
-        assert ledger.limit_of("alice") == OwnLimit()
+        assert [asked.asker for _, _, _, asked in ledger.charged(0, 5)] == [ALICE] * 3 + [BOB] * 2
+        assert ledger.limits["bob"] == OwnLimit(max_queries=4, per_day=2.5)
+        assert "alice" not in ledger.limits
 
 
 def test_a_caller_without_room_is_not_charged_and_a_stored_answer_is_free_for_everybody(path):
@@ -148,7 +148,7 @@ def test_an_own_epsilon_admits_as_many_queries_as_cost_at_most_that(path):
         assert ledger.charged_to["alice"] == 7
         assert epsilon_data_independent(TERMS, num_queries=7) == price(7) <= limit.epsilon
         session.limit("alice", OwnLimit(epsilon=limit.epsilon, max_queries=3))
-        assert most_queries(TERMS, ledger.limit_of("alice")) == 3
+        assert most_queries(TERMS, ledger.limits["alice"]) == 3
         assert answered(ask(session, range(30, 40), ALICE)) == 0
 
 
@@ -222,9 +222,6 @@ class Charged:
 
     def __init__(self):
         self.asked, self.limits = [], {}
-
-    def limit_of(self, caller):
-        return self.limits.get(caller, OwnLimit())
 
     def charge(self, caller, count, at_s):
         self.asked.append(Asked(0, count, Asker(caller, ""), at_s))

@@ -101,7 +101,7 @@ def in_front(folder, votes=None):
         counted = (votes or {}).get(name, lambda q, s=name: table_votes(q, salt=len(s)))
         backend = open_backend(folder / f"{name}.sqlite", count_votes=counted)
         settings = ServiceSettings(port=free_port(), tokens=tokens, rate=RequestRate(per_s=1000, burst=1000))
-        servers[name] = (HttpServer(backend, settings), settings)
+        servers[name] = (HttpServer(backend.app, settings), settings)
         backends.append(backend)
     login = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Login)
     threading.Thread(target=login.serve_forever, daemon=True).start()

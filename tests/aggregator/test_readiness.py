@@ -11,7 +11,7 @@ import httpx
 import pytest
 from serving import TERMS, ids, open_backend, running
 
-from aggregator.ledger import Ledger, open_anchor
+from aggregator.ledger import Ledger, back_end
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 NOBODY_LOOKS = 3600.0
@@ -47,7 +47,7 @@ def served(place, *, anchor=None, interval_s=NOBODY_LOOKS):
 
 def anchored(place, anchor):
     with Ledger(place, TERMS) as ledger:
-        open_anchor(anchor).make(ledger.head)
+        back_end(anchor).anchor(anchor).make(ledger.head)
     return anchor
 
 

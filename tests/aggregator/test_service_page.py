@@ -60,7 +60,7 @@ def serve(tmp_path):
         terms = dataclasses.replace(TERMS, budget=budget)
         backend = open_backend(tmp_path / "ledger.sqlite", terms=terms, pool=TABLE, facts=FACTS)
         settings = ServiceSettings(port=port or free_port(), **({"tokens": tokens()} if tokens else {}))
-        server = HttpServer(backend, settings)
+        server = HttpServer(backend.app, settings)
         servers.append((server, backend))
         return server, f"http://127.0.0.1:{settings.port}"
 

@@ -106,6 +106,27 @@ def test_the_noise_source_must_be_the_one_the_ledger_declares(batch, path):
         ask(batch, path, source=OsEntropy())
 
 
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ([20.5, 20.5, 19], ValueError),
+        ([30, 30], ValueError),
+        ([-1, 31, 30], ValueError),
+        (["a", "b", "c"], ValueError),
+        (20, ValueError),
+        ([20, 20, 19], VotesUnavailableError),
+        ([20, 20, 21], VotesUnavailableError),
+    ],
+)
+def test_votes_that_are_no_counts_of_all_teachers_are_refused_and_charge_nothing(batch, path, row, error):
+    with Ledger(path, TERMS) as ledger:
+        asked = AggregatorSession(ledger, source=SeededSource(0))
+        with pytest.raises(error, match="votes"):
+            asked.ask(queries_of(batch, range(1)), lambda _: np.array([row]))
+        assert not ledger.keys
+        assert len(asked.ask(queries_of(batch, range(1)), lambda _: np.array([[20, 20, 20]]))) == 1
+
+
 @pytest.mark.parametrize("block_size", [1, 7, 64])
 def test_a_batch_stops_at_the_exact_query_that_crosses_the_budget(batch, path, block_size):
     limit = (price(23) + price(24)) / 2

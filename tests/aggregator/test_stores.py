@@ -5,14 +5,15 @@ import os
 import signal
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, fill, holds_all, reserve
 
 from aggregator import audit
-from aggregator.ledger import Ledger, OwnLimit, reading, write_store
-from aggregator.store import SCHEMA_VERSION, Chain, Header, LedgerError
+from aggregator.ledger import Ledger, OwnLimit, back_end
+from aggregator.store import Head, Header, LedgerError, rows_after
 
 EDITS = [
     "UPDATE {entries} SET payload = replace(payload, 'first', 'fisrt') WHERE number = 1",
@@ -38,7 +39,7 @@ def test_what_was_stored_is_there_for_the_next_writer_and_for_readers(place):
         assert (audit.verify(place).reservations, audit.verify(place).open) == (3, 1)
     assert holds_all(place)
     with Ledger(place, TERMS, create=False) as ledger:
-        assert (ledger.charged_to["alice"], ledger.limit_of("alice").max_queries) == (3, 7)
+        assert (ledger.charged_to["alice"], ledger.limits["alice"].max_queries) == (3, 7)
     rows = audit.rows(place)
     assert [(row.key, row.verdict, row.asker.caller) for row in rows] == [
         ("first", "answer", "alice"),
@@ -82,14 +83,16 @@ def test_a_ledger_that_was_edited_or_cut_short_refuses_to_open_and_to_be_read(pl
 
 @pytest.mark.parametrize("after", [0, 1, 255, 256, 257, 599, 600, 700])
 def test_entries_are_read_in_order_from_anywhere(place, after):
-    header = Header(version=SCHEMA_VERSION, terms="{}", chain=Chain(bytes(32)))
+    header = Header("{}", bytes(32))
     rows, head = [], header.start
     for number in range(1, 601):
-        head = header.chain.after(head, "limit", f'{{"n":{number}}}')
+        head = Head(number, header.link(head.digest, "limit", f'{{"n":{number}}}'))
         rows.append((number, "limit", f'{{"n":{number}}}', head.digest))
-    write_store(place, header, rows)
-    with reading(place, after=after) as stored:
-        assert [(row[0], row[2]) for row in stored.rows] == [(n, f'{{"n":{n}}}') for n in range(after + 1, 601)]
+    back_end(place).write(place, header, rows)
+    with closing(back_end(place).reader(place)) as reader:
+        assert [(row[0], row[2]) for row in rows_after(reader, after)] == [
+            (n, f'{{"n":{n}}}') for n in range(after + 1, 601)
+        ]
 
 
 def test_a_ledger_is_made_once_and_never_again_where_that_is_not_asked_for(place):

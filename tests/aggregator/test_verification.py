@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import httpx
 import numpy as np
@@ -17,9 +18,9 @@ import pytest
 from serving import ANALYST, OPERATOR, TERMS, ids, open_backend, running, tokens_of_both_roles, until
 from stored_ledgers import answer, execute
 
-from aggregator.ledger import Asker, Ledger, reading, verified_slices
+from aggregator.ledger import Asker, Ledger, back_end, verified_slices
 from aggregator.mechanism import Outcome
-from aggregator.store import UnreachableError, head_path, is_database, ledger_files
+from aggregator.store import UnreachableError, head_path, is_database, ledger_files, rows_after
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
@@ -79,8 +80,9 @@ def test_a_sound_chain_is_verified_again_and_again(http):
 
 @pytest.mark.parametrize(("number", "column"), [(1, "payload"), (4, "kind"), (10, "digest")])
 def test_an_entry_that_was_changed_ends_writing_until_it_is_put_back(http, place, number, column):
-    with reading(place, after=number - 1) as found:
-        row = dict(zip(("number", "kind", "payload", "digest"), next(iter(found.rows)), strict=True))
+    with closing(back_end(place).reader(place)) as reader:
+        ((*values,),) = reader.rows(number - 1, 1)
+    row = dict(zip(("number", "kind", "payload", "digest"), values, strict=True))
     statement = f"UPDATE {{entries}} SET {column} = :value WHERE number = {number}"  # noqa: S608
     execute(place, statement, value="x" + row[column][1:])
     assert ended(http)
@@ -98,9 +100,9 @@ def test_entries_that_were_removed_end_writing(http, place):
 
 def test_a_whole_chain_that_was_written_anew_with_its_key_ends_writing_for_good(http, place):
     """Each digest follows from the one before, and the noted end too: only this process knows what it wrote."""
-    with reading(place) as found:
-        header, rows = found.header, list(found.rows)
-    key = header.chain.key
+    with closing(back_end(place).reader(place)) as reader:
+        header, rows = reader.header, list(rows_after(reader))
+    key = header.key
 
     def link(previous, kind, text):
         return hmac.new(key, f"{previous}\n{kind}\n{text}".encode(), hashlib.sha256).hexdigest()
@@ -152,8 +154,8 @@ def test_a_byte_that_flips_on_the_disk_ends_writing(path):
         for number in range(5):
             http.post("/v1/queries", json=ids([number]))
         until(lambda: chain(http)["entries"] == 10)
-        with reading(path, after=2) as found:
-            key = json.loads(next(iter(found.rows))[2])["keys"][:64]
+        with closing(back_end(path).reader(path)) as reader:
+            key = json.loads(reader.rows(2, 1)[0][2])["keys"][:64]
         files = [str(file) for file in ledger_files(path) if file.suffix in (".sqlite", ".sqlite-wal")]
         done = subprocess.run([sys.executable, "-c", FLIP, key, *files], capture_output=True, text=True, check=True)  # noqa: S603
         assert int(done.stdout) >= 1
@@ -177,8 +179,8 @@ def test_verification_on_demand_ends_writing_too(place):
 
 def test_an_older_copy_that_is_put_back_is_not_taken_up(http, place, tmp_path):
     """It is whole in itself, and forgets what was charged since it was made."""
-    with reading(place) as found:
-        _, _, _, digest = list(found.rows)[-1]
+    with closing(back_end(place).reader(place)) as reader:
+        _, _, _, digest = list(rows_after(reader))[-1]
     older = tmp_path / "older"
     older.mkdir()
     if not is_database(place):

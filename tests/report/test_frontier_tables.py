@@ -67,8 +67,8 @@ def test_a_gap_that_leaves_out_a_group_beats_none_that_has_it(shown):
     assert "pate (" in caption
     point, other = points_of([short, whole])
     assert (point.num_undefined, other.num_undefined) == (1, 0)
-    assert math.isnan(point.fairness("equalized_odds"))
-    assert point.fairness("false_negative_rate") == 0
+    assert math.isnan(point.seen_by("equalized_odds").value("disparity"))
+    assert point.seen_by("false_negative_rate").value("disparity") == 0
     assert {(each.winner, each.num_dominated) for each in dominance([point, other])} == set()
     _, (fair, _, _) = shown(short, replace(whole, unmeasured_groups=("children",)))
     assert fair == ["pate", "dp_sgd"]

@@ -8,7 +8,7 @@ from report_pages import GUARANTEE
 
 from fairpate.report.metrics import Evaluation, evaluate
 from fairpate.report.records import RunStatement
-from fairpate.report.run_page import prediction_words
+from fairpate.report.run_page import treated
 
 LOST = "the model is right about 80.0 % of men, always predicting 'no' about 90.0 %"
 
@@ -37,6 +37,6 @@ def test_the_terminal_names_them(children: int) -> None:
 
 
 def test_the_report_says_it_beside_predicted_classes() -> None:
-    words = prediction_words(measured(children=40), "student")
+    words = treated({"all": measured(children=40)}, "student")["prediction_words"]["all"]
     assert words.startswith("The student is right about 80.0 % of men")
     assert words.endswith("2 of 2 classes are predicted for some record.")

@@ -192,7 +192,7 @@ def test_who_is_behind_several_records_is_said(unit: str, words: str) -> None:
 
 def test_earlier_releases_are_summed_beside_the_figure() -> None:
     """e^2 / (1 + e^2) = .8808, rounded up."""
-    assert GUARANTEE.with_earlier == ""
+    assert GUARANTEE.words["with_earlier"] == ""
     sums = {"epsilon_with_earlier": 2.0, "epsilon_adaptive_with_earlier": 2.25}
     found = said(FAIR, earlier_releases=2, **sums).figures[0].details[-1]
     assert found == (
@@ -200,7 +200,7 @@ def test_earlier_releases_are_summed_beside_the_figure() -> None:
         f"88.1{NB}% of the time, if all were fixed beforehand; if each was chosen in view of the earlier ones, it is "
         "ε = 2.25."
     )
-    lost = replace(GUARANTEE, earlier_releases=1).with_earlier
+    lost = replace(GUARANTEE, earlier_releases=1).words["with_earlier"]
     assert lost == "Together with 1 earlier release of the same private data no ε is finite."
 
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sqlite3
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -139,15 +138,13 @@ def test_a_charge_of_the_last_moment_is_seen_with_the_ledger_in_hand(copied, tmp
     folder, _ = copied
     out = tmp_path / "copy.sqlite"
     back_up_run(folder.root, out)
-    held = serve._held
+    lock = serve.lock
 
-    @contextmanager
-    def after_a_charge(*given):
+    def after_a_charge(path):
         charge(folder, "later", terms)  # by a service that ends just before
-        with held(*given):
-            yield
+        return lock(path)
 
-    monkeypatch.setattr(serve, "_held", after_a_charge)
+    monkeypatch.setattr(serve, "lock", after_a_charge)
     with pytest.raises(LedgerError, match="charges would be forgotten"):
         restore(folder, out, to=None)
 

@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -284,7 +284,7 @@ def test_a_share_that_is_kept_leaves_room_for_later_queries_within_the_target(tm
         # The run itself asks its own 70; what is left is for a service.
         assert plan.count_fitting() == 70
         room.append(queries_that_fit(terms, 10**6))
-        noise.append(float(plan.mechanism.parameters["noise_stddev_votes"]))
+        noise.append(float(asdict(plan.mechanism)["noise_stddev_votes"]))
         assert price([plan.worst_case(room[-1])], delta=1e-4).epsilon <= 2 * (1 + 1e-3)
     assert 70 <= room[0] < 72
     assert 100 <= room[1] < 102

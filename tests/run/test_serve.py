@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+from functools import partial
 
 import httpx
 import numpy as np
@@ -51,7 +52,7 @@ def served(finished):
     backend = open_backend(run.root, config)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    server = HttpServer(backend, ServiceSettings(port=port, health_interval_s=0.2))
+    server = HttpServer(backend.app, ServiceSettings(port=port, health_interval_s=0.2))
     yield f"http://127.0.0.1:{port}", backend.close.__self__
     server.stop()
     backend.close()
@@ -343,7 +344,7 @@ def test_a_student_asks_for_the_tokens_of_the_environment(small_config, tmp_path
     said = []
     caplog.set_level("INFO", "fairpate.requests")
     with contextlib.ExitStack() as stack:
-        stack.callback(HttpServer(serve.StudentApp(run.student, form=None), settings).stop)
+        stack.callback(HttpServer(partial(serve.student_app, run.student, None), settings).stop)
         for headers in ({}, {"Authorization": f"Bearer {token}"}):
             said.append(httpx.get(f"{settings.url}/v1/student", headers=headers))
         assert [answer.status_code for answer in said] == [401, 200]

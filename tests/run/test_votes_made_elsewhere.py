@@ -16,7 +16,7 @@ from scipy.stats import binom, norm
 from serving import free_port, ids
 from small_runs import open_terms, read_json
 
-from aggregator.mechanism import mechanism_of
+from aggregator.mechanism import ConfidentGnmax
 from aggregator.service.server import ServiceSettings
 from aggregator.session import mechanism_within
 from fairpate.http_server import HttpServer
@@ -26,7 +26,6 @@ from fairpate.run.release_log import Odometer
 from fairpate.run.run import aggregate as aggregate_votes
 from fairpate.run.serve import _run_with_votes, open_backend
 from fairpate.terminal import Reporter
-from fairpate.types import MechanismParameters
 from student.student import load_student
 
 SITES, RECORDS = 12, 40
@@ -379,9 +378,7 @@ def test_the_documented_shares_of_right_labels_are_those_of_the_noise_that_the_a
     text = (Path(__file__).parents[2] / "docs" / "your-votes.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (\d+) % \| (\d+) % \| (\d+) % \|$", text, re.MULTILINE)
     assert [int(row[0]) for row in rows] == [1, 3, 5, 10]
-    one = mechanism_of(
-        MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1), "label"
-    )
+    one = ConfidentGnmax(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)
     right = np.arange(SITES + 1)
     for epsilon, *shares in rows:
         for num_queries, share in zip((10, 40, 100), shares, strict=True):
@@ -416,7 +413,7 @@ def test_a_service_answers_what_is_in_the_file_and_nothing_else(state, tmp_path,
     )
     (found, config), released = _run_with_votes(run.root), read_labels(run.labels)
     backend = open_backend(found.root, config)
-    server = HttpServer(backend, settings := ServiceSettings(port=free_port(), answer_step_s=0))
+    server = HttpServer(backend.app, settings := ServiceSettings(port=free_port(), answer_step_s=0))
     try:
         with httpx.Client(base_url=settings.url) as http:
             asked = http.post("/v1/queries", json=ids(range(25))).json()["replies"]

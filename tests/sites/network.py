@@ -82,7 +82,7 @@ class Network:
         """A coordinator that serves; made again, it goes on from its journal."""
         with Journal.opened(self.root / f"{name}.sqlite", self.plan) as journal:
             sums = CoordinatorSums(self.plan, journal, **{"wait_s": self.wait_s} | settings)
-            server = HttpServer(sums, HttpSettings(port=self.port, tls=self.tls))
+            server = HttpServer(sums.app, HttpSettings(port=self.port, tls=self.tls))
             try:
                 yield sums
             finally:

@@ -406,7 +406,7 @@ def test_a_site_that_was_killed_while_it_charged_has_charged_before_it_sends(
         embedding = embedding_file(group.file).read_bytes()
         with journal as opened:
             sums = coordinator.CoordinatorSums(group.plan, opened, wait_s=5, embedding=embedding)
-            server = HttpServer(sums, HttpSettings(port=group.port))
+            server = HttpServer(sums.app, HttpSettings(port=group.port))
             try:
                 with pytest.raises(KilledError):
                     group.join("south")
@@ -432,7 +432,7 @@ def test_a_limit_without_room_refuses_before_anything_leaves(tmp_path: Path) -> 
         sums = coordinator.CoordinatorSums(
             group.plan, journal, wait_s=5, embedding=embedding_file(group.file).read_bytes()
         )
-        server = HttpServer(sums, HttpSettings(port=group.port))
+        server = HttpServer(sums.app, HttpSettings(port=group.port))
         try:
             with pytest.raises(LimitReachedError, match=r"limit is 0\.5"):
                 group.join("south")
