@@ -79,7 +79,6 @@ from fairpate.config import (
     flattened,
     may_run,
     merge,
-    moved,
     named_object,
     nearest,
     parse_config,
@@ -899,8 +898,6 @@ def refused(path: Names, value: Any) -> list[str]:
     sections of several methods is read without importing them all.
     """
     *sections, last = path
-    if (was := moved(".".join(path), value)) is not None:
-        return [was] if was else []
     for name in reversed(path):
         value = {name: value}
     faults, names, inside, closest = [], dict[str, None](), dict[str, None](), 0
@@ -991,7 +988,7 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
         return FITTED, "the data set declares no number of records."
     if pool_size(data) == 0:
         return FITTED, "there are no public records."
-    if entry.counts_persons(data.options, data.unit):
+    if entry.num_persons(data.options, data.unit) is not None:
         return FITTED, "persons are protected."
     count, num_classes = entry.rows * num_sites, entry.num_classes
     try:
@@ -1016,7 +1013,9 @@ def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -
     name, entry = FITTED if method is None else method, entry_for(data)
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry.rows is not None
-    count = entry.count_protected(data.options, data.unit) if needed else _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
+    count = _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
+    if needed:
+        count = entry.num_persons(data.options, data.unit) or entry.public_rows
     return fitted_to(name, count=count, num_public=pool_size(data), num_sites=num_sites)
 
 

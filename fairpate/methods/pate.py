@@ -178,7 +178,7 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
         for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier")
     }
     served = replace(statement, epsilon=bound, **sums, remarks=(*statement.remarks, ANSWERED_BY_SERVICE))
-    context.write_json(run.statement, strict(served.to_json()))
+    context.write_json(run.statement, strict(served))
 
 
 def open_ledger(
@@ -219,7 +219,7 @@ def open_ledger(
             )
         # After the check: the meter would settle the odometer to a ledger that lacks what was released.
         if meter is not None:
-            meter.open(ledger)
+            meter.settle(ledger)
     # Also after an interrupt: an open ledger would keep its lock.
     except BaseException:
         ledger.close()

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from fairpate.config import LEARNING_FIELDS, GnmaxConfig, Section
 from fairpate.data import Dataset, Split
-from fairpate.data.large_arrays import as_names
+from fairpate.data.large_arrays import Names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
 from fairpate.methods.f_ld import FairLoopConfig, FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import UNKNOWN
@@ -206,7 +206,7 @@ def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:
 
 def first_alike(private: Split) -> IntArray:
     """For each record, the row (N,) of the first record with the same unit, features and label."""
-    units_N = as_names(private.unit_id).numbered()
+    units_N = Names(private.unit_id).numbered()
     first_N = np.arange(len(private))
     seen: dict[tuple[int, bytes, int], int] = {}
     # Equal records have equal units: a record with a unit to itself needs no comparison.
