@@ -21,15 +21,7 @@ from aggregator.service.auth import is_loopback
 from fairpate.http_server import FaultError, HttpServer, HttpSettings, RequestRate, new_app
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.sites.plan import (
-    Journal,
-    PlanError,
-    SitePlan,
-    config_of,
-    embedding_file,
-    loader_of,
-    read_plan,
-)
+from fairpate.sites.plan import Journal, PlanError, SitePlan, config_of, embedding_file, loader_of, read_plan
 from fairpate.sites.secure_sum import ENDED, STEPS, Coordinator, LateError, SumError
 from fairpate.types import IntArray
 
