@@ -367,7 +367,7 @@ class Hospitals:
 
     def __init__(self, data: str, folder: Path, *, sites: int, by: str | None, options: dict[str, Any]) -> None:
         from fairpate.config import DataConfig
-        from fairpate.data.embedding import placed
+        from fairpate.data.embedding import embedded
         from fairpate.data.registry import load_at_site
         from fairpate.sites.simulate import deal, site_folders
 
@@ -381,7 +381,7 @@ class Hospitals:
         self.sites = []
         for own in site_folders(folder, sites):
             at_site = self.config("weighted_votes", own).data.model_copy(update={"embedding": None})
-            self.sites.append(placed(load_at_site(at_site, has_private=True), embedding))
+            self.sites.append(embedded(load_at_site(at_site, has_private=True), embedding))
         self.of_curator = replace(self.together, private=joined([each.private for each in self.sites]))
 
     def config(self, method: str, party: Path | None = None, *options: str) -> Any:

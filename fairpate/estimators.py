@@ -92,7 +92,7 @@ from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.release_log import Odometer, ReleaseLog, spent
 from fairpate.run.run import question_above, statement_of, train_model
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, strict
+from fairpate.types import PrivacyStatement, restored, strict
 from student.card import StudentFileError
 from student.student import Student, load_student, save_student
 
@@ -861,7 +861,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "declaration": read_yaml(Path(self.declaration), as_text=True)
                 if isinstance(self.declaration, str)
                 else self.declaration,
-                "statement": self.statement_.to_json(),
+                "statement": asdict(self.statement_),
                 "files": {file.name: sha256_of(file) for file in sorted(temporary.iterdir())},
             }
             text = json.dumps(strict(described), indent=2, allow_nan=False)
@@ -906,7 +906,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 declaration=values.get("declaration"),
                 random_state=config.seed,
             )
-            statement = PrivacyStatement.from_json(values["statement"])
+            statement = restored(PrivacyStatement, values["statement"])
             student = load_student(folder / _STUDENT)
             estimator.student_, estimator.network_ = student, student.network
             estimator.config_, estimator.statement_ = config, statement
@@ -947,7 +947,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         run = create_run_directory(config.model_copy(update={"out": Path(folder)}))
         record_data(run, dataset, given_from_python=True)
         _write_student(student, run.public)
-        write_json(run.statement, strict(self.statement_.to_json()))
+        write_json(run.statement, strict(self.statement_))
         write_json(run.metrics, assessed.to_json())
         return write_card(Path(folder), **use)
 

@@ -87,7 +87,7 @@ class Backend:
             count_votes=self.count_votes,
             quotas=Quotas(settings.quota),
             answer_step_s=settings.answer_step_s,
-            own_limits=lambda: tokens.limits,
+            own_limits=lambda: tokens.stored.limits,
             on_group=counters.groups.inc,
         )
         states = States(writer, health, verification, pool, counters.latency, last_backup=self.last_backup)

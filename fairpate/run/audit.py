@@ -39,7 +39,7 @@ from aggregator.session import mechanism_within
 from fairpate.config import EMBEDDED_NORM, EmbeddingConfig, RayConfig, values_digest
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import Split
-from fairpate.data.embedding import Embedding, placed
+from fairpate.data.embedding import Embedding, embedded
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.base import Method, PrivateMethod, Training, price
@@ -404,7 +404,8 @@ def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = 
 def _declared_size(config: Method) -> int:
     """The publisher's number of records or persons, or a thousand where none is declared."""
     try:
-        return entry_for(config.data).count_protected(config.data.options, config.data.unit)
+        entry = entry_for(config.data)
+        return entry.num_persons(config.data.options, config.data.unit) or entry.public_rows
     except UserError:  # records that came from Python, or a declaration that is gone
         return _RECORDS_UNKNOWN
 
@@ -473,7 +474,7 @@ def _sums(
         config = config.model_copy(update={"residual_votes": own})
     if loaded is not None and loaded.embedding is None:
         section: VectorsConfig = getattr(config, config.method)
-        loaded = placed(loaded, Embedding.of(loaded.public.x, section.embedding))
+        loaded = embedded(loaded, Embedding.of(loaded.public.x, section.embedding))
     kept = read_release(run.released)[0].arrays["pool_MW"]
     width = kept.shape[1] - 1
     pool_MD = (

@@ -43,7 +43,7 @@ import yaml
 
 from fairpate.config import read_yaml, values_digest
 from fairpate.data.dataset import sha256_of
-from fairpate.files import PathIn, check_output_file, write_atomically
+from fairpate.files import PathIn, check_output, write_atomically
 from fairpate.pages import decimal, delta_text, epsilon_text, least_wrong, most_detected, percent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
@@ -94,7 +94,7 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     """
     run = run_at(root)
     out = root / "bundle.zip" if out is None else out
-    check_output_file(out, "--out", suffixes=(".zip",))
+    check_output(out, "--out", is_file=True, suffixes=(".zip",))
     statement = published_statement(run)
     require_card(run, statement)
     missing = [name for name in REQUIRED if not (run.public / name).is_file()]
@@ -147,7 +147,7 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
 
 def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, Any]:
     """The head of a bundle: the claim, the SHA-256 of every file, and one digest over both."""
-    plain = statement.to_json()
+    plain = asdict(statement)
     bound = {"format": FORMAT, "claim": {name: plain[name] for name in CLAIM}, "files": dict(sorted(files.items()))}
     return bound | {"digest": hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()}
 

@@ -249,7 +249,7 @@ def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
     # A method that asks in a way of its own, or other queries, has votes of its own.
     if not isinstance(config, PateFamily):
         return None
-    if (type(config).collect_votes, type(config).queried) != (PateFamily.collect_votes, PateFamily.queried):
+    if (type(config).collect_votes, type(config).plan) != (PateFamily.collect_votes, PateFamily.plan):
         return None
     values = determining_values(config)
     # Cells that differ only in mechanism, gate, budget or student share votes, so none of these is here.

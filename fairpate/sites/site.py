@@ -510,7 +510,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
         has_begun = messenger.begin(run.journal, begun, digest.digest(), charge)
         if has_begun and run.receipt.exists():
             for each, _ in charges:
-                each.continues()
+                each.continues = True
         return messenger.sum
 
     def measure(opened: OpenRun, _: object) -> None:
@@ -519,7 +519,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
             write_atomically(run.student, lambda path: path.write_bytes(content))
             student = measurable(run, opened.dataset)
             (_, (parts, _)) = charges
-            parts.continues()  # counted with the release
+            parts.continues = True  # counted with the release
             release_table(
                 opened.config,
                 opened.dataset,
