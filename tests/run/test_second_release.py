@@ -4,7 +4,8 @@ import importlib
 import shutil
 
 import pytest
-from each_method import METHODS, ONE_OF_EACH_KIND, UNPROTECTED, train
+from each_method import METHODS, UNPROTECTED, train
+from method_kinds import OF_EACH_KIND
 from small_runs import copied
 
 import fairpate.methods.dp_fermi
@@ -245,7 +246,7 @@ def test_a_model_that_is_trained_again_after_its_files_were_deleted_is_counted_t
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.slow)
+        pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow)
         for name in METHODS
         if name not in UNPROTECTED
     ],
