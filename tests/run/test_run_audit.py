@@ -223,7 +223,14 @@ def test_a_person_with_several_records_is_one_canary(runs: Any, method: str, mon
     assert audited(root, wanted=is_refuted, num_canaries=1500).refuted
 
 
-@pytest.mark.parametrize("method", ["pate", "weighted_votes", "record_votes", "dp_postprocessing"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "pate",
+        "weighted_votes",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("record_votes", "dp_postprocessing")),
+    ],
+)
 def test_what_private_records_were_read_for_stays_private(
     runs: Any, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
