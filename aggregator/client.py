@@ -33,7 +33,7 @@ from rich.table import Table
 
 from aggregator.service.api import MAX_QUERIES_PER_REQUEST, Budget, Estimate, LedgerPage, Replies, Reply, Statement
 from fairpate.config import nearest
-from fairpate.files import check_output_file, write_atomically
+from fairpate.files import check_output, write_atomically
 from fairpate.pages import delta_text
 from fairpate.terminal import Output, Reporter, is_for_program, say, show, terminal
 from fairpate.types import UsageError, UserError
@@ -86,12 +86,11 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         except (httpx.InvalidURL, ValueError) as error:
             raise QueryError(f"{url}: not a URL of a service ({error}).") from error
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Close the connections to the service."""
         self._http.close()
+
+    __exit__ = close
 
     def ask(self, questions: Sequence[Question]) -> Replies:
         """Ask at most 1024 questions in one request; one reply per question, in order."""
@@ -399,7 +398,7 @@ def query_batch(
         raise CommandError(f"{' '.join(command)}: give either a command or --ids.")
     numbers = parse_range(ids)
     if out is not None:
-        check_output_file(out, "--out", suffixes=tuple(_WRITERS))
+        check_output(out, "--out", is_file=True, suffixes=tuple(_WRITERS))
     reporter, replies, failure = Reporter(), list[Reply](), None
     with AggregatorClient(url, token=read_token(token_file)) as client:
         statement = client.statement()

@@ -43,7 +43,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fairpate.config import DataConfig, read_yaml
 from fairpate.data import load_data
-from fairpate.data.pictures import WELL_FORMED, base_name
+from fairpate.data.pictures import WELL_FORMED
 from fairpate.data.registry import CODEBOOKS
 from fairpate.fairness import rates
 from fairpate.methods.base import Price, configured
@@ -181,9 +181,9 @@ def faces_in_parts(folder: Path) -> dict[str, Any]:
     with ZipFile(Path(os.environ["FAIRPATE_DATA"], "utkface", "UTKFace-64px.zip")) as archive:
         # Each picture once: a copy on the other side would make a private face public.
         found = {}
-        for name in sorted(filter(lambda name: WELL_FORMED.fullmatch(base_name(name)), archive.namelist())):
+        for name in sorted(filter(lambda name: WELL_FORMED.fullmatch(name.rpartition("/")[2]), archive.namelist())):
             content = archive.read(name)
-            found[hashlib.sha256(content).hexdigest()] = (base_name(name), content)
+            found[hashlib.sha256(content).hexdigest()] = (name.rpartition("/")[2], content)
     keys = sorted(found)
     random.Random(7).shuffle(keys)
     for place, key in enumerate(keys):

@@ -104,10 +104,10 @@ class Parties:
         if step == "hello":
             return site.hello()
         if step == "masked":
-            found = coordinator.members(place)
+            found = coordinator.listed("members", place)
         else:
-            found = coordinator.published("survivors" if step == "agreed" else "agreement")
-        listed = found if step != "shares" else coordinator.published("survivors")
+            found = coordinator.listed("survivors" if step == "agreed" else "agreement")
+        listed = found if step != "shares" else coordinator.listed("survivors")
         if found is None or listed is None or listed[place] != 1:
             return None
         self.bytes["to a site"] += len(found)
@@ -208,7 +208,7 @@ def faulty(draws: random.Random) -> str:
         assert "sum" not in parties.kept
         return "ended: " + ("too few sites" if "Time is up" in str(error) else str(error))
     coordinator = Coordinator(parties.draw, parties.kept)
-    flags, total_D = coordinator.published("survivors"), coordinator.total_D
+    flags, total_D = coordinator.listed("survivors"), coordinator.total_D
     assert flags is not None
     assert total_D is not None
     survivors = [place for place in range(num_sites) if flags[place] == 1]
@@ -367,7 +367,7 @@ class Hospitals:
 
     def __init__(self, data: str, folder: Path, *, sites: int, by: str | None, options: dict[str, Any]) -> None:
         from fairpate.config import DataConfig
-        from fairpate.data.embedding import placed
+        from fairpate.data.embedding import embedded
         from fairpate.data.registry import load_at_site
         from fairpate.sites.simulate import deal, site_folders
 
@@ -381,7 +381,7 @@ class Hospitals:
         self.sites = []
         for own in site_folders(folder, sites):
             at_site = self.config("weighted_votes", own).data.model_copy(update={"embedding": None})
-            self.sites.append(placed(load_at_site(at_site, has_private=True), embedding))
+            self.sites.append(embedded(load_at_site(at_site, has_private=True), embedding))
         self.of_curator = replace(self.together, private=joined([each.private for each in self.sites]))
 
     def config(self, method: str, party: Path | None = None, *options: str) -> Any:

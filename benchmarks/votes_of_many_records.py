@@ -37,7 +37,7 @@ from fairpate.config import PrivacyTarget
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import Prototypes
-from fairpate.data.large_arrays import as_names
+from fairpate.data.large_arrays import Names
 from fairpate.methods.base import Training
 from fairpate.methods.residual_votes import ResidualVotes
 from fairpate.run.context import RunDirectory
@@ -136,7 +136,7 @@ def releases(path: Path, curvature: str, num_persons: int) -> Taken:
             x=x,
             y=(x[:, 0] > 0).long(),
             z=torch.zeros(len(x), dtype=torch.int64),
-            record_id=as_names(map(str, range(len(x)))),
+            record_id=Names(map(str, range(len(x)))),
             person_id=named,
         )
         for x, named in ((torch.from_numpy(records), persons), (pool, ()))

@@ -30,7 +30,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from importlib import import_module
@@ -39,7 +39,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -130,11 +129,30 @@ class ConfigError(UsageError, ValueError):
     """A configuration that cannot run; the message lists every fault with its field, value and remedy."""
 
 
+Refused = Mapping[str, Callable[[Any], Any]]
+"""Combinations of fields that are refused: the message, in which ``{0.field}`` is a value, and when it applies."""
+
+
 class Section(BaseModel):
     """A part of the schema: unknown fields are refused."""
 
     # Defaults are validated too: a method that declares an impossible one fails at its first use.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    refused: ClassVar[Refused] = {}
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        # Also those of the sections that this one extends.
+        for kind in reversed(type(self).__mro__):
+            for message, is_met in vars(kind).get("refused", {}).items():
+                if is_met(self):
+                    raise ValueError(message.format(self))
+        return self
+
+
+def short_for(name: str) -> Any:
+    """Return a validator for a section that reads plain text as ``{name: text}``."""
+    return model_validator(mode="before")(lambda value: {name: value} if isinstance(value, str) else value)
 
 
 class PinnedFile(Section):
@@ -200,19 +218,13 @@ class HashedSplit(Section):
     test_share: float = Field(0.25, gt=0, lt=1, description="Expected share of test records.")
     validation_share: float = Field(0.0, ge=0, lt=1, description="Expected share of validation records.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_named(cls, values: Any) -> Any:
-        return {} if values == "hashed" else values
-
-    @model_validator(mode="after")
-    def _leaves_private_records(self) -> Self:
+    _from_text = model_validator(mode="before")(lambda values: {} if values == "hashed" else values)
+    refused: ClassVar[Refused] = {
         # What they leave is the training part.
-        if self.test_share + self.validation_share >= 1:
-            raise ValueError(
-                f"Expected test_share + validation_share < 1, got {self.test_share} and {self.validation_share}."
-            )
-        return self
+        "Expected test_share + validation_share < 1, got {0.test_share} and {0.validation_share}.": lambda split: (
+            split.test_share + split.validation_share >= 1
+        )
+    }
 
 
 class DataConfig(Section):
@@ -250,15 +262,15 @@ class DataConfig(Section):
         "instead of a record; null: the record itself.",
     )
 
-    @model_validator(mode="after")
-    def _is_divided_in_one_way(self) -> DataConfig:
+    refused: ClassVar[Refused] = {
         # A hash decides record by record, so that no number of records can be set.
-        for part in ("test", "validation"):
-            if self.split is not None and (number := getattr(self, f"num_{part}")) is not None:
-                raise ValueError(
-                    f"Expected split.{part}_share with a hashed split, got num_{part}={number}; leave it out."
-                )
-        return self
+        "Expected split.test_share with a hashed split, got num_test={0.num_test}; leave it out.": lambda data: (
+            data.split is not None and data.num_test is not None
+        ),
+        "Expected split.validation_share with a hashed split, got num_validation={0.num_validation}; leave it out.": (
+            lambda data: data.split is not None and data.num_validation is not None
+        ),
+    }
 
 
 class AugmentConfig(Section):
@@ -276,11 +288,6 @@ class AugmentConfig(Section):
     )
     channel_swap: Fraction = Field(0.0, description="Probability of a random permutation of the channels.")
     horizontal_flip: Fraction = Field(0.0, description="Probability of a mirror image.")
-
-    @property
-    def is_identity(self) -> bool:
-        """True if nothing is changed."""
-        return not any(self.model_dump().values())
 
 
 class WeightsConfig(PinnedFile):
@@ -323,16 +330,12 @@ class NetworkConfig(Section):
         "`cnn`, null: 32.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_named(cls, values: Any) -> Any:
-        return {"name": values} if isinstance(values, str) else values
-
-    @model_validator(mode="after")
-    def _has_one_first_block(self) -> Self:
-        if self.name == "cnn" and self.hidden is not None and len(self.hidden) != 1:
-            raise ValueError(f"Expected one number of hidden with cnn, got {list(self.hidden)}.")
-        return self
+    _from_text = short_for("name")
+    refused: ClassVar[Refused] = {
+        "Expected one number of hidden with cnn, got {0.hidden}.": lambda model: (
+            model.name == "cnn" and model.hidden is not None and len(model.hidden) != 1
+        )
+    }
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -349,24 +352,22 @@ class BackboneConfig(Section):
     weights: WeightsConfig | None = Field(None, description="File of initial weights; null: random weights.")
     trainable: Literal["all", "head"] = Field("all", description="`head`: the last layer only; needs weights.")
 
-    @model_validator(mode="after")
-    def _has_a_file_where_needed(self) -> Self:
+    refused: ClassVar[Refused] = {
         # The other layers would stay random.
-        if self.trainable == "head" and self.weights is None:
-            raise ValueError("Expected weights with trainable: head, got null; give a file, or leave it out.")
-        return self
+        "Expected weights with trainable: head, got null; give a file, or leave it out.": lambda backbone: (
+            backbone.trainable == "head" and backbone.weights is None
+        )
+    }
 
 
 class ModelConfig(NetworkConfig, BackboneConfig):
     """An architecture and what it starts from: all that building a model needs."""
 
-    @model_validator(mode="after")
-    def _has_weights_that_fit(self) -> Self:
-        if self.weights is not None and self.name not in BACKBONES:
-            raise ValueError(
-                f"Expected no weights with {self.name}, got {self.weights.path}; only {', '.join(BACKBONES)} have them."
-            )
-        return self
+    refused: ClassVar[Refused] = {
+        f"Expected no weights with {{0.name}}, got {{0.weights.path}}; only {', '.join(BACKBONES)} have them.": (
+            lambda model: model.weights is not None and model.name not in BACKBONES
+        )
+    }
 
 
 class TrainingConfig(Section):
@@ -475,12 +476,12 @@ class PrivacyTarget(Terms):
         "pld", description="`rdp`: Renyi curves; `pld`: privacy loss distributions, which are tighter."
     )
 
-    @model_validator(mode="after")
-    def _is_priced(self) -> PrivacyTarget:
+    refused: ClassVar[Refused] = {
         # There is no Renyi curve here for a replaced record of a sample.
-        if self.relation == "replace one" and self.accounting == "rdp":
-            raise ValueError("Expected accounting: pld with relation: replace one, got rdp.")
-        return self
+        "Expected accounting: pld with relation: replace one, got rdp.": lambda target: (
+            target.relation == "replace one" and target.accounting == "rdp"
+        )
+    }
 
     @property
     def record_relation(self) -> Relation:
@@ -531,13 +532,6 @@ class PublicDataConfig(Section):
     calibration: CalibrationConfig | None = Field(None, description="Fine-tune towards parity at the end.")
 
 
-def _ascending(edges: tuple[float, ...]) -> tuple[float, ...]:
-    # With the ends of the score, so that no bin is empty for every record.
-    if any(not low < high for low, high in itertools.pairwise((0.0, *edges, 1.0))):
-        raise ValueError(f"Expected ascending edges between 0 and 1, got {', '.join(map(str, edges))}.")
-    return edges
-
-
 def fair_rule(said: Any) -> FairRule:
     """Return the rule that ``said`` names: a gap of demographic parity, ``four-fifths``, or ``NOTION=LIMIT``.
 
@@ -574,7 +568,7 @@ class EvaluationConfig(Section):
         "metrics are estimated; needs data.split: hashed. `public`: the test records are public. `outside`: metrics "
         "are computed from test records, and no guarantee covers them.",
     )
-    score_edges: Annotated[tuple[Fraction, ...], AfterValidator(_ascending)] = Field(
+    score_edges: tuple[Fraction, ...] = Field(
         (),
         description="Edges between bins of the model's score, by which the table of private metrics is divided for "
         "calibration; each bin adds noise to all metrics. Of two classes the score is the probability of the second, "
@@ -590,6 +584,13 @@ class EvaluationConfig(Section):
         description="What you call fair, in report, card and verdict: the largest demographic-parity gap, such as 0.1; "
         "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
     )
+
+    refused: ClassVar[Refused] = {
+        # With the ends of the score, so that no bin is empty for every record.
+        "score_edges: expected ascending edges between 0 and 1, got {0.score_edges}.": lambda evaluation: any(
+            not low < high for low, high in itertools.pairwise((0.0, *evaluation.score_edges, 1.0))
+        )
+    }
 
     @property
     def rule(self) -> FairRule:
@@ -637,13 +638,14 @@ class BudgetConfig(Section):
         "on private votes and reveals something about them.",
     )
 
-    @model_validator(mode="after")
-    def _is_a_budget(self) -> BudgetConfig:
-        if (self.epsilon is None) == (self.max_queries is None):
-            raise ValueError(f"Expected epsilon or max_queries, got {self.epsilon} and {self.max_queries}.")
-        if self.accept_leak and self.epsilon is None:
-            raise ValueError("Expected epsilon with accept_leak: true, got null; leave accept_leak out.")
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected epsilon or max_queries, got {0.epsilon} and {0.max_queries}.": lambda budget: (
+            (budget.epsilon is None) == (budget.max_queries is None)
+        ),
+        "Expected epsilon with accept_leak: true, got null; leave accept_leak out.": lambda budget: (
+            budget.accept_leak and budget.epsilon is None
+        ),
+    }
 
     @property
     def kind(self) -> BudgetKind:
@@ -660,18 +662,15 @@ class BudgetConfig(Section):
 class GateConfig(Section):
     """A demographic-parity gate: Algorithm 1 of FairPATE."""
 
-    max_disparity: float = Field(description="gamma: a label passes while its tentative gap stays below; inf: off.")
-    min_count: int = Field(description="M: answers of a group that the gate waits for before gamma applies to it.")
+    max_disparity: float = Field(
+        ge=0, description="gamma: a label passes while its tentative gap stays below; inf: off."
+    )
+    min_count: CountOrZero = Field(description="M: answers of a group that the gate waits for before gamma applies.")
     gap: GapDefinition = Field(
         "one_vs_rest",
         description="What the rate of a group is compared with: that of all others together, the most distant group's "
         "(`pairwise`), or everyone's (`overall`).",
     )
-
-    @model_validator(mode="after")
-    def _is_a_rule(self) -> Self:
-        GateRule(**dict(self))  # which checks its numbers
-        return self
 
     @property
     def rule(self) -> GateRule:
@@ -715,13 +714,11 @@ class QueriesConfig(AskedConfig):
         "learns from them. The price is the same, as long as no price depends on votes.",
     )
 
-    @model_validator(mode="after")
-    def _admission_chooses(self) -> Self:
-        if self.admission is not None and self.num_queries is None:
-            raise ValueError(
-                "Expected num_queries with admission, got null: admission chooses that many public records."
-            )
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected num_queries with admission, got null: admission chooses that many public records.": lambda queries: (
+            queries.admission is not None and queries.num_queries is None
+        )
+    }
 
 
 class GnmaxConfig(AskedConfig):
@@ -732,27 +729,28 @@ class GnmaxConfig(AskedConfig):
         description="With a target, both noises are multiplied by the factor at which the queries fit.",
     )
 
-    @model_validator(mode="after")
-    def _has_noise(self) -> Self:
-        # The record allows 0, for tests; a run without noise would have no price.
-        for field in ("threshold_stddev_votes", "noise_stddev_votes"):
-            value = getattr(self.mechanism, field)
-            if not 0 < value <= MAX_THRESHOLD_VOTES:
-                raise ValueError(f"Expected 0 < mechanism.{field} <= {MAX_THRESHOLD_VOTES:.0f} in a run, got {value}.")
-        return self
+    # The record allows a standard deviation of 0, for tests; a run without noise would have no price.
+    refused: ClassVar[Refused] = {
+        f"Expected 0 < mechanism.threshold_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        "{0.mechanism.threshold_stddev_votes}.": lambda queries: (
+            not 0 < queries.mechanism.threshold_stddev_votes <= MAX_THRESHOLD_VOTES
+        ),
+        f"Expected 0 < mechanism.noise_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        "{0.mechanism.noise_stddev_votes}.": lambda queries: (
+            not 0 < queries.mechanism.noise_stddev_votes <= MAX_THRESHOLD_VOTES
+        ),
+    }
 
 
 class AggregatorConfig(GnmaxConfig, QueriesConfig):
     """Confident-GNMax, its queries and their budget."""
 
-    @model_validator(mode="after")
-    def _has_a_price(self) -> Self:
-        if self.release == "counts" and self.budget is not None and self.budget.kind == "data_dependent":
-            raise ValueError(
-                "Expected no budget.accept_leak with release: counts, got true: the data-dependent cost covers the "
-                "label alone; leave it out, or set release: label."
-            )
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected no budget.accept_leak with release: counts, got true: the data-dependent cost covers the label "
+        "alone; leave it out, or set release: label.": lambda queries: (
+            queries.release == "counts" and queries.budget is not None and queries.budget.kind == "data_dependent"
+        )
+    }
 
 
 class GatedAggregatorConfig(AggregatorConfig):
@@ -929,96 +927,6 @@ def expected(fault: Mapping[str, Any]) -> str:
     return message.replace("Input should be", "expected", 1).replace("Input should have", "expected", 1)
 
 
-_AUGMENT = "is `augment` now, one for teachers and students; set it there"
-_SOFTNESS = {"temperature": 1.0, "maximum": "hardmax", "max_temperature": 0.1}
-_TAUGHT = ("record_votes", "weighted_votes", "residual_votes", "ada_ssp", "teacher_votes")
-_LEARNERS = ("teachers", "student")
-_EMBEDDED = ("data", "weighted_votes", "residual_votes", "ada_ssp")
-_FIXED: dict[str, Any] = {
-    **{f"{learner}.model.dropout": 0.0 for learner in _LEARNERS},
-    **{f"{loop}.momentum": 0.9 for loop in ("teachers.fit", "student.fit", "sgd", "f_ld", "pf_ld")},
-    "teachers.standardize": False,
-    "teachers.engine": "auto",
-    "teachers.fit.label_smoothing": 0.0,
-    "student.rounds": 1,
-    "student.unlabelled_ratio": 4,
-    "student.unlabelled_weight": 1.0,
-    **{
-        f"{section}.{name}": value
-        for section in (*(f"{method}.penalty" for method in _TAUGHT), "pate_s_in")
-        for name, value in _SOFTNESS.items()
-    },
-    **{f"{learner}.model.norm": None for learner in _LEARNERS},
-    **{
-        f"{section}.embedding.{name}": value for section in _EMBEDDED for name, value in (("steps", 10), ("pixels", 16))
-    },
-    **{
-        f"public_data.calibration.{name}": value
-        for name, value in (("epochs", 20), ("max_disparity", 0.0), ("learning_rate", 0.001), *_SOFTNESS.items())
-    },
-    "public_data.calibration.anchor": 1.0,
-    "public_data.calibration.held_out": 0.25,
-    "public_data.calibration.batch_size": 256,
-    "augment.erase": 0.0,
-    "raco_dp.averaged_share": 0.5,
-    "raco_dp.max_multiplier": None,
-    "raco_dp.max_total_multiplier": None,
-    "ray.max_restarts": 3,
-    "ray.read_shards": False,
-    "ray.torch_threads": 1,
-    "aggregator.admission.uncertain_first": False,
-    **{f"{section}.gate.cold_start": "group" for section in ("aggregator", *_TAUGHT)},
-}
-"""Fields of earlier versions that nobody set, by their dotted names, and the value that each has now."""
-_MOVED = {
-    **{f"{loop}.augment": _AUGMENT for loop in ("teachers.fit", "student.fit", "sgd")},
-    "student.strong_augment": "follows from `augment` now; leave it out",
-    **{
-        f"{learner}.fit.{name}": f"is training.{name} now, one for teachers and students; set it there"
-        for learner in _LEARNERS
-        for name in ("optimizer", "weight_decay", "schedule", "precision")
-    },
-    "student.fit.label_smoothing": "is student.label_smoothing now; set it there",
-    **{f"data.{name}": f"is data.split.{name} now; set it there" for name in ("test_share", "validation_share")},
-    "aggregator.budget.kind": "follows from max_queries, epsilon and accept_leak (data_dependent) now; leave it out",
-    **{
-        f"{learner}.model.{name}": f"is backbone.{name} now, one for teachers and students; set it there"
-        for learner in _LEARNERS
-        for name in ("weights", "trainable")
-    },
-    **{
-        f"{learner}.model.width": "is the one number of hidden of a cnn now; set it there, and leave it out for others"
-        for learner in _LEARNERS
-    },
-    "public_data.self_label": "is the name of the published architecture now, such as mlp; give the name alone, and "
-    "set confidence, fit and method in `student`",
-    "public_data.pretrain": "is a number of epochs now, and all else of it is fixed; give the number alone",
-    "aggregator.admission.fit": "is as student.fit now; leave it out",
-}
-"""Fields of earlier versions by their dotted names, and what became of them."""
-
-
-def moved(path: str, value: Any) -> str | None:
-    """Return what became of a field of an earlier version, empty if ``value`` says what is the case now; None for other
-    names."""
-    if path in _FIXED:
-        return "" if value == _FIXED[path] else f"{path}: is fixed now, at {json.dumps(_FIXED[path])}; leave it out."
-    if path not in _MOVED:
-        return None
-    # A section that was off.
-    return "" if isinstance(value, Mapping) and not any(value.values()) else f"{path}: {_MOVED[path]}."
-
-
-def as_now(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values without fields of earlier versions that say what is the case now; settings that differ only in
-    these compare equal."""
-    return {
-        name: as_now(value, f"{prefix}{name}.") if isinstance(value, Mapping) else value
-        for name, value in values.items()
-        if moved(f"{prefix}{name}", value) != ""
-    }
-
-
 _ECHO_LENGTH = 120
 _MOST_VALUES = 100_000  # a few nested anchors expand to billions
 _SHORT = 2**16  # longer texts are not cached
@@ -1034,9 +942,7 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"]) or "config"
             is_unknown = fault["type"] in ("extra_forbidden", "unexpected_keyword_argument")
-            if (is_unknown or isinstance(fault["input"], dict)) and (was := moved(path, fault["input"])):
-                faults.append(was)
-            elif is_unknown:
+            if is_unknown:
                 names = _names_beside(fault["loc"], schema)
                 faults.append(f"{path}: unknown field{nearest(fault['loc'][-1], names) if names else ''}.")
             elif fault["type"] in ("missing", "missing_keyword_only_argument"):

@@ -46,30 +46,15 @@ def cache_dir() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fairpate")
 
 
-def check_output_folder(path: Path, option: str) -> None:
-    """Raise PlaceError unless a folder is at ``path`` and takes files, or could be made there. Nothing stays behind."""
-    _check_place(path, option)
-    if path.exists() and not path.is_dir():
-        raise PlaceError(f"{option}: {path} is a file, expected a folder; give another path.")
+def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tuple[str, ...] = ()) -> None:
+    """Raise PlaceError unless a folder is at ``path`` and takes files, or could be made there. Nothing stays behind.
 
-
-def check_output_file(path: Path, option: str, *, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise PlaceError unless a file can be written at ``path``, whose folder must exist, and ends in one of
-    ``suffixes``."""
+    ``is_file``: unless a file can be written there, whose folder must exist, and whose name ends in one of
+    ``suffixes``, if there are any.
+    """
     if suffixes and path.suffix not in suffixes:
         raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}.")
-    _check_place(path, option)
-    if path.is_dir():
-        raise PlaceError(f"{option}: {path} is a folder, expected a file; add a name.")
-    if path.exists() and not path.is_file():  # a device would be replaced
-        raise PlaceError(f"{option}: {path} is a device, expected a file; give another path.")
-    if not path.parent.is_dir():
-        raise PlaceError(f"{option}: {path.parent} is not a folder; make it, or give another path.")
-
-
-def _check_place(path: Path, option: str) -> None:
-    """Test that a file can be written, by writing an unnamed one into the nearest existing folder; permissions alone do
-    not show it."""
+    # By writing an unnamed file into the nearest existing folder: permissions alone do not show that it can be written.
     try:
         with suppress(FileNotFoundError):
             path.lstat()  # raises for a name that is too long or empty
@@ -80,6 +65,16 @@ def _check_place(path: Path, option: str) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise PlaceError(f"{option}: {str(path)!r} cannot be written ({reason}); give another path.") from error
+    if not is_file:
+        if path.exists() and not path.is_dir():
+            raise PlaceError(f"{option}: {path} is a file, expected a folder; give another path.")
+        return
+    if path.is_dir():
+        raise PlaceError(f"{option}: {path} is a folder, expected a file; add a name.")
+    if path.exists() and not path.is_file():  # a device would be replaced
+        raise PlaceError(f"{option}: {path} is a device, expected a file; give another path.")
+    if not path.parent.is_dir():
+        raise PlaceError(f"{option}: {path.parent} is not a folder; make it, or give another path.")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:

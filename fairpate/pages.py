@@ -249,7 +249,7 @@ def count(value: int | None) -> str:
 
 def counted(value: int, noun: str, plural: str | None = None) -> str:
     """A number with its noun, such as ``1 seed`` or ``2 seeds``; ``plural`` if the noun does not just take an s."""
-    return f"{count(value)} {noun if value == 1 else plural or f'{noun}s'}"
+    return f"{value:,} {noun if value == 1 else plural or f'{noun}s'}"
 
 
 def percent(share: float, *, digits: int = 1) -> str:

@@ -218,25 +218,19 @@ class Pace:
 
     clock: Callable[[], float] = lambda: time.monotonic()
     _first: tuple[float, int] | None = field(default=None, init=False)
-    _last: tuple[float, int, int] | None = field(default=None, init=False)
+    _last: tuple[int, int] = field(default=(0, 0), init=False)
 
-    def advance(self, done: int, total: int) -> None:
-        """Report ``done`` of ``total`` steps. If ``done`` falls or ``total`` changes, the measurement starts again."""
+    def left(self, done: int, total: int) -> str:
+        """Report ``done`` of ``total`` steps; return the time until all are done, in words; empty while it is not
+        known. If ``done`` falls or ``total`` changes, the measurement starts again."""
         now = self.clock()
-        if self._first is None or self._last is None or done < self._last[1] or total != self._last[2]:
+        if self._first is None or done < self._last[0] or total != self._last[1]:
             self._first = (now, done)
-        self._last = (now, done, total)
-
-    def words(self) -> str:
-        """Return the time until all steps are done at this pace, in words; empty while it is not known."""
-        if self._first is None or self._last is None:
-            return ""
-        took_s, steps = self._last[0] - self._first[0], self._last[1] - self._first[1]
+        self._last = (done, total)
+        took_s, steps = now - self._first[0], done - self._first[1]
         if steps <= 0 or took_s < _LEAST_S:
             return ""
-        # Less the time since the last report: the number falls between two reports too.
-        left_s = took_s / steps * (self._last[2] - self._last[1]) - (self.clock() - self._last[0])
-        return f"about {duration(max(0.0, left_s))} left"
+        return f"about {duration(took_s / steps * (total - done))} left"
 
 
 def duration(seconds: float) -> str:
@@ -305,8 +299,8 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
     timer.daemon = True
 
     def advance(done: int, total: int) -> None:
-        pace.advance(done, total)
-        bars.update(task, completed=done, total=total, count=f"{done}/{total}", left=pace.words())
+        left = pace.left(done, total)
+        bars.update(task, completed=done, total=total, count=f"{done}/{total}", left=left)
 
     try:
         if patience_s:
@@ -333,12 +327,12 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 
     def advance(done: int, total: int) -> None:
         nonlocal next_line_s, is_shown
-        pace.advance(done, total)
+        left = pace.left(done, total)
         took_s = time.monotonic() - started
         if took_s < next_line_s or done >= total:
             return
         next_line_s, is_shown = min(took_s * _NEXT_LINE, took_s + _RAREST_S), True
-        words = ", ".join(filter(None, (f"{done}/{total}", f"{duration(took_s)} so far", pace.words())))
+        words = ", ".join(filter(None, (f"{done}/{total}", f"{duration(took_s)} so far", left)))
         console.print(f"{name} {words}")
 
     # Without `finally`: after an error no line says that the stage is done.

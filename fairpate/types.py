@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import PurePath
@@ -366,15 +366,6 @@ class PrivacyStatement:
             names = [each.name.replace("_", " "), *[""] * len(values)]
             lines += [f"{name:<30}{item}" for name, item in zip(names, values, strict=False)]
         return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the statement as JSON values, field for field."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> PrivacyStatement:
-        """Return the statement that :meth:`to_json` wrote. TypeError for other fields."""
-        return restored(cls, values)
 
 
 @dataclass(frozen=True, kw_only=True)

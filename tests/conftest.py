@@ -266,7 +266,9 @@ def _remembered_data() -> tuple[Callable[..., Any], ...]:
         place = (of, config.model_dump_json(), *given.items(), *digest(pool))
         return remembered("embedding", place, lambda: of(pool, config, **given))
 
-    def coordinates(call: Any, embedding: Any, x: Any) -> Any:
+    def coordinates(call: Any, embedding: Any, x: Any, **given: Any) -> Any:
+        if given:
+            return call(embedding, x, **given)
         return remembered("coordinates", (id(embedding), *digest(x)), lambda: call(embedding, x), embedding).clone()
 
     return load_once, divide_once, embedding_of, coordinates

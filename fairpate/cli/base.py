@@ -224,45 +224,46 @@ def exit_with_code(app: typer.Typer) -> None:
     # Also around the parser, whose errors are for the program too.
     with terminal.speaking(to_program="--json" in asked):
         with terminal.ended_by_signals() as ending:
+            # Click prints its help itself: for a program it is caught and becomes a fact.
+            is_help = "--json" in asked and not asked.isdisjoint(("-h", "--help"))
             try:
-                # Click prints its help itself: for a program it is caught and becomes a fact.
-                code = _exit_code(app, is_help="--json" in asked and not asked.isdisjoint(("-h", "--help")))
-            except BaseException:
+                with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
+                    code = app(prog_name="fairpate", standalone_mode=False) or 0
+                if code == _INTERRUPTED:  # Click's own answer to an interrupt, without a word
+                    code = terminal.fail(_RESUMES, code=code)
+                if text is not None:
+                    terminal.show(terminal.Output(facts={"help": text.getvalue()}))
+            except BaseException as error:  # noqa: BLE001 - reported there, or raised again
                 # After a signal any error is a consequence of it.
                 if ending.number is None:
-                    raise
+                    code = _reported(error)
         if ending.number is not None:
             code = terminal.fail(_RESUMES, code=128 + ending.number)
     if code:
         sys.exit(code)
 
 
-def _exit_code(app: typer.Typer, *, is_help: bool) -> int:
-    try:
-        with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
-            code: int = app(prog_name="fairpate", standalone_mode=False) or 0
-        if text is not None:
-            terminal.show(terminal.Output(facts={"help": text.getvalue()}))
-    except (KeyboardInterrupt, typer.Abort) as stop:
+def _reported(error: BaseException) -> int:
+    """Print the message of an error that ended a command, and return its exit code; raise a defect of this package."""
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         # Click reports every EOFError, such as that of a damaged .pyc file, as Abort.
-        if isinstance(stop.__cause__, EOFError):
-            terminal.tell_program(f"EOFError: {stop.__cause__}")
-            raise stop.__cause__ from None
-        code = _INTERRUPTED
-    except BrokenPipeError:  # `| head` has read enough
+        if isinstance(error.__cause__, EOFError):
+            terminal.tell_program(f"EOFError: {error.__cause__}")
+            raise error.__cause__ from None
+        return terminal.fail(_RESUMES, code=_INTERRUPTED)
+    if isinstance(error, BrokenPipeError):  # `| head` has read enough
         # Python flushes standard output at exit, and would print an error and exit with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    except Exception as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help was the message
-            return 2
-        # By the name of the module: some releases of typer bring a Click of their own.
-        is_bad_usage = isinstance(error, UsageError) or type(error).__module__.startswith(("click", "typer"))
-        if not is_bad_usage and not isinstance(error, (UserError, ValueError, OSError)):  # a defect of this package
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help was the message
+        return 2
+    # By the name of the module: some releases of typer bring a Click of their own.
+    is_bad_usage = isinstance(error, UsageError) or type(error).__module__.startswith(("click", "typer"))
+    if not is_bad_usage and not isinstance(error, (UserError, ValueError, OSError)):
+        if isinstance(error, Exception):
             terminal.tell_program(f"{type(error).__name__}: {error}")
-            raise
-        return terminal.fail(_message(error), code=2 if is_bad_usage else 1)
-    return terminal.fail(_RESUMES, code=code) if code == _INTERRUPTED else code
+        raise error
+    return terminal.fail(_message(error), code=2 if is_bad_usage else 1)
 
 
 def _message(error: Any) -> str:

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperOption
 
 from fairpate.cli import base
 from fairpate.config import ConfigError, Override, fair_rule, read_yaml
-from fairpate.files import check_output_file, check_output_folder
+from fairpate.files import check_output
 from fairpate.terminal import Output, Reporter, facts, waiting
 from fairpate.types import DEFAULT_NOTION, UsageError
 
@@ -37,7 +37,7 @@ def demo(
     """
     from fairpate.run.compare import demo as shown
 
-    check_output_folder(out, "--out")
+    check_output(out, "--out")
     return shown(base.EXAMPLES / "demo.yaml", out)
 
 
@@ -92,7 +92,7 @@ def run(
     from fairpate.run.run import run_method
 
     if out is not None:  # checked first, because choosing settings may have to count public records
-        check_output_folder(out, "--out")
+        check_output(out, "--out")
     if config is not None and {"files", "label"} <= read_yaml(config).keys():
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
@@ -129,11 +129,11 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
-    from fairpate.run.folder import check_run_directory, load_for, own_folder
+    from fairpate.run.folder import check_run_directory, load_for
     from fairpate.run.run import check_data
 
     config.require_trainable()
-    folder = own_folder(check_run_directory(config), config)
+    folder = check_run_directory(config)
     # By the statement and not the model: labels are released without a model where votes have no features.
     spent = f"{folder.root} has its release already" if folder.statement.exists() else None
     source = folder
@@ -213,7 +213,7 @@ def compare(
             raise UsageError("--columns and --width-mm: expected one, got both; leave one out.")
         if not file.exists():
             raise ConfigError(f"{file}: not found; give a YAML file, a results.parquet or the folder of a comparison.")
-        check_output_folder(figures, "--figures")
+        check_output(figures, "--figures")
         # Before the comparison, which may take hours: a wrong style or notion is refused now.
         with base.checked_arguments():
             style = FigureStyle(
@@ -233,7 +233,7 @@ def compare(
     asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
     sweep = load_sweep(file, [*(overrides or []), *asked])
     # Now rather than after hours of training.
-    check_output_folder(out or sweep.out or Path("runs"), "--out")
+    check_output(out or sweep.out or Path("runs"), "--out")
     compared = comparison_outcome(
         compare_methods(
             sweep, out=out, data_dir=data_dir, folder=file.parent, title=file.stem, reporter=Reporter(asks=not yes)
@@ -276,7 +276,7 @@ def select(
     from fairpate.run.choice import select_by_trials, select_settings
     from fairpate.run.sweep import cells_of, load_sweep
 
-    check_output_folder(out, "--out")
+    check_output(out, "--out")
     cells = cells_of(load_sweep(config, overrides or []), folder=config.parent, data_dir=data_dir)
     given: dict[str, float] = {}
     for each in shares or ():
@@ -581,7 +581,7 @@ def dossier(
     if form not in FORMS:
         raise UsageError(f"--for: expected one of {', '.join(FORMS)}, got {form}.")
     if out is not None:
-        check_output_file(out, "--out", suffixes=(".json",))
+        check_output(out, "--out", is_file=True, suffixes=(".json",))
     # Before the form is filled in: a key that cannot be read is refused now.
     secret = None if key is None else read_key(key)
 

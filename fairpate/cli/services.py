@@ -22,7 +22,7 @@ from typer.core import TyperCommand
 
 from fairpate.cli import base
 from fairpate.config import ConfigError, nearest
-from fairpate.files import check_output_file, check_output_folder, write_atomically
+from fairpate.files import check_output, write_atomically
 from fairpate.pages import delta_text
 from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, say, waiting
 from fairpate.types import READING_TELLS, UNITS, UsageError, strict
@@ -187,7 +187,7 @@ def audit_ledger(
     if path is None:
         raise UsageError("Give a run folder or a ledger file, or --check LOG --head HASH.")
     if out is not None:
-        check_output_file(out, "--out")
+        check_output(out, "--out", is_file=True)
     # JSON lines are read line by line; one document of an endless log would never be complete.
     if follow and is_for_program():
         raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
@@ -205,7 +205,7 @@ def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()
     Args:
         out: The .sqlite file to write, and a .head file.
     """
-    check_output_file(out, "out", suffixes=(".sqlite",))
+    check_output(out, "out", is_file=True, suffixes=(".sqlite",))
     from fairpate.pages import counted
     from fairpate.run.serve import back_up_run
 
@@ -253,7 +253,7 @@ def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]
     Args:
         out: A .parquet or .json file.
     """
-    check_output_file(out, "out", suffixes=(".parquet", ".json"))
+    check_output(out, "out", is_file=True, suffixes=(".parquet", ".json"))
     from fairpate.run.serve import export
 
     with waiting("ledger"):
@@ -607,7 +607,7 @@ def make_key(file: Annotated[Path, typer.Argument()]) -> Output:
     Args:
         file: File to write, for you alone.
     """
-    check_output_file(file, "FILE")
+    check_output(file, "FILE", is_file=True)
     from fairpate.sites.plan import key_text, new_key
 
     public = key_text(new_key(file).public)
@@ -638,7 +638,7 @@ def make_plan(
         method: weighted_votes, record_votes, residual_votes or teacher_votes.
     """
     # Before an embedding is fitted, which takes a while.
-    check_output_file(output, "--output", suffixes=(".json",))
+    check_output(output, "--output", is_file=True, suffixes=(".json",))
     from fairpate.methods.base import resolved
     from fairpate.sites import plan as plans
 
@@ -721,7 +721,7 @@ def join_plan(
         # Otherwise a script that is repeated would agree, and pay, for any plan that the address serves next.
         raise UsageError("--yes: agrees to one plan; name it with --plan DIGEST, which `fairpate site plan` printed.")
     if out is not None:
-        check_output_folder(out, "--out")
+        check_output(out, "--out")
     from fairpate.sites.site import join
 
     def agree(offer: str) -> bool:

@@ -33,7 +33,7 @@ from rich.text import Text
 from fairpate.config import ConfigError, Section
 from fairpate.data import REGISTRY, DatasetDescription
 from fairpate.data.registry import Check
-from fairpate.files import PlaceError, check_output_folder
+from fairpate.files import PlaceError, check_output
 from fairpate.methods.base import COUNTS, FITTED, find_method, method_names
 from fairpate.methods.pate import NO_GATE
 from fairpate.pages import counted, epsilon_text
@@ -256,7 +256,7 @@ def findings() -> Iterator[Finding]:
     else:
         yield Finding(name="data folder", value=f"FAIRPATE_DATA: {folder} is not a folder; create it", level="fix")
     try:
-        check_output_folder(state_folder(), "FAIRPATE_STATE")
+        check_output(state_folder(), "FAIRPATE_STATE")
         yield Finding(name="state folder", value=str(state_folder()))
     except (PlaceError, OdometerError) as error:
         yield Finding(name="state folder", value=str(error), level="fix")

@@ -33,9 +33,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
-from fairpate.config import Section, nearest
-from fairpate.data.large_arrays import Gathered, Names, Pixels, as_names, run_of
-from fairpate.data.tables import FeatureCode, short_for
+from fairpate.config import Section, nearest, short_for
+from fairpate.data.large_arrays import Gathered, Names, Pixels, run_of
+from fairpate.data.tables import FeatureCode
 from fairpate.types import DataError, DataSettingsError, IntArray, Unit, torch
 
 if TYPE_CHECKING:
@@ -69,15 +69,19 @@ class Split:
 
     def __post_init__(self) -> None:
         for name in NAMED_BY:
-            object.__setattr__(self, name, as_names(getattr(self, name)))
+            object.__setattr__(self, name, Names(getattr(self, name)))
         if not self.unit_id:
             object.__setattr__(self, "unit_id", self.record_id)
         names = (self.record_id, self.unit_id, self.person_id or self.record_id)
         sizes = {*map(len, (self.x, self.y, self.z)), *map(len, names)}
         if len(sizes) != 1:
             raise ValueError(f"Expected x, y, z and identifiers of one length, got lengths {sorted(sizes)}.")
-        if missing := as_names(self.person_id).num_empty:
-            raise ValueError(f"Expected a person_id for every record or for none, got {missing} without.")
+        # One without a person would be protected by itself alone, against what the statement says.
+        if missing := pc.sum(pc.equal(Names(self.person_id).packed, "")).as_py():
+            raise DataError(
+                f"Expected a person for every record or for none, got {missing:,} without; complete the column that "
+                "names them, or set data.unit=record to protect each record by itself."
+            )
 
     def __len__(self) -> int:
         return len(self.record_id)
@@ -91,23 +95,23 @@ class Split:
     @property
     def num_protected(self) -> int:
         """The number of persons, if persons are protected, else the number of records."""
-        return as_names(self.person_id).num_distinct if self.person_id else len(self)
+        return Names(self.person_id).num_distinct if self.person_id else len(self)
 
     @property
     def person_N(self) -> Tensor | None:
         """The number of each record's person, counted from 0 in order of appearance; None if records are protected."""
         if not self.person_id:
             return None
-        return torch.from_numpy(as_names(self.person_id).numbered())
+        return torch.from_numpy(Names(self.person_id).numbered())
 
     def take(self, indices: Tensor | Sequence[int], x: Tensor | None = None) -> Split:
         """The records at ``indices``, in that order, with their features ``x`` if the caller has selected them."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         rows = index.numpy()
         taken = index if (run := run_of(rows)) is None else run
-        names = {name: as_names(values).take(rows) for name in NAMED_BY if (values := getattr(self, name))}
-        # Where units are records, one sequence serves as both, so that no name is in memory twice.
-        if self.unit_id is self.record_id:
+        names = {name: values.take(rows) for name in NAMED_BY if (values := Names(getattr(self, name)))}
+        # Where units are records, one array serves as both, so that no name is in memory twice.
+        if Names(self.unit_id).packed is Names(self.record_id).packed:
             names.pop("unit_id", None)
         return Split(
             x=self.x[index] if x is None else x, y=self.y[taken], z=self.z[taken], **({"record_id": ()} | names)
@@ -141,10 +145,9 @@ class Described:
     feature_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @property
-    def words(self) -> dict[str, Any]:
-        """These fields by name, for another class that has them."""
-        return {each.name: getattr(self, each.name) for each in fields(Described)}
+
+DESCRIBED = tuple(each.name for each in fields(Described))
+"""The fields of :class:`Described`, which several classes have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,15 +324,10 @@ class DatasetEntry:
     class_shares: tuple[float, ...] = ()
     num_classes: int = 2
 
-    def count_protected(self, options: Mapping[str, Any], unit: Unit | None) -> int:
-        """The publisher's number of protected units under these options: persons where their number is known, otherwise
-        rows."""
-        return self.persons if self.persons and self.counts_persons(options, unit) else self.public_rows
-
-    def counts_persons(self, options: Mapping[str, Any], unit: Unit | None) -> bool:
-        """True if persons are protected under these options, and their number is known."""
-        by_person = unit is None and holds(self.persons_when, self.complete_options(options))
-        return by_person and self.persons is not None
+    def num_persons(self, options: Mapping[str, Any], unit: Unit | None) -> int | None:
+        """The publisher's number of persons, if they are protected under these options; None if rows are, or if it is
+        not known."""
+        return self.persons if unit is None and holds(self.persons_when, self.complete_options(options)) else None
 
     @property
     def public_rows(self) -> int:
@@ -496,7 +494,7 @@ def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
 def counted(units: Iterable[str]) -> Names:
     """A unique name for each record: the name of its unit, followed by ``-1``, ``-2``, ... from the second record of
     the unit on."""
-    names, seen = as_names(units), Counter[str]()
+    names, seen = Names(units), Counter[str]()
     name_of = {}
     # Only names that repeat: most files have none, and names are unpacked one by one.
     for row in names.repeated().tolist():
@@ -670,11 +668,11 @@ def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str,
     splits = {
         name: whole.take(index, None if mapped is None else mapped.rows(index)) for name, index in index_of.items()
     }
-    private = as_names(splits["private"].person_id)
+    private = Names(splits["private"].person_id)
     for name, split in splits.items():
         if name == "private":
             continue
-        persons = as_names(split.person_id).packed
+        persons = Names(split.person_id).packed
         # Other splits are read without noise: a person in both would not be protected.
         if parted := pc.count_distinct(persons.filter(pc.is_in(persons, value_set=private.packed))).as_py():
             raise DataError(
@@ -696,7 +694,7 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
     hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
     drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
     # Stable: within a unit names keep the order of the file, while records take the order that was drawn.
-    names = as_names(split.record_id).take(np.argsort(hashes_N, kind="stable"))
+    names = Names(split.record_id).take(np.argsort(hashes_N, kind="stable"))
     hidden = (hashlib.blake2b(name.encode(), key=secret, digest_size=10).hexdigest() for name in names)
     records = split.take(torch.from_numpy(np.lexsort((drawn_N, hashes_N))))
     return replace(records, record_id=Names(f"record-{digits}" for digits in hidden), unit_id=records.unit_id)

@@ -22,14 +22,24 @@ from dataclasses import fields, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, model_validator
 
-from fairpate.config import ConfigError, Count, CountOrZero, Section, nearest, parse_config, read_yaml
+from fairpate.config import (
+    ConfigError,
+    Count,
+    CountOrZero,
+    Refused,
+    Section,
+    nearest,
+    parse_config,
+    read_yaml,
+    short_for,
+)
 from fairpate.data.dataset import (
     SEPARATORS,
     DatasetEntry,
@@ -73,7 +83,6 @@ from fairpate.data.tables import (
     read_batches,
     require_columns,
     several,
-    short_for,
     text_of,
     with_decimal_points,
     with_vectors,
@@ -88,12 +97,11 @@ class Choice(Section):
     values: tuple[str, ...] = Field((), description="Allowed values; empty: true or false.")
     description: str = Field(description="Purpose of the option, in a sentence.")
 
-    @model_validator(mode="after")
-    def _default_is_allowed(self) -> Choice:
-        allowed = self.values or ("true", "false")
-        if self.default not in allowed:
-            raise ValueError(f"Expected a default among {', '.join(allowed)}, got {self.default!r}")
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected a default among values (without values: true or false), got {0.default!r}": lambda choice: (
+            choice.default not in (choice.values or ("true", "false"))
+        )
+    }
 
 
 class Trim(Section):
@@ -115,11 +123,11 @@ class Rule(NumberRange):
     note: str = Field("", description="Public remark that follows the count of rows left out; empty: no remark.")
     when: When = Field({}, description="Options and the value at which the rule holds.")
 
-    @model_validator(mode="after")
-    def _leaves_something_out(self) -> Rule:
-        if not self.other_than and not self.has_range:
-            raise ValueError("Expected a range (above, at_least, below, at_most) or other_than")
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected a range (above, at_least, below, at_most) or other_than": lambda rule: (
+            not rule.other_than and not rule.has_range
+        )
+    }
 
 
 class Identity(Section):
@@ -137,12 +145,11 @@ class Identity(Section):
         "groups: `30` and `30.0` are then two records.",
     )
 
-    @model_validator(mode="after")
-    def _is_one_of_them(self) -> Identity:
-        given = [name for name in ("key", "text", "by_text") if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(f"Expected one of key, text and by_text, got {' and '.join(given)}")
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected one of key, text and by_text, got key {0.key}, text {0.text} and by_text {0.by_text}": (
+            lambda identity: bool(identity.key) + bool(identity.text) + identity.by_text > 1
+        )
+    }
 
 
 class Person(Section):
@@ -190,14 +197,17 @@ class Files(Section):
             raise ValueError(f"Expected `records:`, or `private:`, `public:` and `test:`, got {values!r}")  # noqa: TRY004
         return values
 
-    @model_validator(mode="after")
-    def _private_records_come_from_one_place(self) -> Files:
-        if bool(self.records) == bool(self.private):
-            met = "both" if self.records else "neither"
-            raise ValueError(f"Expected `records`, which are divided into splits, or `private`; got {met}")
-        if self.pooled and not (self.records and self.test):
-            raise ValueError("Expected `pooled` only together with `records` and `test`")
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected `records`, which are divided into splits, or `private`; got both": lambda files: (
+            files.records and files.private
+        ),
+        "Expected `records`, which are divided into splits, or `private`; got neither": lambda files: (
+            not files.records and not files.private
+        ),
+        "Expected `pooled` only together with `records` and `test`": lambda files: (
+            files.pooled and not (files.records and files.test)
+        ),
+    }
 
     @property
     def parts(self) -> dict[Part, tuple[SourceFile, ...]]:
@@ -318,7 +328,7 @@ class Declaration(Section):
         return values
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> Declaration:
+    def _fits_together(self) -> Declaration:
         """Refuse fields that contradict each other, with a line for each fault."""
         files, attributes, options = self.files.all, self.attribute_columns, self.all_options
         empty = {"features": not self.features and not self.pictures, "groups": not self.groups}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -67,40 +67,44 @@ _COPIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Nearness:
-    """Nearness of rows to public ``others``: e . c - |c|^2 / 2, which is largest at the smallest distance, computed
-    exactly.
+    """Nearness of rows to public ones: e . c - |c|^2 / 2, which is largest at the smallest distance, computed exactly.
 
-    Both are rounded to whole numbers, of at most 2^23 in every sum of their products: then a row's values depend on no
-    other row (:mod:`fairpate.data.embedding`), and rows that are equally near stay so.
+    Of V copies of each public row the nearest counts. Both sides are rounded to whole numbers, of at most 2^23 in every
+    sum of their products: then a row's values depend on no other row (:mod:`fairpate.data.embedding`), and rows that
+    are equally near stay so.
     """
 
     scale: float
-    others_KD: Floats
-    half_squares_K: Floats
+    others_VKD: Floats
+    half_squares_VK: Floats
 
     @classmethod
-    def to(cls, others_KD: Floats, *, radius: float) -> Nearness:
-        """Prepare the nearness to the public rows ``others_KD``. No public row may have a norm above ``radius``."""
+    def to(cls, others_VKD: Floats, *, radius: float) -> Nearness:
+        """Prepare the nearness to the public rows ``others_VKD``. No public row may have a norm above ``radius``."""
         scale = _LARGEST_NORM / max(radius, 1e-30)
-        whole_KD = np.rint(others_KD * scale).astype(np.float32)
+        whole_VKD = np.rint(others_VKD * scale).astype(np.float32)
         # Rounded down to whole numbers: halves would take a binary digit from the exact range of float32.
-        half_K = np.floor(np.square(whole_KD, dtype=np.float64).sum(axis=1) / 2)
-        return cls(scale=scale, others_KD=whole_KD, half_squares_K=half_K.astype(np.float32))
+        half_VK = np.floor(np.square(whole_VKD, dtype=np.float64).sum(axis=2) / 2)
+        return cls(scale=scale, others_VKD=whole_VKD, half_squares_VK=half_VK.astype(np.float32))
 
-    def __call__(self, rows_ND: Floats) -> Floats:
-        """Nearness of rows (N, D) to every public row: (N, K)."""
-        products_NK: Floats = self.whole(rows_ND) @ self.others_KD.T
-        return products_NK - self.half_squares_K
-
-    def whole(self, rows_ND: Floats) -> Floats:
-        """Round rows to whole numbers. A row that is longer than every public row is first shortened to their largest
-        norm."""
+    def __call__(self, rows_ND: Floats) -> tuple[Floats, Floats]:
+        """Nearness of rows (N, D) to every public row: (N, K), and the squared lengths (N, 1) of the rounded rows."""
+        # A row that is longer than every public row is first shortened to their largest norm.
         scaled_ND = rows_ND.astype(np.float64) * self.scale
         lengths_N1 = np.linalg.norm(scaled_ND, axis=1, keepdims=True)
-        whole_ND: Floats = np.rint(scaled_ND * np.minimum(1.0, _LARGEST_NORM / np.maximum(lengths_N1, 1e-30))).astype(
-            "f4"
-        )
-        return whole_ND
+        shortened_ND = scaled_ND * np.minimum(1.0, _LARGEST_NORM / np.maximum(lengths_N1, 1e-30))
+        whole_ND: Floats = np.rint(shortened_ND).astype(np.float32)
+        nearness_NK: Floats = whole_ND @ self.others_VKD[0].T - self.half_squares_VK[0]
+        for others_KD, half_K in zip(self.others_VKD[1:], self.half_squares_VK[1:], strict=True):
+            np.maximum(nearness_NK, whole_ND @ others_KD.T - half_K, out=nearness_NK)
+        return nearness_NK, np.square(whole_ND).sum(axis=1, keepdims=True)
+
+    def nearest(self, rows_ND: Floats, count: int) -> tuple[IntArray, Floats]:
+        """For each row, the ``count`` nearest public rows, and the squared distances: each (N, count)."""
+        nearness_NK, squares_N1 = self(rows_ND)
+        # Row by row: which neighbours a record has, and their order, depends on its own row alone.
+        near = np.argpartition(-nearness_NK, min(count, nearness_NK.shape[1]) - 1, axis=1)[:, :count]
+        return near, np.maximum(squares_N1 - 2 * np.take_along_axis(nearness_NK, near, axis=1), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,25 +118,34 @@ class Graph:
     """
 
     components: Embed
-    copies: list[Nearness]
+    nearness: Nearness
     coordinates_ME: Floats
 
     @classmethod
     def of(cls, pool: Tensor, components: Embed, *, seed: int = 0) -> Graph:
         """The graph of the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors."""
-        copies_VMD = [components(copy).numpy() for copy in _copies(pool)]
-        radius = max(float(np.linalg.norm(copy_MD, axis=1).max()) for copy_MD in copies_VMD)
-        copies = [Nearness.to(copy_MD, radius=radius) for copy_MD in copies_VMD]
+        copies = []
+        for turn, slant, wide, high, across, down in _COPIES if pool.ndim == 4 else ():
+            cosine, sine = math.cos(turn), math.sin(turn)
+            # From places of the copy to places of the picture, as affine_grid reads it: the inverse of what is seen.
+            rows = [[cosine / wide, (slant - sine) / wide, across], [sine / high, cosine / high, down]]
+            matrix, shown = torch.tensor(rows, dtype=torch.float32), []
+            for part in torch.split(pool, _AT_ONCE):
+                grid = functional.affine_grid(matrix.expand(len(part), 2, 3), list(part.shape), align_corners=False)
+                shown.append(functional.grid_sample(part.float(), grid, align_corners=False))
+            copies.append(components(torch.cat(shown)).numpy())
+        copies_VMD = np.stack(copies or [components(pool).numpy()])
+        nearness = Nearness.to(copies_VMD, radius=float(np.linalg.norm(copies_VMD, axis=2).max()))
         blocks = in_blocks(copies_VMD[0], _AT_ONCE, "neighbours")
-        found = [nearest_copies(part, copies, _NEIGHBOURS + 1) for part in blocks]
+        found = [nearness.nearest(part, _NEIGHBOURS + 1) for part in blocks]
         near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
         # A record is nearest to itself, in one copy or another.
         others = near_MK != np.arange(len(pool))[:, None]
         # Relative to each record's own neighbourhood, because the pool is denser in some places than in others.
         farthest_M1 = np.maximum(squared_MK.max(axis=1, keepdims=True), 1e-12)
         weights = np.where(others, np.exp(-2 * squared_MK / farthest_M1), 0.0)
-        rows = np.repeat(np.arange(len(pool)), near_MK.shape[1])
-        one_way = scipy.sparse.csr_matrix((weights.ravel(), (rows, near_MK.ravel())), shape=(len(pool),) * 2)
+        ends = np.repeat(np.arange(len(pool)), near_MK.shape[1]), near_MK.ravel()
+        one_way = scipy.sparse.csr_matrix((weights.ravel(), ends), shape=(len(pool),) * 2)
         # Made symmetric for the eigenvectors below: of two records, one may be among the nearest of the other alone.
         adjacency = one_way.maximum(one_way.T)
         root_M = np.sqrt(np.asarray(adjacency.sum(axis=1)).ravel())
@@ -146,60 +159,30 @@ class Graph:
         diffused = vectors / root_M[:, None] * values**_DIFFUSION
         norms = np.linalg.norm(diffused, axis=1, keepdims=True)
         coordinates_ME = (diffused / np.maximum(norms, 1e-12)).astype(np.float32)
-        return cls(components=components, copies=copies, coordinates_ME=coordinates_ME)
+        return cls(components=components, nearness=nearness, coordinates_ME=coordinates_ME)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Coordinates (N, E) of records (N, ...)."""
         parts = []
         for part in in_blocks(x, _AT_ONCE, "neighbours"):
-            near, _ = nearest_copies(self.components(part).numpy(), self.copies, _VOTING_NEIGHBOURS)
+            near, _ = self.nearness.nearest(self.components(part).numpy(), _VOTING_NEIGHBOURS)
             parts.append(torch.from_numpy(self.coordinates_ME[near].mean(axis=1)))
         return torch.cat(parts)
 
-    def at_once(self, rows_ND: Tensor) -> Tensor:
-        """Coordinates (N, E) of a few records with the components ``rows_ND``, computed as one graph of tensor
-        operations."""
-        scaled_ND = rows_ND.double() * self.copies[0].scale
+    def at_once(self, x: Tensor) -> Tensor:
+        """Coordinates (N, E) of a few records, computed as one graph of tensor operations."""
+        assert isinstance(self.components, Components)
+        scaled_ND = self.components(x, at_once=True).double() * self.nearness.scale
         lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
         whole_ND = (scaled_ND * (_LARGEST_NORM / lengths_N1.clamp(min=1e-30)).clamp(max=1.0)).round().float()
         # An exported graph holds the pool as a constant: in 16 bits, which whole numbers up to 2^11 fit.
         nearness = [
-            whole_ND @ torch.from_numpy(copy.others_KD).short().T.float() - torch.from_numpy(copy.half_squares_K)
-            for copy in self.copies
+            whole_ND @ torch.from_numpy(others_KD).short().T.float() - torch.from_numpy(half_K)
+            for others_KD, half_K in zip(self.nearness.others_VKD, self.nearness.half_squares_VK, strict=True)
         ]
         near_NM = reduce(torch.maximum, nearness)
         near = near_NM.topk(min(_VOTING_NEIGHBOURS, near_NM.shape[1]), dim=1).indices
         return torch.from_numpy(self.coordinates_ME)[near].mean(dim=1)
-
-
-def nearest_copies(embedded_ND: Floats, copies: list[Nearness], count: int) -> tuple[IntArray, Floats]:
-    """For each record, the ``count`` public records with the nearest copy, and the squared distances: each (N,
-    count)."""
-    nearness_NM = copies[0](embedded_ND)
-    for copy in copies[1:]:
-        np.maximum(nearness_NM, copy(embedded_ND), out=nearness_NM)
-    # Row by row: which neighbours a record has, and their order, depends on its own row alone.
-    near = np.argpartition(-nearness_NM, min(count, nearness_NM.shape[1]) - 1, axis=1)[:, :count]
-    lengths_N1 = np.square(copies[0].whole(embedded_ND)).sum(axis=1, keepdims=True)
-    return near, np.maximum(lengths_N1 - 2 * np.take_along_axis(nearness_NM, near, axis=1), 0.0)
-
-
-def _copies(pool: Tensor) -> Iterator[Tensor]:
-    """Yield the public pool and, for pictures, its turned, slanted, stretched and moved copies (``_COPIES``)."""
-    if pool.ndim != 4:
-        yield pool
-        return
-    for turn, slant, wide, high, across, down in _COPIES:
-        cosine, sine = math.cos(turn), math.sin(turn)
-        # From places of the copy to places of the picture, as affine_grid reads it: the inverse of what is seen.
-        matrix = torch.tensor(
-            [[cosine / wide, (slant - sine) / wide, across], [sine / high, cosine / high, down]], dtype=torch.float32
-        )
-        shown = []
-        for part in torch.split(pool, _AT_ONCE):
-            grid = functional.affine_grid(matrix.expand(len(part), 2, 3), list(part.shape), align_corners=False)
-            shown.append(functional.grid_sample(part.float(), grid, align_corners=False))
-        yield torch.cat(shown)
 
 
 _EMBEDDED_AT_ONCE = 256
@@ -234,15 +217,6 @@ class Components:
     whole_FE: Tensor
     unit_E: Tensor
 
-    def __post_init__(self) -> None:
-        # A file may come from somebody else. With sums that are not exact, a record's coordinates would depend on its
-        # place among the others, and no bound on what one record moves would hold.
-        most = max(self.whole_FE.abs().sum(dim=0).tolist(), default=0.0) * _LARGEST_PLAIN * 2.0**_PLAIN_DIGITS
-        is_whole = bool((self.whole_FE == self.whole_FE.round()).all()) and most <= 2.0**_EXACT_DIGITS
-        others = (self.thresholds_K, self.mean_F, self.root_F, self.unit_E)
-        if not is_whole or not all(bool(each.isfinite().all()) for each in others) or not bool(self.root_F.all()):
-            raise ValueError("expected components of whole numbers whose sums are exact, and finite scales")
-
     @classmethod
     def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True, plain: bool = False) -> Components:
         """The components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
@@ -256,7 +230,20 @@ class Components:
         is_table = pool.ndim == 2
         side, column_K, thresholds_K = 0 if plain else _SIDE, torch.zeros(0).long(), torch.zeros(0)
         if is_table and not plain:
-            column_K, thresholds_K = _thresholds(pool)
+            columns, thresholds = [], []
+            for column, values in enumerate(pool.unbind(dim=1)):
+                different, counts = values.unique(return_counts=True)
+                if len(different) <= _STEPS:
+                    continue
+                # A value that most records share would fill most of the quantiles.
+                common = different[counts.argmax()] if counts.max() * 2 > len(values) else None
+                others = values if common is None else values[values != common]
+                # Lower: a threshold is one of the values, never a rounded number between two.
+                quantiles = torch.quantile(others, torch.arange(1, _STEPS + 1) / (_STEPS + 1), interpolation="lower")
+                found = quantiles.unique() if common is None else torch.cat([others.min()[None], quantiles]).unique()
+                columns += [column] * len(found)
+                thresholds.append(found)
+            column_K, thresholds_K = torch.tensor(columns).long(), torch.cat(thresholds or [torch.zeros(0)])
         parts = torch.split(pool, _EMBEDDED_AT_ONCE)
         plain_MF = torch.cat([_plain(part, config, side, column_K, thresholds_K) for part in parts])
         mean_F, spread_F = plain_MF.mean(dim=0), plain_MF.std(dim=0, correction=0)
@@ -281,16 +268,15 @@ class Components:
             unit_E=unit / (torch.ones(int(kept_E.sum()), dtype=torch.float64) * scale_E),
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""
-        embedded_NE, start = torch.empty(len(x), len(self.unit_E)), 0
-        for part in in_blocks(x, _EMBEDDED_AT_ONCE, "components"):
-            embedded_NE[start : start + len(part)] = self.at_once(part)
-            start += len(part)
-        return embedded_NE
-
-    def at_once(self, x: Tensor) -> Tensor:
-        """Coordinates of a few records, computed without a loop as one graph of tensor operations."""
+    def __call__(self, x: Tensor, *, at_once: bool = False) -> Tensor:
+        """Coordinates (N, E), ``float32``, of records ``x`` (N, ...). ``at_once``: of a few records, without a loop as
+        one graph of tensor operations."""
+        if not at_once:
+            embedded_NE, start = torch.empty(len(x), len(self.unit_E)), 0
+            for part in in_blocks(x, _EMBEDDED_AT_ONCE, "components"):
+                embedded_NE[start : start + len(part)] = self(part, at_once=True)
+                start += len(part)
+            return embedded_NE
         plain = (_plain(x, self.config, self.side, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
         # A private record may hold larger values than all public ones: without a bound its sums would not be exact.
         bounded = plain.nan_to_num(0.0).clamp(-_LARGEST_PLAIN, _LARGEST_PLAIN).double()
@@ -323,44 +309,44 @@ class Embedding:
         radius = float(components(pool).norm(dim=1).median()) or 1.0
         return cls(config=config, components=components, graph=graph, radius=radius, record_shape=tuple(pool.shape[1:]))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""
-        return self._joined(self.components(x), None if self.graph is None else self.graph(x))
+    def __call__(self, x: Tensor, *, at_once: bool = False) -> Tensor:
+        """Coordinates (N, E), ``float32``, of records ``x`` (N, ...).
 
-    def at_once(self, x: Tensor) -> Tensor:
-        """Coordinates of a few records, computed without a loop as one graph of tensor operations.
-
-        If several neighbours are equally near, it may choose other ones than :meth:`__call__`.
+        ``at_once``: of a few records, without a loop as one graph of tensor operations. If several neighbours are
+        equally near, it may then choose other ones.
         """
-        if self.graph is None:
-            return self._joined(self.components.at_once(x), None)
-        assert isinstance(self.graph.components, Components)
-        return self._joined(self.components.at_once(x), self.graph.at_once(self.graph.components.at_once(x)))
-
-    def _joined(self, components_NE: Tensor, places_NE: Tensor | None) -> Tensor:
-        share = 0.0 if places_NE is None else self.config.graph_share
+        share = 0.0 if self.graph is None else self.config.graph_share
+        components_NE = self.components(x, at_once=at_once)
         # Roots, because `graph_share` is a share of the squared norm.
         scaled_NE: Tensor = components_NE * (EMBEDDED_NORM * (1 - share) ** 0.5 / self.radius)
-        if places_NE is None:
+        if self.graph is None:
             return scaled_NE
+        places_NE = self.graph.at_once(x) if at_once else self.graph(x)
         return torch.cat([scaled_NE, functional.normalize(places_NE) * (EMBEDDED_NORM * share**0.5)], dim=1)
 
 
-def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:
-    """The data set as a table of coordinates, in every split; unchanged where ``config`` is None.
+def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) -> Dataset:
+    """The data set as a table of coordinates, in every split, by a given ``embedding`` or one that is fitted here;
+    unchanged for None.
 
-    DataSettingsError without public records, unless every feature is a declared number or category.
+    DataSettingsError without public records to fit it to, unless every feature is a declared number or category.
     """
-    if config is None:
+    if embedding is None:
         return dataset
     pool = completed_pool(dataset)
-    if not len(pool):
-        raise DataSettingsError(
-            f"data.embedding: {dataset.name} has no public records to fit it to, and not all of its features have "
-            "declared bounds or categories; name a file of public records (files.public), raise data.num_public, or "
-            "set it to null."
-        )
-    return placed(dataset, Embedding.of(pool, config))
+    if isinstance(embedding, EmbeddingConfig):
+        if not len(pool):
+            raise DataSettingsError(
+                f"data.embedding: {dataset.name} has no public records to fit it to, and not all of its features have "
+                "declared bounds or categories; name a file of public records (files.public), raise data.num_public, "
+                "or set it to null."
+            )
+        embedding = Embedding.of(pool, embedding)
+    splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
+    names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
+    # A copy: a view of a few records would keep all of the pool in memory.
+    before = BeforeEmbedding(examples=pool[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
+    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, before_embedding=before, **splits)
 
 
 def completed_pool(dataset: Dataset) -> Tensor:
@@ -376,15 +362,6 @@ def completed_pool(dataset: Dataset) -> Tensor:
     return torch.cat([pool, torch.from_numpy(even_records(codes, count))])
 
 
-def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
-    """The data set with every record replaced by its coordinates in ``embedding``."""
-    splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
-    names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
-    # A copy: a view of a few records would keep all of the pool in memory.
-    before = BeforeEmbedding(examples=completed_pool(dataset)[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
-    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, before_embedding=before, **splits)
-
-
 def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
     """The features (N, F) before the rotation to principal components."""
     if x.ndim == 2:
@@ -395,25 +372,6 @@ def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thre
         small = [functional.adaptive_avg_pool2d(each.float() / 255, side).flatten(1) for each in pictures]
         parts.append(torch.stack(small).mean(dim=0))
     return torch.cat(parts, dim=1)
-
-
-def _thresholds(pool: Tensor) -> tuple[Tensor, Tensor]:
-    """For each column with more than ten values, return the column and as many quantiles. A value that half of the
-    records or more share is left out of the quantiles."""
-    columns, thresholds = [], []
-    for column, values in enumerate(pool.unbind(dim=1)):
-        different, counts = values.unique(return_counts=True)
-        if len(different) <= _STEPS:
-            continue
-        # A value that most records share would fill most of the quantiles.
-        common = different[counts.argmax()] if counts.max() * 2 > len(values) else None
-        others = values if common is None else values[values != common]
-        # Lower: a threshold is one of the values, never a rounded number between two.
-        quantiles = torch.quantile(others, torch.arange(1, _STEPS + 1) / (_STEPS + 1), interpolation="lower")
-        found = quantiles.unique() if common is None else torch.cat([others.min()[None], quantiles]).unique()
-        columns += [column] * len(found)
-        thresholds.append(found)
-    return torch.tensor(columns, dtype=torch.int64), torch.cat(thresholds or [torch.zeros(0)])
 
 
 FORMAT = "fairpate.embedding/1"
@@ -439,14 +397,14 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         "radius": embedding.radius,
     }
     if embedding.graph is not None:
-        edges, copies = embedding.graph.components, embedding.graph.copies
+        edges, nearness = embedding.graph.components, embedding.graph.nearness
         assert isinstance(edges, Components)
         tensors |= {f"edges.{name}": getattr(edges, name) for name in _COMPONENTS}
         # Whole numbers of at most 2^11, which 16 bits hold exactly.
-        tensors["graph.others_VKD"] = torch.stack([torch.from_numpy(copy.others_KD).short() for copy in copies])
-        tensors["graph.half_squares_VK"] = torch.stack([torch.from_numpy(copy.half_squares_K) for copy in copies])
+        tensors["graph.others_VKD"] = torch.from_numpy(nearness.others_VKD).short()
+        tensors["graph.half_squares_VK"] = torch.from_numpy(nearness.half_squares_VK)
         tensors["graph.coordinates_ME"] = torch.from_numpy(embedding.graph.coordinates_ME)
-        values |= {"scale": copies[0].scale}
+        values |= {"scale": nearness.scale}
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
     values["sha256"] = _digest(content)
     write_atomically(
@@ -466,37 +424,43 @@ def read_embedding(path: Path) -> Embedding:
         if values["format"] != FORMAT or values["sha256"] != _digest(tensors):
             raise ValueError(f"expected {FORMAT}, with tensors that match the checksum")  # noqa: TRY301 - reported below
 
-        # Earlier versions wrote two fields that are fixed now.
-        side = values["config"].pop("pixels", _SIDE) or 0
-        values["config"].pop("steps", None)
-        config = EmbeddingConfig.model_validate(values["config"])
+        kinds = {"components": (EmbeddingConfig.model_validate(values["config"]), _SIDE)}
+        if "scale" in values:
+            kinds["edges"] = EmbeddingConfig(num_components=_GRAPH_COMPONENTS), 0
+        components = {}
+        for kind, (config, side) in kinds.items():
+            own = {name: tensors[f"{kind}.{name}"] for name in _COMPONENTS}
+            components[kind] = each = Components(config=config, side=side, **own)
+            # A file may come from somebody else. With sums that are not exact, a record's coordinates would depend on
+            # its place among the others, and no bound on what one record moves would hold.
+            most = max(each.whole_FE.abs().sum(dim=0).tolist(), default=0.0) * _LARGEST_PLAIN * 2.0**_PLAIN_DIGITS
+            is_whole = bool((each.whole_FE == each.whole_FE.round()).all()) and most <= 2.0**_EXACT_DIGITS
+            others = (each.thresholds_K, each.mean_F, each.root_F, each.unit_E)
+            if not is_whole or not all(bool(some.isfinite().all()) for some in others) or not bool(each.root_F.all()):
+                what = "components of whole numbers whose sums are exact, and finite scales"
+                raise ValueError(f"expected {what}")  # noqa: TRY301 - reported below
         graph = None
         if "scale" in values:
-            others_VKD = tensors["graph.others_VKD"].float().numpy()
-            halves_VK = tensors["graph.half_squares_VK"].numpy()
-            edges = {name: tensors[f"edges.{name}"] for name in _COMPONENTS}
-            graph = Graph(
-                components=Components(config=EmbeddingConfig(num_components=_GRAPH_COMPONENTS), side=0, **edges),
-                copies=[
-                    Nearness(scale=values["scale"], others_KD=others_KD, half_squares_K=halves_K)
-                    for others_KD, halves_K in zip(others_VKD, halves_VK, strict=True)
-                ],
-                coordinates_ME=tensors["graph.coordinates_ME"].numpy(),
+            nearness = Nearness(
+                scale=values["scale"],
+                others_VKD=tensors["graph.others_VKD"].float().numpy(),
+                half_squares_VK=tensors["graph.half_squares_VK"].numpy(),
             )
-            for copy in graph.copies:
-                half_K = np.floor(np.square(copy.others_KD, dtype=np.float64).sum(axis=1) / 2)
-                # A norm after rounding: half a unit more for each number.
-                most = (_LARGEST_NORM + math.sqrt(copy.others_KD.shape[1])) ** 2 / 2
-                if not 0 < copy.scale < math.inf or (half_K > most).any() or (half_K != copy.half_squares_K).any():
-                    raise ValueError("expected a graph of whole numbers whose distances are exact")  # noqa: TRY301
-            if not np.isfinite(graph.coordinates_ME).all():
+            coordinates_ME = tensors["graph.coordinates_ME"].numpy()
+            graph = Graph(components=components["edges"], nearness=nearness, coordinates_ME=coordinates_ME)
+            half_VK = np.floor(np.square(nearness.others_VKD, dtype=np.float64).sum(axis=2) / 2)
+            # A norm after rounding: half a unit more for each number.
+            most = (_LARGEST_NORM + math.sqrt(nearness.others_VKD.shape[2])) ** 2 / 2
+            is_exact = not (half_VK > most).any() and np.array_equal(half_VK, nearness.half_squares_VK)
+            if not 0 < nearness.scale < math.inf or not is_exact:
+                raise ValueError("expected a graph of whole numbers whose distances are exact")  # noqa: TRY301
+            if not np.isfinite(coordinates_ME).all():
                 raise ValueError("expected a graph of finite coordinates")  # noqa: TRY301
         if not 0 < values["radius"] < math.inf:
             raise ValueError(f"expected a positive radius, got {values['radius']}")  # noqa: TRY301 - reported below
-        own = {name: tensors[f"components.{name}"] for name in _COMPONENTS}
         return Embedding(
-            config=config,
-            components=Components(config=config, side=side, **own),
+            config=kinds["components"][0],
+            components=components["components"],
             graph=graph,
             radius=values["radius"],
             record_shape=tuple(values["record_shape"]),
@@ -524,15 +488,12 @@ FEATURES = Option(
 
 
 def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
-    """Return pictures with their pixels as features, or as a table of ``oriented_gradients`` or of the output of
-    ``module:function``.
+    """Return pictures as a table of ``oriented_gradients``, or of the output of ``module:function``.
 
     A declaration may name a function of one picture (channels, height, width), bytes, to a vector of finite numbers. It
     must be public, like bounds and categories. It gets one picture at a time, so that no record's features depend on
     another's, and runs only where files may name code (:mod:`fairpate.config`).
     """
-    if features == "pixels":
-        return records
     pictures = records.records.x
     if not PLACE.fullmatch(features):
         x, names = oriented_gradients(pictures), feature_names()
@@ -605,8 +566,7 @@ class Prototypes:
         nearest = [np.zeros(0, dtype=np.int64)]  # so that no records are an array too
         # No public record is longer: their largest norm bounds every centre too.
         radius = float(np.linalg.norm(self.coordinates_MD, axis=1).max())
-        nearness = Nearness.to(self.centres, radius=radius)
-        nearest += [
-            nearness(self.embed(part).numpy()).argmax(axis=1) for part in torch.split(x, _NEAREST_AT_ONCE) if len(part)
-        ]
+        nearness = Nearness.to(self.centres[None], radius=radius)
+        parts = (part for part in torch.split(x, _NEAREST_AT_ONCE) if len(part))
+        nearest += [nearness(self.embed(part).numpy())[0].argmax(axis=1) for part in parts]
         return np.concatenate(nearest)

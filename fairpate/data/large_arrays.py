@@ -15,11 +15,12 @@ import math
 import mmap
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, overload
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -133,10 +134,6 @@ class Gathered:
     file: IO[bytes] | None = field(default=None, init=False)
     _values: AnyArray | None = None
 
-    def __del__(self) -> None:
-        if self.file is not None:  # the mapping outlives the file
-            self.file.close()
-
     def append(self, block: AnyArray) -> None:
         self._blocks.append(block)
         # All bytes so far, not those in memory: once a file is begun, every block goes to it.
@@ -180,7 +177,9 @@ class Gathered:
         try:
             if self.file is None:
                 cache_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
-                self.file = tempfile.TemporaryFile(dir=cache_dir())  # noqa: SIM115 - lives as long as the mapping
+                self.file = tempfile.TemporaryFile(dir=cache_dir())  # noqa: SIM115 - closed with this object
+                # The mapping outlives the file.
+                weakref.finalize(self, self.file.close)
             for block in self._blocks:
                 self.file.write(np.ascontiguousarray(block).data)
             self.file.flush()
@@ -202,11 +201,6 @@ def run_of(rows: npt.NDArray[np.int64]) -> slice | None:
 _AT_ONCE = 2**15
 
 
-def as_names(names: Iterable[str]) -> Names:
-    """The same names in packed form."""
-    return names if isinstance(names, Names) else Names(names)
-
-
 class Names(Sequence[str]):
     """N names in order; equal to any sequence of the same strings.
 
@@ -214,7 +208,11 @@ class Names(Sequence[str]):
     its text, and the names of a large table are in a file.
     """
 
+    packed: pa.LargeStringArray
+
     def __init__(self, names: Iterable[str] | pa.LargeStringArray = ()) -> None:
+        if isinstance(names, Names):
+            names = names.packed
         if isinstance(names, pa.LargeStringArray):
             self.packed = names
             return
@@ -227,15 +225,8 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self.packed)
 
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-    @overload
-    def __getitem__(self, row: slice) -> Names: ...
-    def __getitem__(self, row: int | slice) -> str | Names:
-        if isinstance(row, slice):
-            return Names(self.packed[row])
-        name: str = self.packed[row].as_py()
-        return name
+    def __getitem__(self, row: int | slice) -> Any:
+        return Names(self.packed[row]) if isinstance(row, slice) else self.packed[row].as_py()
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _AT_ONCE):
@@ -263,7 +254,7 @@ class Names(Sequence[str]):
     def take(self, rows: IntArray) -> Names:
         """The names at ``rows``, in that order. Consecutive rows give a view."""
         if (run := run_of(rows)) is not None:
-            return self[run]
+            return Names(self.packed[run])
         gathered = GatheredNames()
         for start in range(0, len(rows), _AT_ONCE):
             gathered.append(self.packed.take(pa.array(rows[start : start + _AT_ONCE])))
@@ -296,24 +287,19 @@ class Names(Sequence[str]):
         return numbers
 
     @property
-    def num_empty(self) -> int:
-        """The number of empty names."""
-        return int(np.count_nonzero(pc.binary_length(self.packed).to_numpy(zero_copy_only=False) == 0))
-
-    @property
     def num_distinct(self) -> int:
         """The number of distinct names."""
         return int(pc.count_distinct(self.packed).as_py())
 
 
+@dataclass(kw_only=True)
 class GatheredNames:
     """Blocks of names that are joined one after the other; :meth:`names` ends the collection."""
 
-    def __init__(self) -> None:
-        self._text, self._ends, self._size = Gathered(), Gathered(), 0
-        self._text.append(np.zeros(0, dtype=np.uint8))
-        # Arrow's layout of text: where each name ends, with a 0 in front.
-        self._ends.append(np.zeros(1, dtype=np.int64))
+    _text: Gathered = field(default_factory=lambda: Gathered(_blocks=[np.zeros(0, dtype=np.uint8)]))
+    # Arrow's layout of text: where each name ends, with a 0 in front.
+    _ends: Gathered = field(default_factory=lambda: Gathered(_blocks=[np.zeros(1, dtype=np.int64)]))
+    _size: int = 0
 
     def append(self, block: Iterable[str] | pa.Array) -> None:
         text = (block if isinstance(block, pa.Array) else pa.array(block, pa.large_string())).cast(pa.large_string())

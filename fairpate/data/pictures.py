@@ -117,7 +117,22 @@ def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = 
 
     def decoded() -> Iterator[PixelArray]:
         for name, content in zip(names, pictures.read(names), strict=True):
-            yield _pixels(content, f"{pictures.origin}: {name}", size, mode)
+            try:
+                with Image.open(io.BytesIO(content)) as picture:
+                    image = picture.convert(mode)
+            # A header of billions of pixels is refused too, before memory is asked for them.
+            except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
+                why = "of no known format" if isinstance(error, UnidentifiedImageError) else error
+                where = f"{pictures.origin}: {name}"
+                raise DataError(
+                    f"{where}: not a readable picture ({why}); restore the file, or leave it out."
+                ) from error
+            if image.size != (size, size):
+                edge = min(image.size)
+                left, top = (image.width - edge) // 2, (image.height - edge) // 2
+                # The centre square, cropped and resized in one step, without a copy of it.
+                image = image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + edge, top + edge))
+            yield np.asarray(image, dtype=np.uint8).reshape(size, size, -1).transpose(2, 0, 1)
 
     kept = kept_pixels(path, shape, decoded) if names else None
     if kept is not None:
@@ -125,31 +140,9 @@ def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = 
     return Pixels(x=torch.from_numpy(np.array([*decoded()], dtype=np.uint8).reshape(shape)))
 
 
-def base_name(name: str) -> str:
-    """The last component of a picture's path."""
-    return name.rpartition("/")[2]
-
-
 def _is_picture(name: str) -> bool:
     # macOS adds a file of attributes, ._NAME, for each picture of an archive.
-    return name.lower().endswith(PICTURE_SUFFIXES) and not base_name(name).startswith("._")
-
-
-def _pixels(content: bytes, where: str, size: int, mode: Mode) -> PixelArray:
-    """Pixels (channels, size, size) of the centre square of one encoded picture."""
-    try:
-        with Image.open(io.BytesIO(content)) as picture:
-            image = picture.convert(mode)
-    # A header of billions of pixels is refused too, before memory is asked for them.
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
-        why = "of no known format" if isinstance(error, UnidentifiedImageError) else error
-        raise DataError(f"{where}: not a readable picture ({why}); restore the file, or leave it out.") from error
-    if image.size != (size, size):
-        edge = min(image.size)
-        left, top = (image.width - edge) // 2, (image.height - edge) // 2
-        # Cropped and resized in one step, without a copy of the square.
-        image = image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + edge, top + edge))
-    return np.asarray(image, dtype=np.uint8).reshape(size, size, -1).transpose(2, 0, 1)
+    return name.lower().endswith(PICTURE_SUFFIXES) and not name.rpartition("/")[2].startswith("._")
 
 
 PATH, NAME, LEVEL = "path", "name", "level_"
@@ -199,19 +192,6 @@ FIRST_HIGH_DIGIT = 5
 GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
 
 
-def paint(grey: PixelArray, colour: IntArray, *, visible: bool = True) -> PixelArray:
-    """Colour the ink (N, height, width): it goes to channel 0 (red) or 1 (green) of (N, 2, height, width).
-
-    Where colour is not ``visible`` the ink has one channel: (N, 1, height, width).
-    """
-    if not visible:
-        # A copy, because the published pictures are cached or read-only.
-        return grey[:, None].copy()
-    painted = np.zeros((len(grey), 2, *grey.shape[1:]), dtype=np.uint8)
-    painted[np.arange(len(grey)), colour] = grey
-    return painted
-
-
 def _coloured(
     request: Request, grey: PixelArray, digits: IntArray, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> dict[str, Any]:
@@ -221,11 +201,14 @@ def _coloured(
     binary = (high ^ (keyed_uniform(names, seed=request.seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)
     # The colour differs from that label in each record with the record's own probability.
     colour = binary ^ (keyed_uniform(names, seed=request.seed, purpose="colour flip") < flips).astype(np.int64)
-    sensitive = request.options["sensitive"]
+    sensitive, is_visible = request.options["sensitive"], request.options["colour_as_feature"]
+    # The ink (N, height, width) goes to channel 0 (red) or 1 (green); where the colour is hidden, to the only one.
+    painted = np.zeros((len(grey), 1 + is_visible, *grey.shape[1:]), dtype=np.uint8)
+    painted[np.arange(len(grey)), colour if is_visible else 0] = grey
     return {
         "kind": "image",
         "records": Split(
-            x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])),
+            x=torch.from_numpy(painted),
             y=torch.from_numpy(digits),
             z=torch.from_numpy(colour if sensitive == "colour" else binary),
             record_id=names,
@@ -324,7 +307,7 @@ def load_utkface(request: Request) -> LoadedRecords:
             "set data.options.label to age, or leave sensitive out."
         )
     pictures = open_pictures(facts_of("utkface")["files"]["archive"], request.data_dir)
-    found = {name: WELL_FORMED.fullmatch(base_name(name)) for name in pictures.names}
+    found = {name: WELL_FORMED.fullmatch(name.rpartition("/")[2]) for name in pictures.names}
     fields = {name: match for name, match in found.items() if match}
     if not fields:
         raise DataError(f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg.")
@@ -454,7 +437,7 @@ def load_celeba(request: Request) -> LoadedRecords:
     require_columns(attributes, ["image_id"], files["attributes"].path)
     names = attributes["image_id"].to_pylist()
     pictures = open_pictures(files["archive"], request.data_dir)
-    places = {base_name(name): name for name in pictures.names}
+    places = {name.rpartition("/")[2]: name for name in pictures.names}
     _require_all(names, places, pictures.origin)
     _require_all(names, part, files["partition"].path)
     return _of_pictures(

@@ -41,6 +41,7 @@ import pyarrow.compute as pc
 
 from fairpate.config import DataConfig, nearest, parse_config
 from fairpate.data.dataset import (
+    DESCRIBED,
     OWN_FILES,
     SET_ASIDE,
     Dataset,
@@ -65,7 +66,7 @@ from fairpate.data.dataset import (
 )
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
 from fairpate.data.embedding import embedded, with_features
-from fairpate.data.large_arrays import as_names
+from fairpate.data.large_arrays import Names
 from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
 from fairpate.data.tables import (
     DATES,
@@ -318,11 +319,12 @@ def dataset_of(
 ) -> Dataset:
     """The records of ``entry`` as ``config`` asks for them, in four splits; errors as :func:`load_data`."""
     options = entry.complete_options(config.options)
-    records = with_features(loaded, options.get("features", "pixels"))
+    features = options.get("features", "pixels")
+    records = loaded if features == "pixels" else with_features(loaded, features)
     if len(records.records) == 0:
         raise DataError("No record is left; check the data set's options and the publisher's file.")
     # Names decide splits and teachers, and labels are released by name: no two records may share one.
-    names = as_names(records.records.record_id)
+    names = Names(records.records.record_id)
     copies = names.repeated()
     if len(copies):
         name = Counter(names.take(copies)).most_common(1)[0][0]
@@ -331,12 +333,6 @@ def dataset_of(
             "the copies, also those in other files, or name records by more columns (identity.key)."
         )
     if config.unit is None and records.person_ids is not None:
-        # One without a person would be protected by itself alone, against what the statement says.
-        if missing := as_names(records.person_ids).num_empty:
-            raise DataError(
-                f"Expected a person for every record, got {missing:,} without; complete the column that names them, or "
-                "set data.unit=record to protect each record by itself."
-            )
         records = replace(records, records=replace(records.records, person_id=records.person_ids))
     parts = ""
     if (shares := config.split) is not None:
@@ -355,8 +351,8 @@ def dataset_of(
     names_persons = bool(entry.persons_when) or records.person_ids is not None
     public_persons = None
     if records.person_ids is not None:
-        is_public_N = np.isin(names.codes(), as_names(splits["public"].record_id).codes())
-        public_persons = as_names(records.person_ids).take(np.flatnonzero(is_public_N)).num_distinct
+        is_public_N = np.isin(names.codes(), Names(splits["public"].record_id).codes())
+        public_persons = Names(records.person_ids).take(np.flatnonzero(is_public_N)).num_distinct
     dataset = Dataset(
         name=entry.name,
         feature_codes=records.feature_codes,
@@ -365,7 +361,7 @@ def dataset_of(
         keeps_names=records.keeps_names,
         shared_unit=shared_unit,
         public_persons=public_persons,
-        **records.words,
+        **{name: getattr(records, name) for name in DESCRIBED},
         **splits,
     )
     # Few public records may lack a group, which only some methods read.
@@ -455,8 +451,8 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
                 unlabelled_G=tuple(unlabelled_G.tolist()),
             )
         )
-    record_shape = tuple(dataset.private.x.shape[1:])
-    return DatasetDescription(name=dataset.name, record_shape=record_shape, splits=tuple(splits), **dataset.words)
+    described = {name: getattr(dataset, name) for name in (*DESCRIBED, "name")}
+    return DatasetDescription(record_shape=tuple(dataset.private.x.shape[1:]), splits=tuple(splits), **described)
 
 
 def load_data(

@@ -42,7 +42,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fairpate.config import LARGEST, Count, Fraction, Section, nearest
+from fairpate.config import LARGEST, Count, Fraction, Refused, Section, nearest, short_for
 from fairpate.types import DataError, IntArray, arrow_dataset, tell, torch
 
 if TYPE_CHECKING:
@@ -65,11 +65,6 @@ def stretched(values: Floats, scale: str | None) -> Floats:
 def several(value: Any) -> Any:
     """Make a list of a single value."""
     return (value,) if isinstance(value, (str, dict)) else value
-
-
-def short_for(name: str) -> Any:
-    """Return a validator for a section that reads plain text as ``{name: text}``."""
-    return model_validator(mode="before")(lambda value: {name: value} if isinstance(value, str) else value)
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(several)]
@@ -152,15 +147,37 @@ class Feature(Section):
             places = dict.fromkeys(("", *self.unknown), missing) | places
         return places
 
+    refused: ClassVar[Refused] = {
+        "Expected one of: bounds (a number), categories, bands (of a numeric code), vector": lambda feature: (
+            sum(map(bool, (feature.bounds, feature.categories, feature.bands, feature.vector))) != 1
+        ),
+        "Expected `array` only together with `vector`": lambda feature: feature.array and feature.vector is None,
+        "Expected no missing value of a vector; leave such rows out of the file": lambda feature: (
+            feature.vector is not None and feature.may_be_missing
+        ),
+        "Expected `scale` and `date` only together with `bounds`": lambda feature: (
+            feature.bounds is None and (feature.scale != "linear" or feature.date is not None)
+        ),
+        "Expected `age_on`, a public day such as 2025-12-31, with date: age and only there": lambda feature: (
+            (feature.date == "age") != (feature.age_on is not None)
+        ),
+        "Expected `date_format` only together with `date`": lambda feature: (
+            feature.date_format != ISO_DATE and feature.date is None
+        ),
+        "Expected `aliases` and `other` only together with `categories`": lambda feature: (
+            not feature.categories and (feature.aliases or feature.other)
+        ),
+        "Expected bands whose first codes increase, and no missing value with them": lambda feature: (
+            feature.bands
+            and (feature.may_be_missing or any(not a < b for a, b in itertools.pairwise(feature.bands.values())))
+        ),
+        f"Expected no category {OTHER!r} with other: true; rename it, or leave one out": lambda feature: (
+            feature.other and OTHER in feature.categories
+        ),
+    }
+
     @model_validator(mode="after")
-    def _is_consistent(self) -> Feature:
-        kinds = [self.bounds is not None, bool(self.categories), bool(self.bands), self.vector is not None]
-        if sum(kinds) != 1:
-            raise ValueError("Expected one of: bounds (a number), categories, bands (of a numeric code), vector")
-        if self.array and self.vector is None:
-            raise ValueError("Expected `array` only together with `vector`")
-        if self.vector is not None and self.may_be_missing:
-            raise ValueError("Expected no missing value of a vector; leave such rows out of the file")
+    def _replaces_missing_values(self) -> Feature:
         if self.bounds is not None:
             (low, high), number = self.bounds, number_in(self.missing)
             # On its scale too: logarithms of two large bounds may be one float.
@@ -171,22 +188,10 @@ class Feature(Section):
                     "missing: expected a number within the bounds, which a missing value counts as, got "
                     f"{self.missing!r}; what means a missing value in the file is `unknown`"
                 )
-        elif self.scale != "linear" or self.date is not None:
-            raise ValueError("Expected `scale` and `date` only together with `bounds`")
-        if (self.date == "age") != (self.age_on is not None):
-            raise ValueError("Expected `age_on`, a public day such as 2025-12-31, with date: age and only there")
-        if self.date_format != ISO_DATE and self.date is None:
-            raise ValueError("Expected `date_format` only together with `date`")
-        if not self.categories and (self.aliases or self.other):
-            raise ValueError("Expected `aliases` and `other` only together with `categories`")
-        if self.bands and (self.may_be_missing or any(not a < b for a, b in itertools.pairwise(self.bands.values()))):
-            raise ValueError("Expected bands whose first codes increase, and no missing value with them")
         for alias, value in self.aliases.items():
             if value not in self.categories:
                 raise ValueError(f"Expected aliases of declared categories, got {value!r} for {alias!r}")
         _require_distinct([*self.categories, *self.aliases, *self.unknown])
-        if self.other and OTHER in self.categories:
-            raise ValueError(f"Expected no category {OTHER!r} with other: true; rename it, or leave one out")
         return self
 
 
@@ -198,16 +203,12 @@ class NumberRange(Section):
     below: Finite | None = Field(None, description="value < below")
     at_most: Finite | None = Field(None, description="value <= at_most")
 
-    @model_validator(mode="after")
-    def _holds_a_number(self) -> NumberRange:
-        for one, other in (("above", "at_least"), ("below", "at_most")):
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ValueError(f"Expected {one} or {other}, got both")
-        lower, upper = self.bounds
+    refused: ClassVar[Refused] = {
+        "Expected above or at_least, got both": lambda each: None not in (each.above, each.at_least),
+        "Expected below or at_most, got both": lambda each: None not in (each.below, each.at_most),
         # Compared with their sides: at equal numbers, an open end (1 or -1) leaves no number in the range.
-        if lower > upper:
-            raise ValueError("Expected a range with a number in it")
-        return self
+        "Expected a range with a number in it": lambda each: each.bounds[0] > each.bounds[1],
+    }
 
     @property
     def bounds(self) -> tuple[tuple[float, int], tuple[float, int]]:
@@ -235,11 +236,11 @@ class Meaning(NumberRange):
 
     _from_text = short_for("value")
 
-    @model_validator(mode="after")
-    def _is_one_of_both(self) -> Meaning:
-        if (self.value is None) != self.has_range:
-            raise ValueError("Expected a published value, or a range of numbers: above, at_least, below, at_most")
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected a published value, or a range of numbers: above, at_least, below, at_most": lambda meaning: (
+            (meaning.value is None) != meaning.has_range
+        )
+    }
 
 
 def _named(values: Any) -> Any:
@@ -304,12 +305,11 @@ class Label(Coding):
         (), description="Approximate share of each class, if that is public, in the same order; empty: not known."
     )
 
-    @model_validator(mode="after")
-    def _has_a_share_for_each_class(self) -> Label:
-        if self.shares and (len(self.shares) != len(self.classes) or abs(sum(self.shares) - 1) > 0.01):
-            given = ", ".join(f"{share:g}" for share in self.shares)
-            raise ValueError(f"shares: expected one for each of {len(self.classes)} classes, of sum 1, got {given}")
-        return self
+    refused: ClassVar[Refused] = {
+        "shares: expected one for each class, of sum 1, got {0.shares}": lambda label: (
+            label.shares and (len(label.shares) != len(label.classes) or abs(sum(label.shares) - 1) > 0.01)
+        )
+    }
 
 
 class Group(Coding):
@@ -806,18 +806,50 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
         found = cells(table, column, file, faults)
         if feature.vector is not None:
             blocks.append(_encode_vector(found, feature.vector))
-        elif feature.bounds is not None:
-            blocks.append(_encode_number(found, feature))
+            continue
+        places, unmarked_N = feature.places, np.zeros(len(found.values), dtype=bool)
+        if "" not in places:
+            unmarked_N = _is_empty(found)
+            remedy = "declare what an empty cell counts as with `missing`, or correct it"
+            found.require(~unmarked_N, expected="a value", remedy=remedy, shown=False)
+        if feature.bounds is not None:
+            values_N = numbers(found, feature.unknown)
+            missing_N = np.isnan(values_N)
+            found.count("clipped", (values_N < feature.bounds[0]) | (values_N > feature.bounds[1]))
+            # By the same function as values, so that a value at a bound is 0 or 1 to the last bit.
+            ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
+            low, high, constant = (stretched(end, feature.scale) for end in ends)
+            scaled_N = np.clip((stretched(values_N, feature.scale) - low) / (high - low), 0, 1)
+            columns = [np.where(missing_N, (constant - low) / (high - low), scaled_N)]
+            if feature.may_be_missing:
+                found.count("missing", missing_N)
+                columns.append(missing_N)
+            blocks.append(np.stack(columns, axis=1).astype(np.float32))
         elif feature.bands:
             values_N, starts = numbers(found), np.array(list(feature.bands.values()))
-            _require_present(found)
             remedy = "declare a band for it, or correct it"
             found.require(~(values_N < starts[0]), expected=f"codes >= {starts[0]:g}", remedy=remedy)
             # NaN, and codes below the first band, are faults already: any band will do.
             place_N = np.maximum(np.searchsorted(starts, values_N, side="right") - 1, 0)
             blocks.append(np.eye(len(starts), dtype=np.float32)[place_N])
         else:
-            blocks.append(_encode_category(found, feature))
+            names = feature.own_categories
+            if feature.may_be_missing:
+                absent = [value for value in ("", *feature.unknown) if value not in feature.categories]
+                found.count("missing", _codes(found, dict.fromkeys(absent, 0))[1])
+            codes_N, known_N = _codes(found, places)
+            # One fault only: an empty cell is reported as missing, not also as undeclared.
+            known_N |= unmarked_N
+            if feature.other:
+                found.count("other", ~known_N)
+            else:
+                declared = ", ".join(value or "(empty)" for value in feature.categories)
+                remedy = f"declared: {declared}; add it to `categories`, or set `other: true`"
+                found.require(known_N, expected="a declared category", remedy=remedy)
+            # The last row, of zeros, is for a value without a category.
+            undeclared = names.index(OTHER) if feature.other else len(names)
+            one_hot = np.eye(len(names) + 1, len(names), dtype=np.float32)
+            blocks.append(one_hot[np.where(codes_N < 0, undeclared, codes_N)])
     return np.concatenate(blocks, axis=1)
 
 
@@ -897,23 +929,6 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
     return code_of_place[pc.fill_null(place, len(published)).to_numpy(zero_copy_only=False)], known_N
 
 
-def _encode_number(found: ColumnCells, feature: Feature) -> FloatArray:
-    values_N = numbers(found, feature.unknown)
-    assert feature.bounds is not None
-    # By the same function as values, so that a value at a bound is 0 or 1 to the last bit.
-    ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
-    low, high, constant = (stretched(end, feature.scale) for end in ends)
-    missing_N = np.isnan(values_N)
-    found.count("clipped", (values_N < feature.bounds[0]) | (values_N > feature.bounds[1]))
-    scaled_N = np.clip((stretched(values_N, feature.scale) - low) / (high - low), 0, 1)
-    scaled_N = np.where(missing_N, (constant - low) / (high - low), scaled_N)
-    if not feature.may_be_missing:
-        _require_present(found)
-        return scaled_N[:, None].astype(np.float32)
-    found.count("missing", missing_N)
-    return np.stack([scaled_N, missing_N], axis=1).astype(np.float32)
-
-
 def _encode_vector(found: ColumnCells, size: int) -> FloatArray:
     values, expected = found.values, f"a list of {size} numbers"
     fault = partial(found.faults.add, found.file, found.column)
@@ -933,33 +948,6 @@ def _encode_vector(found: ColumnCells, size: int) -> FloatArray:
     fault(expected=expected, remedy=remedy, rows=int((~right_N).sum()), values=lengths)
     fault(expected="finite numbers", remedy=remedy, rows=num_infinite)
     return block
-
-
-def _encode_category(found: ColumnCells, feature: Feature) -> FloatArray:
-    places, none = feature.places, len(feature.own_categories)  # none: a row of zeros
-    if feature.may_be_missing:
-        absent = [value for value in ("", *feature.unknown) if value not in feature.categories]
-        _, absent_N = _codes(found, dict.fromkeys(absent, 0))
-        found.count("missing", absent_N)
-    codes_N, known_N = _codes(found, places)
-    if "" not in places:
-        _require_present(found)
-        # One fault only: an empty cell is reported as missing, not also as undeclared.
-        known_N |= _is_empty(found)
-    if not feature.other:
-        declared = ", ".join(value or "(empty)" for value in feature.categories)
-        remedy = f"declared: {declared}; add it to `categories`, or set `other: true`"
-        found.require(known_N, expected="a declared category", remedy=remedy)
-    else:
-        found.count("other", ~known_N)
-    undeclared = feature.own_categories.index(OTHER) if feature.other else none
-    # The last row, of zeros, is for a value without a category.
-    return np.eye(none + 1, none, dtype=np.float32)[np.where(codes_N < 0, undeclared, codes_N)]
-
-
-def _require_present(found: ColumnCells) -> None:
-    remedy = "declare what an empty cell counts as with `missing`, or correct it"
-    found.require(~_is_empty(found), expected="a value", remedy=remedy, shown=False)
 
 
 def _is_empty(found: ColumnCells) -> Mask:

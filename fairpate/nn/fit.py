@@ -65,7 +65,7 @@ def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator, *
 
     ``erase`` is the probability of blanking one random rectangle.
     """
-    if config.is_identity and not erase:
+    if config == UNCHANGED and not erase:
         return x_BCHW
     changes = draw_changes(len(x_BCHW), num_channels=x_BCHW.shape[1], generator=generator)
     # Drawn on the generator's device and moved: a GPU sees the same changes as a CPU.
@@ -86,7 +86,26 @@ def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor, *, era
     flip = changes[:, 5] < config.horizontal_flip
     affine = (config.rotation_degrees, config.translation_fraction, config.scale_fraction, config.shear_degrees)
     if any((*affine, config.elastic_fraction)):
-        grid = functional.affine_grid(_inverse_map(config, changes, flip, shape), list(shape), align_corners=False)
+        # `affine_grid` maps output to input: shear, zoom, rotation and shift about the centre are inverted, and come in
+        # reverse order.
+        (height, width), signed = shape[-2:], 2 * changes[:, :5] - 1
+        angle = signed[:, 0] * math.radians(config.rotation_degrees)
+        shift = 2 * signed[:, 1:3] * config.translation_fraction
+        zoom = 1 + signed[:, 3] * config.scale_fraction
+        shear = torch.tan(signed[:, 4] * math.radians(config.shear_degrees))
+        cosine, sine = torch.cos(angle), torch.sin(angle)
+        rotation = torch.stack([cosine, sine, -sine, cosine], dim=1).view(-1, 2, 2)
+        ones, zeros = torch.ones_like(shear), torch.zeros_like(shear)
+        unshear = torch.stack([ones, -shear, zeros, ones], dim=1).view(-1, 2, 2)
+        linear = (unshear @ rotation) / zoom[:, None, None]
+        # Coordinates run over [-1, 1] on both axes: a rotation of a non-square image is corrected by its aspect ratio.
+        aspect = torch.tensor([[1.0, height / width], [width / height, 1.0]], dtype=signed.dtype, device=signed.device)
+        linear = linear * aspect
+        matrix = torch.cat([linear, -(linear @ shift[:, :, None])], dim=2)
+        # A flip mirrors the first coordinate of the input, across the image.
+        mirror = torch.where(flip, -1.0, 1.0).to(signed.dtype)
+        matrix = torch.cat([matrix[:, :1] * mirror[:, None, None], matrix[:, 1:]], dim=1)
+        grid = functional.affine_grid(matrix, list(shape), align_corners=False)
         if config.elastic_fraction:
             # Shifts of a coarse grid, each up to a fraction of a side (which is 2, from -1 to 1), and smooth between.
             signed = (2 * changes[:, _FIXED_DRAWS + num_channels :] - 1).view(-1, 2, _ELASTIC_SIDE, _ELASTIC_SIDE)
@@ -112,31 +131,6 @@ def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor, *, era
             inside = inside & (covered[:, :, None] if axis == 0 else covered[:, None, :])
         x = x.masked_fill(inside[:, None], 0.0)
     return x
-
-
-def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: torch.Size) -> Tensor:
-    """Output to input coordinates, (B, 2, 3): the inverse of shear, zoom, rotation and shift about the centre.
-
-    Coordinates run over [-1, 1] on both axes, so a rotation of a non-square image is corrected by its aspect ratio.
-    """
-    # `affine_grid` maps output to input: all changes are inverted, and come in reverse order.
-    (height, width), signed = shape[-2:], 2 * changes[:, :5] - 1
-    angle = signed[:, 0] * math.radians(config.rotation_degrees)
-    shift = 2 * signed[:, 1:3] * config.translation_fraction
-    zoom = 1 + signed[:, 3] * config.scale_fraction
-    shear = torch.tan(signed[:, 4] * math.radians(config.shear_degrees))
-    cosine, sine = torch.cos(angle), torch.sin(angle)
-    rotation = torch.stack([cosine, sine, -sine, cosine], dim=1).view(-1, 2, 2)
-    ones, zeros = torch.ones_like(shear), torch.zeros_like(shear)
-    unshear = torch.stack([ones, -shear, zeros, ones], dim=1).view(-1, 2, 2)
-    linear = (unshear @ rotation) / zoom[:, None, None]
-    aspect = torch.tensor([[1.0, height / width], [width / height, 1.0]], dtype=signed.dtype, device=signed.device)
-    linear = linear * aspect
-    offset = -(linear @ shift[:, :, None])
-    # A flip mirrors the first coordinate of the input, across the image.
-    mirror = torch.where(flip, -1.0, 1.0).to(signed.dtype)
-    matrix = torch.cat([linear, offset], dim=2)
-    return torch.cat([matrix[:, :1] * mirror[:, None, None], matrix[:, 1:]], dim=1)
 
 
 def strengthened(config: AugmentConfig) -> AugmentConfig:
@@ -177,21 +171,18 @@ class Optimizer:
         """One update of all parameters, or of those at the positions ``only``, and their state; one gradient each."""
         if not self._parameters or (only is not None and not only):
             return
-
-        def chosen(values: list[Tensor]) -> list[Tensor]:
-            return values if only is None else [values[position] for position in only]
-
-        config = self._config
+        config, places = self._config, range(len(self._parameters)) if only is None else list(only)
+        parameters = [self._parameters[place] for place in places]
         if config.optimizer == "adam":
             # The kernel's bias correction takes counts that include the present step.
-            self._steps[slice(None) if only is None else list(only)] += 1
+            self._steps[slice(None) if only is None else places] += 1
             torch._fused_adam_(
-                chosen(self._parameters),
+                parameters,
                 gradients,
-                chosen(self._first_moments),
-                chosen(self._second_moments),
+                [self._first_moments[place] for place in places],
+                [self._second_moments[place] for place in places],
                 [],
-                chosen(self._step_counts),
+                [self._step_counts[place] for place in places],
                 amsgrad=False,
                 beta1=ADAM_BETAS[0],
                 beta2=ADAM_BETAS[1],
@@ -202,9 +193,9 @@ class Optimizer:
             )
         else:
             sgd(
-                chosen(self._parameters),
+                parameters,
                 gradients,
-                list(chosen(self._first_moments)),
+                [self._first_moments[place] for place in places],
                 fused=True,
                 weight_decay=config.weight_decay,
                 momentum=SGD_MOMENTUM,
@@ -317,7 +308,7 @@ def draw_epoch(x: Tensor, augmentation: AugmentConfig, generator: torch.Generato
     """All randomness of one epoch over ``x``: the order (N,), then the augmentation draws or None."""
     # First, so that the order is the same with augmentation and without.
     order = torch.randperm(len(x), generator=generator)
-    if augmentation.is_identity:
+    if augmentation == UNCHANGED:
         return order, None
     return order, draw_changes(len(x), num_channels=x.shape[1], generator=generator)
 

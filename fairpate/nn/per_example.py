@@ -36,7 +36,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,16 +87,6 @@ _WITHOUT_PARAMETERS: frozenset[type[nn.Module]] = frozenset(
 WeightedSums = list[tuple[Tensor, Tensor]]
 
 
-class PerRecordGradients(Protocol):
-    """The gradients of B records with respect to some parameters, of which clipping needs norms and weighted sums."""
-
-    def squared_norms(self) -> Tensor:
-        """Squared L2 norm per record over the trainable parameters, ``float64`` of shape (B,)."""
-
-    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        """For each trainable parameter, the sum over records of weight times gradient."""
-
-
 def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     """The gradients of one call of ``layer``; both tensors have the records along their first axis."""
     return _GRADIENTS[type(layer)](layer, layer_input, output_gradient)
@@ -105,7 +95,9 @@ def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tenso
 class _Dense:
     """Each record's gradient is the outer product of its output gradient and its input.
 
-    ``per_record`` gives, for each trainable parameter, the gradient of every record, shape (B, P); ``products`` the
+    ``squared_norms`` are those of each record over the trainable parameters, ``float64`` of shape (B,).
+    ``weighted_sums`` are, for each trainable parameter, the sum over records of weight times gradient. ``per_record``
+    gives, for each trainable parameter, the gradient of every record, shape (B, P); ``products`` the
     inner product of every record's gradient with ``shift``, which has a tensor for each parameter's id: (B,).
     """
 
@@ -280,35 +272,31 @@ def unknown_module(model: nn.Module) -> str | None:
     seen: set[int] = set()
     # With duplicates: a module that the model has twice has to be met twice.
     for name, module in model.named_modules(remove_duplicate=False):
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        if not _is_known(module) or any(id(p) in seen for p in own):
-            return f"Module {name or 'of the model itself'} ({type(module).__name__})"
+        kind, own = type(module), dict(module.named_parameters(recurse=False))
+        trained = [p for p in own.values() if p.requires_grad]
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        # A hook, or a method of the instance, may compute anything: the type alone would prove nothing.
+        if any(hooks) or "forward" in vars(module) or not own.keys() <= {"weight", "bias"}:
+            is_known = False
+        elif kind is nn.Flatten:
+            # From axis 0 on it would join the records into one.
+            is_known = cast("nn.Flatten", module).start_dim >= 1
+        elif isinstance(module, nn.Unflatten) and kind is nn.Unflatten:
+            is_known = isinstance(module.dim, int) and module.dim >= 1
+        elif f"{kind.__module__}.{kind.__qualname__}" in _CONTAINERS:
+            is_known = not own
+        elif isinstance(module, nn.LayerNorm) and not trained:
+            # Of several normalised axes one could be the records'; that is checked for layers in training alone.
+            is_known = kind is nn.LayerNorm and len(module.normalized_shape) == 1
+        else:
+            # The closed form of a convolution pads with zeros.
+            has_zeros = not isinstance(module, nn.Conv2d) or module.padding_mode == "zeros"
+            is_known = has_zeros and (kind in _WITHOUT_PARAMETERS or kind in _GRADIENTS)
+        if not is_known or any(id(p) in seen for p in trained):
+            return f"Module {name or 'of the model itself'} ({kind.__name__})"
         # A parameter that the model has twice has the sum of two gradients; the norm of either is not the sum's.
-        seen.update(map(id, own))
+        seen.update(map(id, trained))
     return None
-
-
-def _is_known(module: nn.Module) -> bool:
-    own = dict(module.named_parameters(recurse=False))
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    # A hook, or a method of the instance, may compute anything: the type alone would prove nothing.
-    if any(hooks) or "forward" in vars(module) or not own.keys() <= {"weight", "bias"}:
-        return False
-    kind = type(module)
-    if kind is nn.Flatten:
-        # From axis 0 on it would join the records into one.
-        return cast("nn.Flatten", module).start_dim >= 1
-    if isinstance(module, nn.Unflatten) and kind is nn.Unflatten:
-        return isinstance(module.dim, int) and module.dim >= 1
-    if f"{kind.__module__}.{kind.__qualname__}" in _CONTAINERS:
-        return not own
-    if isinstance(module, nn.LayerNorm) and not any(p.requires_grad for p in own.values()):
-        # Of several normalised axes one could be the records'; that is checked for layers in training alone.
-        return kind is nn.LayerNorm and len(module.normalized_shape) == 1
-    # The closed form pads with zeros.
-    if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
-        return False
-    return kind in _WITHOUT_PARAMETERS or kind in _GRADIENTS
 
 
 # Forward, and backward from the value alone, so that the input need not be kept.
@@ -532,12 +520,13 @@ class GradientClipper:
     @torch.no_grad()
     def _clipped(
         self,
-        formed: Callable[[Callable[..., list[Tensor]]], Sequence[PerRecordGradients]],
-        layers: Sequence[PerRecordGradients] | None = None,
+        formed: Callable[[Callable[..., list[Tensor]]], Sequence[Any]],
+        layers: Sequence[Any] | None = None,
     ) -> ClippedSum:
         """The clipped sum of the gradients that ``formed(kept)`` gives, ``kept`` applied to what they are made of.
 
-        ``layers``: the gradients of all records, where the caller has formed them already.
+        Each has ``squared_norms`` and ``weighted_sums``. ``layers``: the gradients of all records, where the caller
+        has formed them already.
         """
         layers = layers or formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())

@@ -196,7 +196,7 @@ def read_statement(run: RunDirectory) -> PrivacyStatement:
     """The published statement. RunDirectoryError for a missing or damaged one."""
     values = read_json(run.statement)
     try:
-        return PrivacyStatement.from_json(values)
+        return restored(PrivacyStatement, values)
     except (TypeError, KeyError) as error:
         raise RunDirectoryError(f"{run.statement}: damaged ({error}); restore it from a copy.") from error
 

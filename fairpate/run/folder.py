@@ -30,9 +30,9 @@ from fairpate import __version__
 from fairpate.config import ConfigError, DataConfig, read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
-from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
+from fairpate.data.embedding import EmbeddingFileError, embedded, read_embedding
 from fairpate.data.registry import load_at_site
-from fairpate.files import PathIn, check_output_folder, private_folder
+from fairpate.files import PathIn, check_output, private_folder
 from fairpate.methods.base import Method, Stream, config_digest, configured, determining_values, stream_seed
 from fairpate.methods.pate import PateFamily
 from fairpate.run import context
@@ -71,11 +71,6 @@ class UnprotectedRun(ShownRun):
     public = PathIn("root", "private")
 
 
-def own_folder(run: RunDirectory, config: Method) -> RunDirectory:
-    """The run's folder. In a run without privacy everything is private, and nothing may be published."""
-    return ShownRun(root=run.root) if config.is_private else UnprotectedRun(root=run.root)
-
-
 def check_run_directory(config: Method) -> RunDirectory:
     """Return the folder of this configuration after checking that the run may use it; nothing is written.
 
@@ -85,13 +80,13 @@ def check_run_directory(config: Method) -> RunDirectory:
     if root is None:
         words = [re.sub("[^A-Za-z0-9_.-]+", "-", word) for word in (config.method, config.data.name)]
         root = Path("runs") / f"{'-'.join(words)}-{config_digest(config)}"
-    run = own_folder(RunDirectory(root=root), config)
+    run = (ShownRun if config.is_private else UnprotectedRun)(root=root)
     if _JOB_FOLDER in run.root.absolute().parts:
         raise RunFolderError(
             f"{run.root}: is in the working directory of a Ray job, which is deleted after it, the ledger too; give an "
             "absolute path outside of it with --out."
         )
-    check_output_folder(run.root, "--out")
+    check_output(run.root, "--out")
     if run.config.exists():
         try:
             # A field that an earlier version did not have is at its default, as it was then.
@@ -147,7 +142,7 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:
     """The finished run in ``root`` and its configuration. RunDirectoryError if a stage is missing."""
     run, config = open_run_directory(root)
-    run = own_folder(run, config)
+    run = run if config.is_private else UnprotectedRun(root=root)
     run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
     return run, config
 
@@ -197,7 +192,7 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
     if data.embedding is not None and run.embedding.exists():
         try:
             # Placed by the embedding that is kept: one that is fitted again may have other axes.
-            return placed(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
+            return embedded(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
         except EmbeddingFileError as error:
             raise RunDirectoryError(str(error)) from error
     # Fitted again it may have other axes, and the student's weights belong to the old ones.

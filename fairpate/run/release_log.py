@@ -36,7 +36,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,6 @@ from safetensors.numpy import save
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
-from fairpate.config import as_now
 from fairpate.files import PathIn, write_atomically
 from fairpate.pages import counted, delta_text, epsilon_text
 from fairpate.privacy import accountant
@@ -67,9 +66,8 @@ from fairpate.privacy.mechanism_events import (
     event_from,
     event_json,
     merged,
-    of_a_record,
-    of_an_attribute,
     of_teachers,
+    part_of_unit,
 )
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields, write_json
 from fairpate.types import FloatArray, Relation, Unit, UserError
@@ -170,8 +168,7 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
     others, and a single release was fixed beforehand.
     """
     of_parts = []
-    for part in _by_part([release.charged for release in releases] if is_adaptive else releases):
-        curve_A = _summed_curve(part)
+    for part, curve_A in _by_part([release.charged for release in releases] if is_adaptive else releases):
         if is_adaptive and len(part) != 1:
             of_parts.append(least_adaptive_limit(curve_A, delta=delta))
             continue
@@ -189,8 +186,8 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
     return max(of_parts)
 
 
-def _by_part(releases: Sequence[Release]) -> list[Sequence[Release]]:
-    """Return, for each choice of parts that a unit may be in, the releases that this unit pays for."""
+def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], FloatArray]]:
+    """Return, for each choice of parts that a unit may be in, the releases that it pays for, and their summed curve."""
     parts_of: dict[str, dict[str, None]] = {}
     for release in releases:
         parts_of.setdefault(release.part.partition("/")[0], {})[release.part] = None
@@ -202,11 +199,8 @@ def _by_part(releases: Sequence[Release]) -> list[Sequence[Release]]:
             for chosen in choices
             for part in parts
         ]
-    return choices
-
-
-def _summed_curve(releases: Sequence[Release]) -> FloatArray:
-    return sum((release.rdp_A for release in releases), np.zeros(len(DEFAULT_ORDERS)))
+    nothing_A = np.zeros(len(DEFAULT_ORDERS))
+    return [(chosen, sum((release.rdp_A for release in chosen), nothing_A)) for chosen in choices]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +306,6 @@ _READ = """
 # A guarantee for a person holds for each record of theirs, and one for a record for its attribute; the reverse bounds
 # nothing: a person may have many records, and a record more than its attribute.
 _IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",), "sensitive attribute": ("record", "person")}
-_WITHIN: dict[Unit, Callable[[Event], Event]] = {"record": of_a_record, "sensitive attribute": of_an_attribute}
 
 
 class Odometer:
@@ -339,7 +332,7 @@ class Odometer:
         for a new release or more of one that would pass the limit; what costs no more than the row that it replaces is
         admitted with that row.
         """
-        with self._transaction() as database:
+        with self.transaction() as database:
             rows = _rows(database, data=release.data)
             before = next((row for row in rows if row.run == release.run), None)
             if before is not None:
@@ -370,24 +363,19 @@ class Odometer:
             database.execute(_STORE_PART, values)
         return release
 
-    def check(self, release: Release) -> None:
-        """Raise LimitReachedError if this release, fixed beforehand, would pass the limit; nothing is stored."""
-        with self._transaction() as database:
-            _admitted(database, release, _rows(database, data=release.data), None)
-
     def find(self, run: str) -> Release | None:
         """The stored release of a run."""
-        with self._transaction() as database:
+        with self.transaction() as database:
             return next(iter(_rows(database, run=run)), None)
 
     def released(self, data: str) -> dict[str, Release]:
         """The stored releases on ``data`` by run, in the order in which they came."""
-        with self._transaction() as database:
+        with self.transaction() as database:
             return {row.run: row for row in _rows(database, data=data)}
 
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
         """One total per data set, unit and relation, in their order."""
-        with self._transaction() as database:
+        with self.transaction() as database:
             rows = _rows(database, data=data)
             limits = {
                 (name, unit): value for name, unit, value in database.execute("SELECT data, unit, epsilon FROM limits")
@@ -425,7 +413,7 @@ class Odometer:
 
     def limits(self, data: str) -> dict[Unit, float]:
         """The limits on releases of ``data``, by unit."""
-        with self._transaction() as database:
+        with self.transaction() as database:
             return dict(database.execute("SELECT unit, epsilon FROM limits WHERE data = ? ORDER BY unit", (data,)))
 
     def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> float:
@@ -436,14 +424,15 @@ class Odometer:
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
             raise ValueError(f"Expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
-        with self._transaction() as database:
+        with self.transaction() as database:
             database.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (data, unit, epsilon, delta))
             # As limits will count them: a plan in full, however little of it was released.
             charged = [row.charged for row in _rows(database, data=data) if row.is_private]
-        return _least_limit(_counted_by(unit, charged), delta=delta)
+        return max(least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(_counted_by(unit, charged)))
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Open the file for one change or look; what is raised inside leaves no trace."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Made here and not by SQLite, which follows the umask.
@@ -455,7 +444,7 @@ class Odometer:
                 database.executescript(_TABLES)
                 # Taken for writing before anything is read: two processes must not find the same room.
                 database.execute("BEGIN IMMEDIATE")
-                # What is raised inside leaves no trace: the connection closes before its COMMIT.
+                # After an error the connection closes before its COMMIT.
                 yield database
                 database.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
@@ -476,7 +465,7 @@ def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | N
             values |= {name: _events(values[name]) for name in ("events", "plan")}
             found.append(Release(**values | {"rdp_A": np.frombuffer(values["rdp_A"], dtype="<f8")}))
     except (ValueError, TypeError) as error:
-        # As an error of the database: `_transaction` reports all of them with their remedy.
+        # As an error of the database: `transaction` reports all of them with their remedy.
         raise sqlite3.DatabaseError(f"a row cannot be understood: {error}") from error
     return found
 
@@ -494,7 +483,7 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
         if each.unit == unit:
             found.append(each)
         elif each.is_private and each.unit in _IMPLYING.get(unit, ()):
-            events, plan = (tuple(map(_WITHIN[unit], some)) for some in (each.events, each.plan))
+            events, plan = (tuple(part_of_unit(event, unit) for event in some) for some in (each.events, each.plan))
             relation = events[0].relation if events else each.relation
             found.append(replace(each, unit=unit, relation=relation, events=events, plan=plan, rdp_A=_NEW))
     return found
@@ -502,10 +491,6 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
 
 _SAME_COST = 1e-9
 """Relative difference of two Renyi curves that only comes from rounding where one noise is calibrated for both."""
-
-
-def _least_limit(releases: Sequence[Release], *, delta: float) -> float:
-    return max(least_adaptive_limit(_summed_curve(part), delta=delta) for part in _by_part(releases))
 
 
 def _admitted(
@@ -560,7 +545,7 @@ def _fits(
                 f"epsilon that the limit of {limit:g} could bound; release under the relation that is there."
             )
         line = AdaptiveLimit(epsilon=limit, delta=delta)
-        if all(line.admits(_summed_curve(part)) for part in _by_part([*same, each])):
+        if all(line.admits(curve_A) for _, curve_A in _by_part([*same, each])):
             continue
         is_alone = is_planned and not same
         # In this form NaN is refused too.
@@ -574,7 +559,10 @@ def _fits(
                 f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, at which the "
                 f"limit of {limit:g} counts; it may be released first and alone, or with another method."
             )
-        spent, total = (_least_limit(rows, delta=delta) for rows in (same, [*same, each]))
+        spent, total = (
+            max(least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(rows))
+            for rows in (same, [*same, each])
+        )
         # A single release was fixed beforehand, so that its message quotes the smaller sum.
         if is_alone:
             total = composed_epsilon([each], delta=delta)
@@ -662,9 +650,7 @@ def arrays_digest(arrays: Arrays) -> str:
 
 def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Path) -> None:
     """Raise RunFolderError if the release in ``path`` was made under settings other than ``settings``."""
-    # Of an earlier version, the release lists fields that are fixed today.
-    changes = changed_fields(as_now(origin.settings), as_now(settings))
-    if changes:
+    if changes := changed_fields(origin.settings, settings):
         raise RunFolderError(
             f"{path}: was released under other settings ({'; '.join(changes.values())}); set them back, or let the run "
             "make a release of its own, which costs its epsilon in addition."
@@ -715,14 +701,8 @@ class ChoiceFolder(_OneFile):
     statement = PathIn("public", "choice.safetensors")
 
 
-class _Priced(Protocol):
-    @property
-    def events(self) -> tuple[Event, ...]: ...
-    @property
-    def noise(self) -> str: ...
-
-
-AnyPriced = TypeVar("AnyPriced", bound=_Priced)
+# What a training gives, with its ``events`` and ``noise``: methods define it, and import this module.
+AnyPriced = TypeVar("AnyPriced", bound=Any)
 
 
 class ReleaseLog:
@@ -745,7 +725,9 @@ class ReleaseLog:
         self._is_reserved = False
         self._before: tuple[Event, ...] = ()
         self._steps: list[tuple[Released, Origin]] = []
-        self._continues = False
+        self.continues = False
+        """Whether the next release is one that was counted before it was drawn, and whose draw continues. Only where
+        its noise was kept: noise that is drawn anew is another release."""
         kept = read_release(run.released)[1].id if run.released.exists() else None
         receipt = read_receipt(run)
         # Random, no digest of settings: two runs with equal settings draw noise twice, and cost twice.
@@ -847,7 +829,7 @@ class ReleaseLog:
             )
         receipt = read_receipt(self._run)
         # The receipt counts this very release already: as earlier events it would be counted twice.
-        if self._continues and receipt is not None:
+        if self.continues and receipt is not None:
             self.id, self._before = receipt.run, ()
             return
         # A further release of this run: one row counts it together with those before it.
@@ -861,13 +843,6 @@ class ReleaseLog:
         if receipt is not None or self._run.released.exists():
             self.id = secrets.token_hex(16)
         self._before = ()
-
-    def continues(self) -> None:
-        """Declare that the next release is one that was counted before it was drawn, and whose draw continues.
-
-        Only where its noise was kept: noise that is drawn anew is another release.
-        """
-        self._continues = True
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
         """Count what the run published, even beyond a limit, if the odometer does not know it. ``events`` are used if
@@ -942,8 +917,9 @@ class ReleaseLog:
         )
 
     def check(self, events: Sequence[Event], *, noise: str) -> None:
-        """Raise LimitReachedError if these events would pass the limit; nothing is stored."""
-        self._odometer.check(self.release(events, noise=noise))
+        """Raise LimitReachedError if these events, fixed beforehand, would pass the limit; nothing is stored."""
+        with self._odometer.transaction() as database:
+            _admitted(database, self.release(events, noise=noise), _rows(database, data=self._data), None)
 
     def admit(self, events: Sequence[Event], *, noise: str) -> None:
         """Check all events that the run will release (:meth:`check`), and fix them as its plan; a later call replaces
@@ -1038,9 +1014,11 @@ class LedgerMeter:
         self._settled, self._held = 0, 0
         self._ledger: Ledger | None = None
 
-    def open(self, ledger: Ledger) -> None:
-        """Set the odometer's count to what the ledger holds. RunDirectoryError if the ledger holds less than was
-        counted."""
+    def settle(self, ledger: Ledger) -> None:
+        """Set the odometer's count to what the ledger holds, and reserve room for its charges from now on.
+
+        RunDirectoryError if the ledger holds less than was counted.
+        """
         stored = self._log.stored()
         # `num_queries` is what the ledger surely held, not the room that was counted ahead.
         if stored is not None and len(ledger.keys) < stored.num_queries:
@@ -1048,43 +1026,39 @@ class LedgerMeter:
                 f"{ledger.name}: lacks {stored.num_queries - len(ledger.keys)} of {stored.num_queries} queries "
                 "that were charged; restore all its files from one copy made later."
             )
-        self.settle(ledger)
-        self._ledger, ledger.hold = ledger, self
-
-    def settle(self, ledger: Ledger) -> None:
-        """Set the odometer's count to what the ledger holds."""
-        self._settled = len(ledger.keys)
+        self._ledger, ledger.hold, self._settled = ledger, self, len(ledger.keys)
         # A ledger that was opened and never asked is no release.
-        if self._settled or self._log.stored() is not None:
+        if self._settled or stored is not None:
             # Past a limit too: these queries were charged, and a refusal would leave them out of the sum.
-            self._store(self._settled, enforce=False)
+            self._held = -1
+            self(self._settled, enforce=False)
 
-    def __call__(self, num_reservations: int) -> None:
-        """Reserve room for ``num_reservations`` in total, durably. LedgerError if a limit has no room."""
+    def __call__(self, num_reservations: int, *, enforce: bool = True) -> None:
+        """Reserve room for ``num_reservations`` in total, durably. LedgerError if a limit has no room; without
+        ``enforce`` no limit is asked, and no further room is reserved."""
         if num_reservations <= self._held:
             return
         if self._ledger is not None:  # the ledger has these for good: an older copy of its files lacks some of them
             self._settled = len(self._ledger.keys)
         # Room for a block: one durable write here serves many charges. No further than the ledger's own budget: room
         # beyond it could never be charged.
-        block = max(num_reservations, queries_that_fit(self._terms, num_reservations + _BLOCK - 1))
-        # Near the limit a whole block has no room, and the queries that are asked may have.
-        for room in (block, num_reservations):
+        rooms = [num_reservations]
+        if enforce:
+            # Near the limit a whole block has no room, and the queries that are asked may have.
+            rooms.insert(0, max(num_reservations, queries_that_fit(self._terms, num_reservations + _BLOCK - 1)))
+        for room in rooms:
+            count = max(room, self._planned) if room else 0
+            # At their worst case: statements publish the odometer's sums, which must not depend on votes.
+            events = [of_teachers(self._terms.mechanism.worst_case(count), self._unit)]
+            noise, plan = self._terms.noise, self._plan
             try:
-                self._store(room, enforce=True)
+                self._log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
             except LimitReachedError as error:
                 if room == num_reservations:
                     raise LedgerError(str(error)) from error
             else:
+                self._held = room
                 return
-
-    def _store(self, num_reservations: int, *, enforce: bool) -> None:
-        count = max(num_reservations, self._planned) if num_reservations else 0
-        # At their worst case: statements publish the odometer's sums, which must not depend on votes.
-        events = [of_teachers(self._terms.mechanism.worst_case(count), self._unit)]
-        noise, plan = self._terms.noise, self._plan
-        self._log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
-        self._held = num_reservations
 
 
 def spent(data: str, odometer: Odometer, *, delta: float) -> str:

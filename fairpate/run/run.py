@@ -51,7 +51,7 @@ from torch import nn
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
-from fairpate.config import ConfigError, DataConfig, ModelConfig, Override, read_yaml, values_digest
+from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Override, read_yaml, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -244,7 +244,7 @@ def known_beforehand(config: Method, dataset: Dataset) -> tuple[ExpectedVotes | 
     by_person = dataset.unit == "person" and entry.persons is not None
     apart = sum(split.num_protected if by_person else len(split) for split in others)
     # At least one: a publisher's count may be below the records of the other splits.
-    private = entry.count_protected(config.data.options, config.data.unit) - apart
+    private = (entry.num_persons(config.data.options, config.data.unit) or entry.public_rows) - apart
     return config.voting(dataset, max(1, private)), majority
 
 
@@ -499,8 +499,8 @@ class OpenRun(Training):
 
 def with_pinned_weights(config: AnyMethod) -> AnyMethod:
     """``config`` with the checksum of the weights file; `imagenet` is downloaded if it is not there yet."""
-    for network in config.networks.values():
-        if (model := config.started(network)).weights is not None:
+    for model in config.networks.values():
+        if model.weights is not None:
             pinned = config.backbone.model_copy(update={"weights": pin_weights(model).weights})
             return config.model_copy(update={"backbone": pinned})
     return config
@@ -511,7 +511,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
             raise ConfigError(f"public_data.pretrain: learns from images, and {dataset.name} is a table; leave it out.")
-        if not config.augment.is_identity and "augment" not in config.unread:
+        if config.augment != AugmentConfig() and "augment" not in config.unread:
             raise ConfigError(f"augment: changes images, and {dataset.name} is a table; leave it out.")
         if config.student.method == "fixmatch" and "student.method" not in config.unread:
             raise ConfigError(
@@ -544,7 +544,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
     """Build once every model that starts from a weights file, and report the file; build self-labelling's student.
     ValueError if the file, or the architecture, does not fit the records."""
-    models = {section: config.started(network) for section, network in config.networks.items()}
+    models = config.networks
     shape = tuple(dataset.public.x.shape[1:])
     # Before anything is trained or charged: what does not fit would end the run after that.
     for name, model in models.items():
@@ -710,7 +710,7 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
     statement = statement_of(
         config, trained, standing=standing, records_alone=alone, shared=shared, remarks=remarks, parts=parts
     )
-    write_json(run.statement, strict(statement.to_json()))
+    write_json(run.statement, strict(statement))
 
 
 def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacyStatement:
@@ -732,7 +732,7 @@ def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacySt
         epsilon_adaptive_with_earlier=max(standing.epsilon_adaptive, cost) if is_named and standing else None,
         remarks=(*(remark for remark in statement.remarks if remark != types.TABLES_LOST), types.TABLES_LOST),
     )
-    write_json(opened.run.statement, strict(found.to_json()))
+    write_json(opened.run.statement, strict(found))
     return found
 
 
@@ -1103,17 +1103,16 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
                 log.of_part("validation").count_published((), noise=statement.noise)
         return read_student(run, is_free=is_free), labels
 
-    def train() -> Trained:
-        training = replace(opened, model=initial_model(config, dataset))
-        trained = config.train(training) if labels is None else config.learn(training, labels)  # type: ignore[attr-defined]
-        return post_process(trained, config, training)
-
+    training = replace(opened, model=initial_model(config, dataset))
     if labels is None:
-        trained = log.model(train, is_release=config.releases_model and config.is_private)
+        # Counted before it is post-processed, which may end in an error that tells of the model.
+        trained = log.model(lambda: config.train(training), is_release=config.releases_model and config.is_private)
+        trained = post_process(trained, config, training)
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
         state_release(opened, trained, remarks)
     else:
-        trained = train()
+        assert isinstance(config, VotingMethod)
+        trained = post_process(config.learn(training, labels), config, training)
     card = student_card(config, dataset, trained, embedding=run.embedding)
     student = Student(card=card, network=trained.model)
     # Last of all: a model that is there has its price stated and counted.

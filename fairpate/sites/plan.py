@@ -349,7 +349,7 @@ def config_of(
 
 def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> Callable[[DataConfig], Dataset]:
     """Reads the data set of one party, with the plan's embedding. PlanError for the file of another embedding."""
-    from fairpate.data.embedding import placed, read_embedding
+    from fairpate.data.embedding import embedded, read_embedding
     from fairpate.data.registry import load_at_site
 
     if (None if embedding is None else hashlib.sha256(embedding).hexdigest()) != plan.embedding:
@@ -366,7 +366,7 @@ def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> 
             return read[0]
         with TemporaryDirectory() as folder:
             (path := Path(folder) / "embedding.safetensors").write_bytes(embedding)
-            return placed(read[0], read_embedding(path))
+            return embedded(read[0], read_embedding(path))
 
     return load
 

@@ -92,11 +92,7 @@ class CoordinatorClient:
             verify = ssl.create_default_context(cafile=ca)
         # Neither proxies nor certificates come from environment variables.
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
-        self._wait_s = wait_s
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
+        self._wait_s, self.close = wait_s, self._http.close
 
     def request(
         self, path: str, content: bytes | None = None, *, wait_s: float | None = None, into: Path | None = None
@@ -176,12 +172,10 @@ class Messenger:
     ) -> None:
         self._plan, self._key, self._place, self._client = plan, key, plan.place_of(key), client
         self._agree, self._reporter, self._source = agree, reporter or Reporter(quiet=True), source
+        # Holds the journal.
         self._opened, self._model = ExitStack(), b""
+        self.close = self._opened.close
         self.has_agreed = self._has_begun = False
-
-    def close(self) -> None:
-        """Close the journal."""
-        self._opened.close()
 
     def agree(self, offer: str) -> bool:
         """Return the operator's answer to ``offer``."""
@@ -516,7 +510,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
         has_begun = messenger.begin(run.journal, begun, digest.digest(), charge)
         if has_begun and run.receipt.exists():
             for each, _ in charges:
-                each.continues()
+                each.continues = True
         return messenger.sum
 
     def measure(opened: OpenRun, _: object) -> None:
@@ -525,7 +519,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
             write_atomically(run.student, lambda path: path.write_bytes(content))
             student = measurable(run, opened.dataset)
             (_, (parts, _)) = charges
-            parts.continues()  # counted with the release
+            parts.continues = True  # counted with the release
             release_table(
                 opened.config,
                 opened.dataset,

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, SourceFile, load_data
 from fairpate.data.dataset import keyed_uniform
-from fairpate.data.pictures import paint, read_idx
+from fairpate.data.pictures import read_idx
 
 
 def whole(dataset: Dataset) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -32,19 +32,10 @@ def assert_rate(hits: torch.Tensor, probability: float) -> None:
 
 
 def test_colour_is_hidden_where_it_is_no_feature() -> None:
-    grey = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
-    hidden = paint(grey, np.array([0, 1]), visible=False)
-    assert hidden.tolist() == grey[:, None].tolist()
     seen, unseen = (load_data(DataConfig(options={"colour_as_feature": visible})).private for visible in (True, False))
     assert unseen.record_id == seen.record_id
     assert torch.equal(unseen.z, seen.z)
     assert torch.equal(unseen.x, seen.x.amax(dim=1, keepdim=True))
-
-
-def test_paint_puts_the_ink_into_the_colours_channel() -> None:
-    grey = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
-    painted = paint(grey, np.array([0, 1]))
-    assert painted.tolist() == [[[[0, 1], [2, 3]], [[0, 0], [0, 0]]], [[[0, 0], [0, 0]], [[4, 5], [6, 7]]]]
 
 
 def test_color_digits_are_sklearns_digits_in_one_channel() -> None:

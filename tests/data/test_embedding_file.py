@@ -27,21 +27,23 @@ def test_what_was_stored_places_every_record_bit_for_bit(kind, tmp_path):
         assert torch.equal(again(x), embedding(x))
 
 
-def test_components_whose_sums_are_not_exact_are_refused():
+def test_components_whose_sums_are_not_exact_are_refused(tmp_path):
     """With rounded sums a record's coordinates depend on its place, and what one record moves has no bound."""
-    components = Embedding.of(torch.randn(60, 4), EmbeddingConfig()).components
-    for whole_FE in (components.whole_FE + 0.25, components.whole_FE * 2.0**20, components.whole_FE * torch.nan):
-        with pytest.raises(ValueError, match="whole numbers whose sums are exact"):
-            replace(components, whole_FE=whole_FE)
-    with pytest.raises(ValueError, match="finite scales"):
-        replace(components, unit_E=components.unit_E * torch.inf)
+    path, embedding = tmp_path / "embedding.safetensors", Embedding.of(torch.randn(60, 4), EmbeddingConfig())
+    whole_FE, unit_E = embedding.components.whole_FE, embedding.components.unit_E
+    wrong = [{"whole_FE": each} for each in (whole_FE + 0.25, whole_FE * 2.0**20, whole_FE * torch.nan)]
+    for changes in (*wrong, {"unit_E": unit_E * torch.inf}):
+        save_embedding(replace(embedding, components=replace(embedding.components, **changes)), path)
+        with pytest.raises(EmbeddingFileError, match="whole numbers whose sums are exact, and finite scales"):
+            read_embedding(path)
 
 
 def test_a_graph_whose_distances_are_not_exact_is_refused(tmp_path):
     digits, path = load_data(DataConfig(num_public=120)), tmp_path / "embedding.safetensors"
     embedding = Embedding.of(digits.public.x, EmbeddingConfig(num_components=20))
-    copies = [replace(copy, half_squares_K=copy.half_squares_K + 0.25) for copy in embedding.graph.copies]
-    save_embedding(replace(embedding, graph=replace(embedding.graph, copies=copies)), path)
+    nearness = embedding.graph.nearness
+    nearness = replace(nearness, half_squares_VK=nearness.half_squares_VK + 0.25)
+    save_embedding(replace(embedding, graph=replace(embedding.graph, nearness=nearness)), path)
     with pytest.raises(EmbeddingFileError, match="distances are exact"):
         read_embedding(path)
 

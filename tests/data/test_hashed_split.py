@@ -154,8 +154,6 @@ def test_a_pool_from_private_files_and_numbers_of_records_are_refused() -> None:
             loaded(list(range(60)), KEYED, **{field: value})
     with pytest.raises(ConfigError, match=r"test_share \+ validation_share < 1"):
         loaded(list(range(60)), KEYED, test_share=0.5, validation_share=0.5)
-    with pytest.raises(ConfigError, match=r"data\.test_share: is data\.split\.test_share now"):
-        configured({}, ["data.test_share=0.2"], method="dp_sgd")
 
 
 def test_a_group_without_a_test_record_is_no_reason_to_refuse_a_run() -> None:

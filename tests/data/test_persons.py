@@ -85,7 +85,7 @@ def test_a_record_without_a_person_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(DataError, match=r"got 2 without; complete .*data.unit=record"):
         load_data(DataConfig(name="visits"))
     split = records().records
-    with pytest.raises(ValueError, match="a person_id for every record or for none, got 1 without"):
+    with pytest.raises(ValueError, match="a person for every record or for none, got 1 without"):
         dataclasses.replace(split, person_id=("", *PERSONS[1:]))
     with pytest.raises(ValueError, match="one length"):
         dataclasses.replace(split, person_id=PERSONS[1:])
@@ -131,7 +131,7 @@ def test_the_configuration_says_whether_persons_count(monkeypatch: pytest.Monkey
     assert load_data(DataConfig(name="visits")).unit == "person"
     alone = load_data(DataConfig(name="visits", unit="record"))
     assert (alone.unit, alone.private.person_id) == ("record", ())
-    assert (entry.count_protected({}, None), entry.count_protected({}, "record")) == (17, COUNT)
+    assert (entry.num_persons({}, None), entry.num_persons({}, "record")) == (17, None)
 
 
 @pytest.mark.parametrize("size", [1, 4, 10, 1000])

@@ -122,7 +122,7 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
         (
             "rows",
             "identity: {text: [age], key: [city]}\nrows",
-            r"expected one of key, text and by_text, got key and text",
+            r"expected one of key, text and by_text, got key \('city',\), text \('age',\)",
         ),
         ("rows", "person: {column: sex}\nrows", r"person: sex may be the sensitive attribute"),
         ("rows", "header: [age, city, town, again, sx]\nrows", r"header: no column sex; did you mean sx\?"),

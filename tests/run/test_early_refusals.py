@@ -8,7 +8,7 @@ from aggregator.mechanism import ConfidentGnmax
 from aggregator.session import queries_that_fit
 from fairpate.config import DataConfig
 from fairpate.data import load_data
-from fairpate.files import PlaceError, check_output_file, check_output_folder
+from fairpate.files import PlaceError, check_output
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.run.run import run_method
 from fairpate.types import Budget, GateRule
@@ -76,15 +76,15 @@ def test_a_run_of_another_configuration_is_told_before_its_data_are_loaded(fairp
 
 
 def test_places_that_can_be_written_pass_and_nothing_stays_behind(tmp_path):
-    check_output_folder(tmp_path / "new" / "deep", "--out")
-    check_output_file(tmp_path / "answers.parquet", "--out", suffixes=(".parquet",))
+    check_output(tmp_path / "new" / "deep", "--out")
+    check_output(tmp_path / "answers.parquet", "--out", is_file=True, suffixes=(".parquet",))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["missing/answers.parquet", "answers.txt", ".", "/dev/null"])
 def test_a_file_that_cannot_be_written_is_refused(tmp_path, name):
     with pytest.raises(PlaceError, match="--out"):
-        check_output_file(tmp_path / name, "--out", suffixes=(".parquet", ".csv") if "txt" in name else ())
+        check_output(tmp_path / name, "--out", is_file=True, suffixes=(".parquet", ".csv") if "txt" in name else ())
 
 
 def terms(budget):

@@ -276,29 +276,6 @@ def test_an_option_that_other_settings_leave_unread_is_refused_and_a_file_may_ho
     assert (config_digest(holding) == config_digest(plain)) is any(setting.startswith(field) for field in plain.unread)
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("teachers.fit.augment.erase=0.5", r"teachers\.fit\.augment: is `augment` now"),
-        ("student.strong_augment={erase: 0.5}", r"student\.strong_augment: follows from `augment`"),
-        (
-            "public_data.self_label={confidence: 0.9}",
-            r"public_data\.self_label: is the name of the published",
-        ),
-        ("public_data.pretrain={epochs: 3}", r"public_data\.pretrain: is a number of epochs now"),
-        ("student.fit.optimizer=adam", r"student\.fit\.optimizer: is training\.optimizer now"),
-        ("student.model.norm=group", r"student\.model\.norm: is fixed now, at null"),
-        ("student.model.width=8", r"student\.model\.width: is the one number of hidden of a cnn now"),
-        ("dp_sgd.augment={}", r"dp_sgd\.augment: unknown field"),
-        ("student.model.dropout=0.1", r"student\.model\.dropout: is fixed now, at 0\.0; leave it out"),
-    ],
-)
-@pytest.mark.parametrize("method", ["pate", "dp_sgd"])
-def test_a_field_of_an_earlier_version_is_refused_with_its_new_place(method, setting, words):
-    with pytest.raises(ConfigError, match=words):
-        configured({}, [setting], method=method)
-
-
 def test_constraints_of_ones_own_leave_the_named_one_unread():
     own = named_constraints("demographic_parity", num_classes=2, num_groups=2, bound=0.1)
     with pytest.raises(ConfigError, match=r"^raco_dp\.bound: raco_dp\.constraints leaves it unread; leave it out"):

@@ -228,7 +228,7 @@ def test_the_second_of_two_releases_chosen_by_the_first_costs_no_more_than_the_l
         for _ in range(16):
             middle = math.sqrt(low * high)
             try:
-                odometer.check(meter("second").release([make(middle)], noise="os_entropy"))
+                meter("second").check([make(middle)], noise="os_entropy")
                 low = middle
             except LimitReachedError:
                 high = middle
@@ -478,7 +478,7 @@ def test_an_event_that_holds_votes_is_not_stored():
 
 def opened(meter, run, terms=TERMS):
     ledger = Ledger(run.ledger, terms)
-    LedgerMeter(meter(), terms).open(ledger)
+    LedgerMeter(meter(), terms).settle(ledger)
     return ledger
 
 
@@ -519,7 +519,7 @@ def test_where_labels_decide_how_many_are_posed_the_plan_is_counted(odometer, me
     for submitted, counted in [(30, 200), (400, 430)]:  # the second time as a service: more than was planned
         with Ledger(run.ledger, TERMS) as ledger:
             ledger_meter = LedgerMeter(meter(), TERMS, planned=200)
-            ledger_meter.open(ledger)
+            ledger_meter.settle(ledger)
             submit(ledger, submitted)
             ledger_meter.settle(ledger)
             assert held(odometer) == counted
@@ -592,7 +592,7 @@ def queries(count):
 
 def _submit_and_die(meter, run):
     with Ledger(run.ledger, TERMS) as ledger:
-        LedgerMeter(meter(), TERMS, plan=[queries(150)]).open(ledger)
+        LedgerMeter(meter(), TERMS, plan=[queries(150)]).settle(ledger)
         submit(ledger, 50)
         ledger._append = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         submit(ledger, 50)
@@ -611,7 +611,7 @@ def test_a_run_killed_between_odometer_and_ledger_goes_on_within_its_plan_and_no
     with pytest.raises(LimitReachedError, match="1 release cost"):
         meter("other").record([queries(1)], noise="os_entropy")
     with Ledger(run.ledger, TERMS) as ledger:
-        LedgerMeter(meter(), TERMS).open(ledger)  # as of a service
+        LedgerMeter(meter(), TERMS).settle(ledger)  # as of a service
         assert held(odometer) == len(ledger.keys) == 50
         with pytest.raises(LimitReachedError, match="1 release cost"):
             meter("other").record([queries(1)], noise="os_entropy")

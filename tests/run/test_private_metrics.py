@@ -91,7 +91,7 @@ def run(out: Path, dataset: Dataset, *overrides: str, method: str = "weighted_vo
 
 
 def rows_of_odometer() -> list[Any]:
-    with Odometer()._transaction() as database:
+    with Odometer().transaction() as database:
         return release_log._rows(database)
 
 
@@ -851,7 +851,7 @@ def test_calibration_follows_from_declared_bins_of_the_score(clinic: Dataset, tm
         assert abs(each.value - share) < each.high - each.low
     assert verify_bundle(write_bundle(done.root)[0]).holds
     for edges in ("[0.7, 0.3]", "[0]", "[0.5, 1]", "[.2, .2]"):
-        with pytest.raises(ConfigError, match=r"evaluation\.score_edges: .*ascending edges between 0 and 1"):
+        with pytest.raises(ConfigError, match=r"evaluation: score_edges: expected ascending edges between 0 and 1"):
             run(tmp_path / "other", clinic, f"evaluation.score_edges={edges}")
 
 

@@ -44,18 +44,12 @@ def clock(monkeypatch):
 def test_the_time_left_follows_from_the_pace_since_the_first_report():
     now = [100.0]
     pace = Pace(clock=lambda: now[0])
-    assert pace.words() == ""
-    pace.advance(500, 1000)  # found done
-    assert pace.words() == ""
+    assert pace.left(500, 1000) == ""  # found done
     now[0] += 10
-    pace.advance(600, 1000)
-    assert pace.words() == "about 40 s left"  # 400 steps at 10 a second
-    now[0] += 15
-    assert pace.words() == "about 25 s left"
-    now[0] += 100
-    assert pace.words() == "about 0 s left", "late, and never negative"
-    pace.advance(1, 7)  # other steps begin
-    assert pace.words() == ""
+    assert pace.left(600, 1000) == "about 40 s left"  # 400 steps at 10 a second
+    now[0] += 10
+    assert pace.left(1000, 1000) == "about 0 s left"
+    assert pace.left(1, 7) == ""  # other steps begin
 
 
 def test_durations_are_words():

@@ -13,7 +13,6 @@ import pytest
 import yaml
 from small_runs import FILES, read_json, run
 
-from fairpate.config import ConfigError
 from fairpate.data import load_data
 from fairpate.run import folder as rundir
 from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker
@@ -150,23 +149,6 @@ def test_a_run_of_a_version_that_lacked_a_field_goes_on(finished, tmp_path):
     student = config.student.model_copy(update={"method": "pseudo_label"})
     with pytest.raises(RunDirectoryError, match=r"student\.method: supervised -> pseudo_label"):
         run(config.model_copy(update={"out": found.root, "student": student}))
-
-
-def test_a_run_of_an_earlier_version_opens_where_its_settings_say_what_is_the_case_now(finished, tmp_path):
-    folder, _ = finished
-    shutil.copytree(folder.root, tmp_path / "run")
-    older = RunDirectory(root=tmp_path / "run")
-    values = yaml.safe_load(older.config.read_text())
-    values["teachers"]["fit"] |= {"momentum": 0.9, "augment": {"erase": 0.0, "channel_swap": 0.0}}
-    values["student"] |= {"strong_augment": {"erase": 0.0}, "unlabelled_ratio": 4}
-    values["student"]["model"]["dropout"] = 0.0
-    older.config.write_text(yaml.safe_dump(values))
-    found, opened = finished_run(older.root)
-    assert run(opened.model_copy(update={"out": found.root})).student.read_bytes() == folder.student.read_bytes()
-    values["teachers"]["fit"]["augment"]["erase"] = 0.5
-    older.config.write_text(yaml.safe_dump(values))
-    with pytest.raises(ConfigError, match=r"teachers\.fit\.augment: is `augment` now"):
-        finished_run(older.root)
 
 
 def test_a_folder_that_is_no_run_is_left_alone(small_config, tmp_path):

@@ -14,11 +14,11 @@ import torch
 from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.data import Dataset
 from fairpate.methods.base import ReleasingMethod, configured
-from fairpate.run.compare import Comparison, compare, release_name
+from fairpate.run.compare import Comparison, compare, shared_file
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_statement
-from fairpate.run.release_log import Odometer, read_release, save_release
+from fairpate.run.release_log import Odometer, read_release
 from fairpate.run.run import run_method
-from fairpate.run.sweep import cells_of
+from fairpate.run.sweep import SweepFolder, cells_of
 from fairpate.terminal import Reporter
 
 pytestmark = pytest.mark.usefixtures("own_state")
@@ -140,7 +140,8 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
 def test_cells_of_methods_that_keep_no_release_have_none() -> None:
     values = {"data_sets": ["color_digits"], "methods": ["dp_sgd", "fairpate", *SHARED]}
     cells = cells_of(parse_config(values, SweepConfig), folder=Path())
-    assert [cell.method for cell in cells if release_name(cell) is not None] == list(SHARED)
+    files = {cell.method: shared_file(cell, SweepFolder(root=Path())) for cell in cells}
+    assert [method for method, file in files.items() if file and file.suffix == ".safetensors"] == list(SHARED)
 
 
 @pytest.mark.parametrize("method", SHARED)
@@ -166,23 +167,6 @@ def test_a_run_goes_on_from_the_release_of_another_without_a_look_at_private_rec
     run(tmp_path / "unseen", blind, gate, method=method)
     run(tmp_path / "first", digits, method=method)
     assert counted() == before == [(1, 0)]
-
-
-def test_a_release_of_an_earlier_version_serves_where_its_settings_say_what_is_the_case_now(
-    digits: Dataset, tmp_path: Path
-) -> None:
-    first = run(tmp_path / "first", digits)
-    released, origin = read_release(first.released)
-    for momentum, words in ((0.9, None), (0.5, r"teachers\.fit\.momentum: 0\.5 -> None")):
-        fit = {"momentum": momentum, "augment": {"erase": 0.0}}
-        older = dataclasses.replace(origin, settings={**origin.settings, "teachers": {"fit": fit}})
-        save_release(first.released, released, older)
-        if words is None:
-            again = run(tmp_path / "again", digits, of=first.root)
-            assert again.student.read_bytes() == first.student.read_bytes()
-        else:
-            with pytest.raises(RunFolderError, match=words):
-                run(tmp_path / "refused", digits, of=first.root)
 
 
 def test_a_release_that_an_odometer_does_not_know_is_counted_by_the_run_that_goes_on_from_it(

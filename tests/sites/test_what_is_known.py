@@ -130,7 +130,7 @@ def lists(parties: Parties) -> list[bytes]:
         kept = {k: v for k, v in parties.kept.items() if k not in {f"masked/{place}" for place in gone}}
         coordinator = Coordinator(draw, kept)
         coordinator.advance(time_is_up=True)
-        found.append(coordinator.published("survivors"))
+        found.append(coordinator.listed("survivors"))
     return found
 
 
