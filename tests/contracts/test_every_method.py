@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fixed_results import SMALL, TARGET, two_labels
-from method_kinds import OF_EACH_KIND
+from method_kinds import quick_and_slow
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
@@ -66,9 +66,7 @@ def estimator_of(config: Method) -> FairClassifier:
     return FairClassifier(**sections | {"method": config.method, "random_state": config.seed, "embedding": None})
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.parametrize("name", quick_and_slow(METHODS))
 def test_an_estimator_has_the_weights_and_the_price_of_the_command(name: str, digits: Dataset, tmp_path: Path) -> None:
     """Bit by bit, twice, on the same records."""
     given = arrays(digits)
