@@ -60,7 +60,7 @@ from fairpate.nn.fit import (
     said_labels,
     strengthened,
 )
-from fairpate.nn.models import build_architecture, build_model, scale_bytes
+from fairpate.nn.models import build_model, scale_bytes
 from fairpate.types import UserError
 from student.card import FORMAT, StudentCard, content_digest, embedding_beside, read_student_file, readable
 
@@ -178,7 +178,7 @@ def build_network(card: StudentCard) -> nn.Module:
     """Build the network of ``card`` with initial weights."""
 
     def one() -> nn.Module:
-        return build_architecture(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
+        return build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
 
     return one() if card.num_members is None else Mixture([one() for _ in range(card.num_members)])
 
