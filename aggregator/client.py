@@ -86,12 +86,11 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         except (httpx.InvalidURL, ValueError) as error:
             raise QueryError(f"{url}: not a URL of a service ({error}).") from error
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Close the connections to the service."""
         self._http.close()
+
+    __exit__ = close
 
     def ask(self, questions: Sequence[Question]) -> Replies:
         """Ask at most 1024 questions in one request; one reply per question, in order."""

@@ -295,7 +295,7 @@ def serve(
         ledger=ledger, session=AggregatorSession(ledger, source=OsEntropy()), pool=_pool(), count_votes=_table_votes
     )
     server = HttpServer(backend.app, ServiceSettings(port=port, answer_step_s=0.0))
-    while server.is_alive:
+    while server.is_alive():
         time.sleep(1)
 
 

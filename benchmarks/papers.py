@@ -23,7 +23,7 @@ from fairpate.config import RayConfig, flattened
 from fairpate.data import load_data
 from fairpate.fairness import rates
 from fairpate.methods.base import determining_values
-from fairpate.run.compare import run_cell, train_and_vote, votes_name
+from fairpate.run.compare import run_cell, shared_file, train_and_vote
 from fairpate.run.context import (
     RunDirectory,
     read_json,
@@ -33,7 +33,7 @@ from fairpate.run.context import (
     write_votes,
 )
 from fairpate.run.folder import UnprotectedRun
-from fairpate.run.sweep import Cell, cells_of, load_sweep
+from fairpate.run.sweep import Cell, SweepFolder, cells_of, load_sweep
 from fairpate.terminal import Reporter
 from fairpate.types import UserError, VoteBatch
 from student.student import load_student
@@ -143,10 +143,10 @@ def train_parity(cell: Cell, run: RunDirectory) -> float | None:
 
 def shared_votes(cell: Cell, folder: Path) -> VoteBatch | None:
     """The votes that cells with the same teachers and queries share; teachers that are missing are trained."""
-    name = votes_name(cell)
-    if name is None:
+    shared = shared_file(cell, SweepFolder(root=folder))
+    if shared is None or shared.suffix != ".parquet":
         return None
-    path = folder / f"{name}.parquet"
+    path = folder / shared.name
     if not path.exists():
         votes = train_and_vote(cell, folder, Reporter(quiet=True))
         folder.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from rich.console import Console
 from fairpate.config import apply_override, merge, read_yaml
 from fairpate.data import load_data
 from fairpate.methods.base import DEFAULT, Method, config_digest, configured
+from fairpate.methods.pate import VotingMethod
 from fairpate.pages import epsilon_text
 from fairpate.run.context import RunDirectory, read_json, read_labels, read_statement
 from fairpate.run.run import run_method
@@ -106,7 +107,7 @@ def _numbers(run: RunDirectory, config: Method) -> dict[str, float]:
 def _label_accuracy(run: RunDirectory, config: Method) -> float:
     """How many released labels are right: known here because benchmark data come with the queries' labels."""
     dataset, labelled = load_data(config.data), read_labels(run.labels)
-    asked = config.queried(dataset).public if hasattr(config, "queried") else dataset.public
+    asked = config.plan(dataset).dataset.public if isinstance(config, VotingMethod) else dataset.public
     truth = dict(zip(asked.record_id, asked.y.tolist(), strict=True))
     pairs = zip(labelled.record_ids, labelled.labels.tolist(), strict=True)
     return statistics.fmean(truth[record_id] == label for record_id, label in pairs)

@@ -137,7 +137,7 @@ def serve(place: Place, port: int, answer_step_s: float, verification_interval_s
         verification_interval_s=verification_interval_s,
     )
     server = HttpServer(open_backend(place).app, settings)
-    while server.is_alive:
+    while server.is_alive():
         time.sleep(1)
 
 

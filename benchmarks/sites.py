@@ -104,10 +104,10 @@ class Parties:
         if step == "hello":
             return site.hello()
         if step == "masked":
-            found = coordinator.members(place)
+            found = coordinator.listed("members", place)
         else:
-            found = coordinator.published("survivors" if step == "agreed" else "agreement")
-        listed = found if step != "shares" else coordinator.published("survivors")
+            found = coordinator.listed("survivors" if step == "agreed" else "agreement")
+        listed = found if step != "shares" else coordinator.listed("survivors")
         if found is None or listed is None or listed[place] != 1:
             return None
         self.bytes["to a site"] += len(found)
@@ -208,7 +208,7 @@ def faulty(draws: random.Random) -> str:
         assert "sum" not in parties.kept
         return "ended: " + ("too few sites" if "Time is up" in str(error) else str(error))
     coordinator = Coordinator(parties.draw, parties.kept)
-    flags, total_D = coordinator.published("survivors"), coordinator.total_D
+    flags, total_D = coordinator.listed("survivors"), coordinator.total_D
     assert flags is not None
     assert total_D is not None
     survivors = [place for place in range(num_sites) if flags[place] == 1]

@@ -83,18 +83,26 @@ from fairpate.methods.base import (
     stream_seed,
 )
 from fairpate.pages import epsilon_text
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.choice import MAY_FAIL, TrialsError, group_weights, plan_trials, require_planned, score_of, unheard
+from fairpate.run.choice import (
+    MAY_FAIL,
+    TrialsError,
+    charge_trials,
+    group_weights,
+    plan_trials,
+    require_planned,
+    score_of,
+    unheard,
+)
 from fairpate.run.context import RunDirectory, write_json
 from fairpate.run.folder import create_run_directory, record_data
 from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kept_names
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.release_log import Odometer, ReleaseLog, spent
-from fairpate.run.run import announce_spending, question_above, statement_of, train_model
+from fairpate.run.run import question_above, statement_of, train_model
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, Unit, restored, strict
+from fairpate.types import PrivacyStatement, restored, strict
 from student.card import StudentFileError
 from student.student import Student, load_student, save_student
 
@@ -138,48 +146,41 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
     return found
 
 
-def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[GivenRecords, Values]:
-    """Check the records that ``fit`` is given; return them with their labels (N,), and set the estimator's column
-    attributes."""
+def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fit: bool = False) -> GivenRecords:
+    """Check features and groups; with ``is_fit`` also labels, and set the estimator's column attributes.
+
+    ValueError for other columns than those that ``fit`` saw.
+    """
     column, found = sensitive_column(estimator.sensitive_feature), None
-    if (pictures := _pictures(X, column)) is not None:
-        x, labels = check_X_y(pictures, y, allow_nd=True, dtype=None, estimator=estimator)
+    is_picture = getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
+    checks: dict[str, Any] = {"dtype": np.float32, "estimator": estimator}
+    if is_picture:
+        if column is not None:
+            raise ValueError("sensitive_feature: pictures have no columns; give sensitive_features to fit.")
+        X = np.asarray(X, dtype=None if np.asarray(X).dtype == np.uint8 else np.float32)
+        checks |= {"allow_nd": True, "dtype": None}
+    elif column is not None:
+        X, found = _without_groups(estimator, X, column, **({"y": y} if is_fit else {"reset": False}))
+    if not is_fit:
+        if is_picture or column is not None:
+            x = check_array(X, **checks)
+        else:
+            x = validate_data(estimator, X, dtype=np.float32, reset=False)
+        return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
+    if is_picture or column is not None:
+        x, labels = check_X_y(X, y, **checks)
+    else:
+        x, labels = validate_data(estimator, X, y, dtype=np.float32)
+    if is_picture:
         # validate_data, which would set it, takes tables only.
         estimator.n_features_in_ = int(np.prod(x.shape[1:]))
         # An earlier fit on a frame left them, and public pictures, which have no names of columns, would be refused.
         vars(estimator).pop("feature_names_in_", None)
-    elif column is None:
-        x, labels = validate_data(estimator, X, y, dtype=np.float32)
-    else:
-        rest, found = _without_groups(estimator, X, column, y=y)
-        x, labels = check_X_y(rest, y, dtype=np.float32, estimator=estimator)
     check_classification_targets(labels)
     if len(np.unique(labels)) < 2:
         # In words that scikit-learn's own checks look for.
         raise ValueError("y: a classifier learns two classes or more, got 1 class.")
-    return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features")), labels
-
-
-def records_like(estimator: Any, X: Any, groups: Any) -> GivenRecords:
-    """Return features with the columns that ``fit`` saw, and groups. ValueError for other columns."""
-    column, found = sensitive_column(estimator.sensitive_feature), None
-    if (pictures := _pictures(X, column)) is not None:
-        x = check_array(pictures, allow_nd=True, dtype=None, estimator=estimator)
-    elif column is None:
-        x = validate_data(estimator, X, dtype=np.float32, reset=False)
-    else:
-        rest, found = _without_groups(estimator, X, column, reset=False)
-        x = check_array(rest, dtype=np.float32, estimator=estimator)
-    return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
-
-
-def _pictures(X: Any, column: SensitiveFeature | None) -> Values | None:
-    """Return pictures as bytes or floats; None for a table."""
-    if getattr(X, "ndim", None) != 4 and not (isinstance(X, list | tuple) and np.ndim(X) == 4):
-        return None
-    if column is not None:
-        raise ValueError("sensitive_feature: pictures have no columns; give sensitive_features to fit.")
-    return np.asarray(X, dtype=None if np.asarray(X).dtype == np.uint8 else np.float32)
+    return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"), labels=labels)
 
 
 def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: Any) -> tuple[Any, Values]:
@@ -742,7 +743,19 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.config_ = config.model_copy(update={"data": config.data.model_copy(update={"name": dataset.name})})
         self.trained_, self.student_, self.network_ = trained, student, student.network
         self.events_, self.noise_, self.privacy_ = trained.events, trained.noise, config.price(trained)
-        self.statement_ = statement_of(config, trained, remarks=self._remarks(len(dataset.public), dataset.unit))
+        # In addition to the remarks of a run.
+        remarks = []
+        if self.privacy_.relation == "add or remove one" and self.num_records is None:
+            # Each setting is monotone in the size: if both ends agree, the settings reveal nothing of it.
+            few, many = (
+                self._configuration(num_records=size, num_public=len(dataset.public), seed=0)
+                for size in (_FEWEST, _MOST)
+            )
+            remarks += [_FOLLOWS_FROM_SIZE.format(f"{dataset.unit}s")] if few != many else []
+        steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
+        fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
+        remarks += [f"{fitted}{_UNACCOUNTED}", *([] if self.odometer else [_NOT_COUNTED])]
+        self.statement_ = statement_of(config, trained, remarks=remarks)
         # The data set is embedded already. Of many records the first are enough to judge by.
         judged = dataset.private.take(range(min(len(dataset.private), _MOST_JUDGED)))
         bare = replace(student, embedding=None)
@@ -757,9 +770,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _records(self, X: Any, groups: Any) -> GivenRecords:
         """Return features as the model reads them, and groups, of records that are given after ``fit``."""
         if self.declaration is None:
-            return records_like(self, X, groups)
+            return checked_records(self, X, groups)
         found = declared_records(self.declaration, X)
-        return records_like(self, found.x, found.groups if groups is None else groups)
+        return checked_records(self, found.x, found.groups if groups is None else groups)
 
     def predict_proba(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None
@@ -1054,7 +1067,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Method, Dataset, Values, Values]:
         """Check what ``fit`` is given; return the configuration, the data set, and the names of classes and groups."""
         seed = _seed_of(self.random_state)
-        private, labels = private_records(self, X, y, sensitive_features)
+        private = checked_records(self, X, sensitive_features, y, is_fit=True)
+        labels = private.labels
+        assert labels is not None
         public = self._public(public_X, public_sensitive_features, seed)
         names = person_names(persons, len(private.x))
         if self.num_records is not None and self.num_records < 1:
@@ -1174,7 +1189,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "transformer that the other did not; give both in one form (docs/python.md, A scaler in front)."
                 )
             try:
-                return records_like(self, X, groups)
+                return checked_records(self, X, groups)
             except ValueError as error:
                 raise ValueError(f"public_X: {error}") from error
         if not 2 <= X <= _MOST_DRAWN:
@@ -1189,19 +1204,6 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
             x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
-
-    def _remarks(self, num_public: int, unit: Unit) -> tuple[str, ...]:
-        """Return the remarks that qualify an estimator's claim, in addition to those of a run."""
-        found = []
-        if self.privacy_.relation == "add or remove one" and self.num_records is None:
-            # Each setting is monotone in the size: if both ends agree, the settings reveal nothing of it.
-            few, many = (
-                self._configuration(num_records=size, num_public=num_public, seed=0) for size in (_FEWEST, _MOST)
-            )
-            found += [_FOLLOWS_FROM_SIZE.format(f"{unit}s")] if few != many else []
-        steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
-        fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
-        return (*found, f"{fitted}{_UNACCOUNTED}", *(() if self.odometer else (_NOT_COUNTED,)))
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
         """Return the codes of groups; where ``fit`` saw none, their places among the given ones. ValueError for a group
@@ -1286,7 +1288,9 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
             raise ValueError("estimator: a search takes encoded records; give arrays in place of a declaration.")
         seed, counted_as = _seed_of(self.random_state), base.odometer
         base.odometer = None  # a row for each trial would reveal K
-        checked, labels = private_records(base, X, y, sensitive_features)
+        checked = checked_records(base, X, sensitive_features, y, is_fit=True)
+        labels = checked.labels
+        assert labels is not None
         names = person_names(persons, len(labels))
         whole, *_ = dataset_of(checked.x, labels, checked.groups, persons=names)
         # By person, or by content: a unit that is added goes to its part and moves no other.
@@ -1302,21 +1306,17 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         prepared = [each.set_params(epsilon=self.epsilon)._prepared(x, y, **given) for each in candidates]
         for config, *_ in prepared:
             require_kept_names(config, whole)
-
-        def events_at(of_one: float) -> list[tuple[Event, ...]]:
-            found = []
-            for config, dataset, *_ in prepared:
-                target = config.target.model_copy(update={"epsilon": of_one})
-                events = config.model_copy(update={"target": target}).planned_events(dataset)
-                if events is None or getattr(config, "noise", "seeded") != OS_ENTROPY:
-                    raise ValueError(
-                        f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be a trial, "
-                        "whose events are known before it and whose noise is from the operating system."
-                    )
-                found.append(events)
-            return found
-
-        plan = plan_trials(events_at, epsilon=self.epsilon, delta=self.delta, expected_trials=self.expected_trials)
+            if getattr(config, "noise", "seeded") != OS_ENTROPY:
+                raise ValueError(
+                    f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be a trial, "
+                    "whose noise is from the operating system."
+                )
+        plan = plan_trials(
+            [(config, dataset) for config, dataset, *_ in prepared],
+            epsilon=self.epsilon,
+            delta=self.delta,
+            expected_trials=self.expected_trials,
+        )
         weights = group_weights(
             whole,
             None if self.group_shares is None else {str(name): share for name, share in self.group_shares.items()},
@@ -1326,19 +1326,15 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
             # All trials are announced, and charged as two releases of disjoint parts.
             unit, relation = plan.trainings.unit, plan.trainings.relation
             cost = Price(epsilon=self.epsilon, delta=self.delta, unit=unit, relation=relation, accounting="rdp")
-            announce_spending(cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
-            rule = f"search {seed} {self.validation_share:g}"
+            rule, logs = f"search {seed} {self.validation_share:g}", []
             with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
-                logs = {}
-                for name, event in (("private", plan.trainings), ("validation", plan.scores)):
-                    run = RunDirectory(root=Path(root) / name)
+                for part in ("private", "validation"):
+                    run = RunDirectory(root=Path(root) / part)
                     run.root.mkdir()
                     private_folder(run.receipt.parent)
-                    log = ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=f"{rule}/{name}")
-                    log.check([event], noise=OS_ENTROPY)  # both limits before the first charge
-                    logs[log] = event
-                for log, event in logs.items():
-                    log.record([event], noise=OS_ENTROPY)
+                    part = f"{rule}/{part}"
+                    logs.append(ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=part))
+                charge_trials(plan, logs, cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
         source, best = OsEntropy(), None
         with unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:

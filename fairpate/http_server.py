@@ -938,11 +938,8 @@ class HttpServer:
         # A daemon: a request that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """True while requests are accepted."""
-        return self._thread.is_alive()
+        # True while requests are accepted.
+        self.is_alive = self._thread.is_alive
 
     def stop(self) -> None:
         """Answer the requests under way, then close."""

@@ -21,6 +21,8 @@ from fairpate.config import ModelConfig
 from fairpate.types import GateRule, UserError
 
 FORMAT = "fairpate.student/1"
+EMBEDDING_FILE = "embedding.safetensors"
+"""The name of the embedding of a student, next to the student's file."""
 Weights = Mapping[str, npt.NDArray[np.generic]]
 _UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
@@ -95,7 +97,7 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
     fields: Any = {name: _tuples(value) for name, value in values.items()}
     card = StudentCard(**fields, model=model, idp3=None if idp3 is None else GateRule(**idp3))
     if card.embedding is not None:
-        beside = embedding_beside(path)
+        beside = path.with_name(EMBEDDING_FILE)
         if hashlib.sha256(beside.read_bytes()).hexdigest() != card.embedding:
             raise ValueError(f"{beside} is not the embedding that it was trained with")
     return card, weights
@@ -121,11 +123,6 @@ def content_digest(card: Mapping[str, object], weights: Weights) -> str:
         digest.update(json.dumps([name, f"torch.{array.dtype}", list(array.shape)]).encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def embedding_beside(path: Path) -> Path:
-    """Return the path of the embedding that belongs to the student at ``path``."""
-    return path.parent / "embedding.safetensors"
 
 
 def _tuples(value: object) -> object:

@@ -62,7 +62,9 @@ from fairpate.nn.fit import (
 )
 from fairpate.nn.models import build_model, scale_bytes
 from fairpate.types import UserError
-from student.card import FORMAT, StudentCard, content_digest, embedding_beside, read_student_file, readable
+from student.card import EMBEDDING_FILE, FORMAT, StudentCard, content_digest, read_student_file, readable
+
+_NEEDS_GROUPS = "This student predicts by group and needs sensitive_features, a group per record."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +105,8 @@ class Student:
         groups. ``generator`` draws the labels of a randomised student; None: a fresh one.
         """
         # Asked here too: `probabilities` needs groups only where predictions are mixed.
-        if self.card.idp3 is not None:
-            self._require_groups(sensitive_features)
+        if self.card.idp3 is not None and sensitive_features is None:
+            raise ValueError(_NEEDS_GROUPS)
         probabilities = self.probabilities(x, sensitive_features)
         labels = probabilities.argmax(axis=1)
         if self.card.is_randomised:
@@ -134,17 +136,14 @@ class Student:
             x = self.embedding(x)
         if self.card.mixing is None:
             return predict_probabilities(self.network, x).numpy()
-        self._require_groups(sensitive_features)
+        if sensitive_features is None:
+            raise ValueError(_NEEDS_GROUPS)
         # The table mixes labels that the network predicts, not its probabilities.
         mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
         mixed: npt.NDArray[np.float32] = np.einsum(
             "nj,njk->nk", said_labels(self.network, x), mixing_GCC[sensitive_features]
         )
         return mixed
-
-    def _require_groups(self, sensitive_features: npt.NDArray[np.int64] | None) -> None:
-        if sensitive_features is None:
-            raise ValueError("This student predicts by group and needs sensitive_features, a group per record.")
 
 
 def save_student(student: Student, path: Path) -> None:
@@ -170,17 +169,17 @@ def load_student(path: Path) -> Student:
         card, weights = read_student_file(path)
         network = build_network(card)
         network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
-        embedding = None if card.embedding is None else read_embedding(embedding_beside(path))
+        embedding = None if card.embedding is None else read_embedding(path.with_name(EMBEDDING_FILE))
         return Student(card=card, network=network.eval(), embedding=embedding)
 
 
 def build_network(card: StudentCard) -> nn.Module:
     """Build the network of ``card`` with initial weights."""
-
-    def one() -> nn.Module:
-        return build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
-
-    return one() if card.num_members is None else Mixture([one() for _ in range(card.num_members)])
+    members = [
+        build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
+        for _ in range(card.num_members or 1)
+    ]
+    return members[0] if card.num_members is None else Mixture(members)
 
 
 ProgressCallback = Callable[[int, int], None]
@@ -199,10 +198,6 @@ class PublicRecords:
     answered_x: Tensor
     labels: Tensor
     unlabelled_x: Tensor
-
-    def __post_init__(self) -> None:
-        if len(self.answered_x) != len(self.labels):
-            raise ValueError(f"Expected one label per record, got {len(self.labels)} for {len(self.answered_x)}.")
 
 
 def train_student(
@@ -224,6 +219,8 @@ def train_student(
     ValueError if no query was answered, for probabilities of other than ``num_classes`` classes, and for ``fixmatch``
     on records that are not images.
     """
+    if len(records.answered_x) != len(records.labels):
+        raise ValueError(f"Expected one label per record, got {len(records.labels)} for {len(records.answered_x)}.")
     if not len(records.labels):
         raise ValueError(
             "No query was answered, so there is nothing to learn from; lower the threshold of the confidence check, "

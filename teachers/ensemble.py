@@ -239,13 +239,28 @@ class Block:
 ArrayShard = tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]
 
 
-def blocks_in(
-    checkpoint_dir: Path | Storage, num_teachers: int, size: int, content_of: Callable[[tuple[int, ...]], str]
-) -> tuple[tuple[Block, ...], Storage | None]:
-    """Return all teachers in blocks of ``size``, named by ``content_of`` their indices, and the storage, if any."""
+def stored_blocks(
+    checkpoint_dir: Path | Storage,
+    num_teachers: int,
+    size: int,
+    *,
+    content_of: Callable[[tuple[int, ...]], str],
+    given: Callable[[tuple[int, ...]], list[ArrayShard]],
+    function: BlockFunction,
+    shared: Any,
+    workers: BlockPool,
+    on_progress: Progress | None,
+) -> tuple[tuple[Block, ...], str, list[Any]]:
+    """Compute and store the blocks of ``size`` teachers that ``checkpoint_dir`` lacks.
+
+    ``content_of(teachers)`` names a block by everything that determines it, and ``given(teachers)`` is sent to its
+    worker, where ``function(shared, (block, given), device)`` returns the arrays to store (None: the worker has stored
+    them) and a further value. Returns all blocks, sixteen hexadecimal digits that identify their content (private), and
+    the further values in any order. Progress counts all blocks.
+    """
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
-    blocks = []
+    blocks, sizes = [], []
     for start in range(0, num_teachers, size):
         indices = tuple(range(start, min(start + size, num_teachers)))
         name = content = content_of(indices)
@@ -255,78 +270,78 @@ def blocks_in(
             sealed = hashlib.blake2b(content.encode(), key=storage.identity.encode(), digest_size=16).hexdigest()
             name = f"{content.rpartition('-')[0]}-{sealed}.safetensors"
         blocks.append(Block(teacher_indices=indices, content=content, checkpoint=join(folder, name)))
-    return tuple(blocks), storage
-
-
-def computed(
-    function: BlockFunction,
-    shared: Any,
-    blocks: tuple[Block, ...],
-    storage: Storage | None,
-    given: Callable[[tuple[int, ...]], list[ArrayShard]],
-    workers: BlockPool,
-    on_progress: Progress | None,
-) -> Iterator[tuple[Block, Any]]:
-    """Yield the result of ``function`` for every block without a checkpoint, in any order; progress counts all blocks.
-
-    ``given(teachers)`` is sent to the worker of a block.
-    """
+        sizes.append(len(indices))
     # Workers read and write a shared storage, so they test it; a local folder is known to this process alone.
     readers = BlockPool() if storage is None else workers
     found = dict(readers.run(is_stored, storage, (block.checkpoint for block in blocks)))
     missing = [position for position in range(len(blocks)) if not found[position]]
-    sizes, report = [len(block.teacher_indices) for block in blocks], on_progress or (lambda *_: None)
-    done = sum(size for position, size in enumerate(sizes) if found[position])
+    report, values = on_progress or (lambda *_: None), []
+    done = sum(count for position, count in enumerate(sizes) if found[position])
     if done:
-        report(done, sum(sizes))
+        report(done, num_teachers)
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
     items = ((blocks[position], given(blocks[position].teacher_indices)) for position in missing)
-    for number, result in workers.run(function, shared, items):
-        yield blocks[missing[number]], result
-        done += sizes[missing[number]]  # once its caller has stored it
-        report(done, sum(sizes))
-
-
-def digest_of(blocks: Sequence[Block]) -> str:
-    """Return sixteen hexadecimal digits that identify the content of these blocks. The digest is private."""
-    names = "\n".join(block.content for block in blocks)
-    return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
-
-
-def count_block(
-    weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], *, device: str = "cpu"
-) -> VoteArray:
-    """Return ``votes_QC`` of a block of teachers on features (Q, ...), a bounded number of queries at a time."""
-    # Convolutional teachers split the queries themselves, one teacher after another.
-    parts = [queries] if _one_by_one(spec) else _bounded(queries)
-    return np.concatenate(
-        [count_votes(predict_votes(weights, spec, part, device=device), spec.num_classes) for part in parts]
-    )
+    for number, (arrays, value) in workers.run(function, shared, items):
+        if arrays is not None:
+            save_block(blocks[missing[number]].checkpoint, arrays)
+        values.append(value)
+        done += sizes[missing[number]]
+        report(done, num_teachers)
+    contents = "\n".join(block.content for block in blocks)
+    return tuple(blocks), hashlib.blake2b(contents.encode(), digest_size=8).hexdigest(), values
 
 
 @torch.inference_mode()
 def predict_votes(
     weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], *, device: str = "cpu"
 ) -> PredictionArray:
-    """Return the class that each teacher chooses for each query, (T, Q) ``int16``; ties go to the smaller class."""
-    with exact_convolutions():
-        if _one_by_one(spec):
-            # One convolutional teacher after another: each is loaded into the network once for all queries.
-            shape = queries.shape[1:]
-            model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
-            chosen = []
-            for teacher in range(len(next(iter(weights.values())))):
-                model.load_state_dict({name: value[teacher] for name, value in weights.items()})
-                parts = [predict_logits(model, torch.tensor(part)).argmax(dim=1) for part in _bounded(queries)]
-                chosen.append(torch.cat(parts))
-            predictions = torch.stack(chosen)
-        else:
-            # A copy in torch's own memory, here and above: the object store's is read-only, and less aligned.
-            x = torch.tensor(queries)
-            if spec.model.trainable == "head":
+    """Return the class that each teacher chooses for each query, (T, Q) ``int16``; ties go to the smaller class.
+
+    Convolutional teachers predict one after another, dense ones together: their stacked first layers are one wide
+    matrix product.
+    """
+    at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
+    # At least one part, also without queries: nothing can be concatenated of none. Each is copied into torch's own
+    # memory below: the object store's is read-only, and less aligned.
+    parts = [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
+    if spec.model.name in CONVOLUTIONAL and spec.model.trainable == "all":
+        shape = queries.shape[1:]
+        model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
+        chosen = []
+        for teacher in range(len(next(iter(weights.values())))):
+            # Loaded into the network once for all queries.
+            model.load_state_dict({name: value[teacher] for name, value in weights.items()})
+            with exact_convolutions():
+                chosen.append(torch.cat([predict_logits(model, torch.tensor(part)).argmax(dim=1) for part in parts]))
+        return torch.stack(chosen).to(torch.int16).numpy()
+    # (weight, bias) of each layer, shapes (T, out, in) and (T, out). By number: as text, layer 10 comes before layer 2.
+    names = sorted({name.split(".")[0] for name in weights}, key=int)
+    layers = [(weights[f"{name}.weight"].to(device), weights[f"{name}.bias"].to(device)) for name in names]
+    # Minus the row of class 0, the logit of class 0 is 0 and need not be computed.
+    weight, bias = layers[-1]
+    layers[-1] = weight[:, 1:] - weight[:, :1], bias[:, 1:] - bias[:, :1]
+    (first_weight, first_bias), (num_teachers, width, _) = layers[0], layers[0][0].shape
+    widest = max(weight.shape[1] for weight, _ in layers)
+    winners = []
+    for part in parts:
+        x = torch.tensor(part)
+        if spec.model.trainable == "head":
+            with exact_convolutions():
                 x = frozen_features(spec.model, x, device=device)
-            predictions = _predict_stacked(weights, x, device)
-    return predictions.to(torch.int16).numpy()
+        flat = scale_bytes(x).flatten(start_dim=1).to(first_weight.dtype)
+        for batch in torch.split(flat, max(1, _MAX_LOGITS_AT_ONCE // (num_teachers * widest))):
+            rows = first_weight.reshape(num_teachers * width, -1)
+            out = torch.addmm(first_bias.reshape(-1, 1), rows, batch.to(device).T).view(num_teachers, width, len(batch))
+            for weight, bias in layers[1:]:
+                out = torch.baddbmm(bias[:, :, None], weight, out.relu_())
+            # Class by class over contiguous rows, which is 10 times as fast as `argmax` over few classes. The logit of
+            # class 0 is 0, and strict comparisons leave ties to the smaller class.
+            best, winner = out[:, 0].clamp(min=0), (out[:, 0] > 0).to(torch.int16)
+            for k in range(1, out.shape[1]):
+                winner.masked_fill_(out[:, k] > best, k + 1)
+                best = torch.maximum(best, out[:, k])
+            winners.append(winner.cpu())
+    return torch.cat(winners, dim=1).numpy()
 
 
 def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
@@ -340,44 +355,6 @@ def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
     return np.stack([(predictions == k).sum(axis=0, dtype=np.int64) for k in range(num_classes)], axis=1)
 
 
-def _one_by_one(spec: TeacherSpec) -> bool:
-    return spec.model.name in CONVOLUTIONAL and spec.model.trainable == "all"
-
-
-def _bounded(queries: npt.NDArray[np.generic]) -> list[npt.NDArray[np.generic]]:
-    at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
-    # At least one part, also without queries: np.concatenate needs one.
-    return [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
-
-
-def _predict_stacked(weights: StackedWeights, x: Tensor, device: str) -> Tensor:
-    """Predict with all dense teachers at once: their stacked first layers are one wide matrix product."""
-    # (weight, bias) of each layer, shapes (T, out, in) and (T, out). By number: as text, layer 10 comes before layer 2.
-    names = sorted({name.split(".")[0] for name in weights}, key=int)
-    layers = [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]
-    layers = [(weight.to(device), bias.to(device)) for weight, bias in layers]
-    # Minus the row of class 0, the logit of class 0 is 0 and need not be computed.
-    weight, bias = layers[-1]
-    layers[-1] = weight[:, 1:] - weight[:, :1], bias[:, 1:] - bias[:, :1]
-    queries = scale_bytes(x).flatten(start_dim=1).to(layers[0][0].dtype)
-    (first_weight, first_bias), (num_teachers, width, _) = layers[0], layers[0][0].shape
-    widest = max(weight.shape[1] for weight, _ in layers)
-    winners = []
-    for batch in torch.split(queries, max(1, _MAX_LOGITS_AT_ONCE // (num_teachers * widest))):
-        out = torch.addmm(first_bias.reshape(-1, 1), first_weight.reshape(num_teachers * width, -1), batch.to(device).T)
-        out = out.view(num_teachers, width, len(batch))
-        for weight, bias in layers[1:]:
-            out = torch.baddbmm(bias[:, :, None], weight, out.relu_())
-        # Class by class over contiguous rows, which is 10 times as fast as `argmax` over few classes. The logit of
-        # class 0 is 0, and strict comparisons leave ties to the smaller class.
-        best, winner = out[:, 0].clamp(min=0), (out[:, 0] > 0).to(torch.int16)
-        for k in range(1, out.shape[1]):
-            winner.masked_fill_(out[:, k] > best, k + 1)
-            best = torch.maximum(best, out[:, k])
-        winners.append(winner.cpu())
-    return torch.cat(winners, dim=1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
     """Trained teachers on disk, in blocks that cover ``range(num_teachers)`` in order.
@@ -386,18 +363,11 @@ class Ensemble:
     """
 
     spec: TeacherSpec
+    num_teachers: int
     blocks: tuple[Block, ...]
+    digest: str
+    """Sixteen hexadecimal digits that change with any shard, model, training, seed or library; private."""
     storage: Storage | None = None
-
-    @property
-    def num_teachers(self) -> int:
-        """Number of teachers T."""
-        return sum(len(block.teacher_indices) for block in self.blocks)
-
-    @property
-    def digest(self) -> str:
-        """Sixteen hexadecimal digits that change with any shard, model, training, seed or library; private."""
-        return digest_of(self.blocks)
 
     def sources(self) -> Iterator[str | ArrayWeights]:
         """The location of each block's weights in the storage, or without a storage the weights themselves."""
@@ -415,12 +385,12 @@ class _Lessons:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ballot:
-    """The queries on which every block votes; counts fit ``count_type``."""
+class CountTask:
+    """The queries (Q, ...) on which every block votes; counts fit ``count_type``."""
 
     spec: TeacherSpec
     queries: npt.NDArray[np.generic]
-    count_type: np.dtype[Any]
+    count_type: str = "int64"
 
 
 def train_ensemble(
@@ -461,9 +431,6 @@ def train_ensemble(
         chosen = (torch.from_numpy(rows[teacher]) for teacher in teachers)
         return [Shard(x=private.x[row], y=private.y[row]) for row in chosen]
 
-    def given(teachers: tuple[int, ...]) -> list[ArrayShard]:
-        return [(shard.x.numpy(), shard.y.numpy()) for shard in shards(teachers)]
-
     size = config.block_size
     if not size:
         size = _STACKED_BLOCK if workers.device == "cpu" else _ACCELERATED_BLOCK
@@ -472,23 +439,26 @@ def train_ensemble(
             model = build_model(config.model, input_shape=tuple(private.x.shape[1:]), num_classes=num_classes)
             teacher_bytes = sum(int(value.nbytes) for value in model.state_dict().values())
             size = max(1, min(size if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))
-    blocks, storage = blocks_in(
-        checkpoint_dir, config.num_teachers, size, lambda teachers: block_name(shards(teachers), spec, teachers, engine)
+    storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
+    blocks, digest, diverged = stored_blocks(
+        checkpoint_dir,
+        config.num_teachers,
+        size,
+        content_of=lambda teachers: block_name(shards(teachers), spec, teachers, engine),
+        given=lambda teachers: [(shard.x.numpy(), shard.y.numpy()) for shard in shards(teachers)],
+        function=_train_block,
+        shared=_Lessons(spec=spec, engine=engine, storage=storage),
+        workers=workers,
+        on_progress=on_progress,
     )
-    lessons = _Lessons(spec=spec, engine=engine, storage=storage)
-    num_diverged = 0
-    for block, (weights, diverged) in computed(_train_block, lessons, blocks, storage, given, workers, on_progress):
-        # None: the worker itself has stored them.
-        if weights is not None:
-            save_block(block.checkpoint, weights)
-        num_diverged += diverged
+    num_diverged = sum(diverged)
     if num_diverged:
         _log.warning(
             "%d of %d teachers diverged and vote with their initial weights; lower teachers.fit.learning_rate.",
             num_diverged,
             config.num_teachers,
         )
-    return Ensemble(spec=spec, blocks=blocks, storage=storage)
+    return Ensemble(spec=spec, num_teachers=config.num_teachers, blocks=blocks, digest=digest, storage=storage)
 
 
 def collect_votes(
@@ -506,10 +476,9 @@ def collect_votes(
             on_progress(sum(done), sum(sizes))
 
     # Counts travel in the smallest type that holds all teachers.
-    ballot = _Ballot(
-        spec=ensemble.spec, queries=queries_x.numpy(), count_type=np.min_scalar_type(ensemble.num_teachers)
-    )
-    counts = (pool or BlockPool()).sum(_count_block, ballot, ensemble.sources(), finished)
+    count_type = np.min_scalar_type(ensemble.num_teachers).name
+    task = CountTask(spec=ensemble.spec, queries=queries_x.numpy(), count_type=count_type)
+    counts = (pool or BlockPool()).sum(count_block, task, ensemble.sources(), finished)
     return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
 
 
@@ -561,12 +530,13 @@ def _train_block(
     return None, len(diverged)
 
 
-def _count_block(ballot: _Ballot, source: str | ArrayWeights, device: str) -> Counts:
-    counts = count_block(tensors_of(source), ballot.spec, ballot.queries, device=device)
-    return counts.astype(ballot.count_type)
+def count_block(task: CountTask, source: str | ArrayWeights | StackedWeights, device: str) -> Counts:
+    """Return ``votes_QC`` of one block of teachers; ``source`` is its weights, or their location."""
+    predictions_TQ = predict_votes(tensors_of(source), task.spec, task.queries, device=device)
+    return count_votes(predictions_TQ, task.spec.num_classes).astype(task.count_type)
 
 
-def tensors_of(source: str | ArrayWeights) -> StackedWeights:
+def tensors_of(source: str | ArrayWeights | StackedWeights) -> StackedWeights:
     """Return a block's weights, or read them where ``source`` is their location."""
     weights = load_block(source) if isinstance(source, str) else source
-    return {name: torch.tensor(value) for name, value in weights.items()}
+    return {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in weights.items()}

@@ -45,13 +45,10 @@ from teachers.ensemble import (
     BlockPool,
     Progress,
     VoteArray,
-    blocks_in,
-    computed,
     count_votes,
-    digest_of,
     load_block,
     rows_of_teachers,
-    save_block,
+    stored_blocks,
 )
 from teachers.teacher import TRAINING, seed_of
 
@@ -188,11 +185,18 @@ def ask_own_teachers(
             digest.update(np.ascontiguousarray(array).tobytes())
         return f"votes-{min(teachers):05d}-{digest.hexdigest()}.safetensors"
 
-    blocks, storage = blocks_in(checkpoint_dir, num_teachers, block_size, content_of)
-    failures: list[str] = []
-    for block, (asked, failure) in computed(_ask_block, lesson, blocks, storage, shards, workers, on_progress):
-        save_block(block.checkpoint, asked)
-        failures += [] if failure is None else [failure]
+    blocks, digest, errors = stored_blocks(
+        checkpoint_dir,
+        num_teachers,
+        block_size,
+        content_of=content_of,
+        given=shards,
+        function=_ask_block,
+        shared=lesson,
+        workers=workers,
+        on_progress=on_progress,
+    )
+    failures = [error for error in errors if error is not None]
     stored = [load_block(each.checkpoint) for each in blocks]
     num_failed = sum(int(each[_FAILED].sum()) for each in stored)
     first_failure = f", the first with {failures[0]}" if failures else ""
@@ -207,13 +211,14 @@ def ask_own_teachers(
         )
     return OwnTeachersVotes(
         votes_QC=count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
-        digest=digest_of(blocks),
+        digest=digest,
     )
 
 
 def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) -> tuple[ArrayWeights, str | None]:
-    """Return the votes of a block, and the error of the first teacher that failed."""
-    block, given = item
+    """Return the votes of a block, and the error of the first teacher that failed. OwnTeacherError for predictions that
+    are not a class for each query."""
+    (block, given), expected = item, (len(lesson.queries),)
     predictions: list[npt.NDArray[np.int16]] = []
     failures: list[str | None] = []
     for teacher, (x, y) in zip(block.teacher_indices, given, strict=True):
@@ -233,29 +238,24 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) ->
             counts_C = np.bincount(y, minlength=lesson.num_classes)
             constant = int(counts_C.argmax()) if len(y) else teacher % lesson.num_classes
             predicted = np.full(len(lesson.queries), constant)
-        predictions.append(_classes(predicted, lesson, teacher))
+        try:
+            values = np.asarray(predicted)
+        except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: not an array
+            values = np.asarray(None)
+        # NaN in place of what is not a number: it passes no comparison below.
+        codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
+        right = (codes >= 0) & (codes < lesson.num_classes) & (codes == np.floor(codes))
+        # Not of this teacher alone: an error of the code and not of the shard.
+        if values.shape != expected or not right.all():
+            found = f"shape {values.shape}" if values.shape != expected else f"others, as {values.dtype}"
+            raise OwnTeacherError(
+                f"teacher {teacher} of {named(lesson.factory)} predicted {found}, where a class in "
+                f"0..{lesson.num_classes - 1} for each of {expected[0]} queries is expected; correct its predict."
+            )
+        predictions.append(codes.astype(np.int16))
     first_failure = next((failure for failure in failures if failure is not None), None)
     failed = np.array([failure is not None for failure in failures], dtype=np.uint8)
     return {_PREDICTIONS: np.stack(predictions), _FAILED: failed}, first_failure
-
-
-def _classes(predicted: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.int16]:
-    """Return codes of classes (Q,). OwnTeacherError for anything else: an error of the code and not of the shard."""
-    try:
-        values = np.asarray(predicted)
-    except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: not an array
-        values = np.asarray(None)
-    expected = (len(lesson.queries),)
-    # NaN in place of what is not a number: it passes no comparison below.
-    codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
-    right = (codes >= 0) & (codes < lesson.num_classes) & (codes == np.floor(codes))
-    if values.shape != expected or not right.all():
-        found = f"shape {values.shape}" if values.shape != expected else f"others, as {values.dtype}"
-        raise OwnTeacherError(
-            f"teacher {teacher} of {named(lesson.factory)} predicted {found}, where a class in "
-            f"0..{lesson.num_classes - 1} for each of {expected[0]} queries is expected; correct its predict."
-        )
-    return codes.astype(np.int16)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 * :func:`start_ray` joins the running Ray or the cluster at RAY_ADDRESS, or starts one on this machine while it is
   needed. The latter is private to this process: it listens on loopback only and requires a token that is made for it
   and kept in memory. When the head of a cluster dies Ray ends this process after a minute or so without a message;
-  :class:`HeadWatch` warns before.
+  :func:`head_watched` warns before.
 * :class:`RayPool` is a bounded pool of actors, each with a block of teachers at a time. An item is sent to the one
   worker that computes it, and at most two per worker are under way. A lost worker is replaced on any node with room,
   and its items are computed again, which changes nothing because the function is pure. Ray's own retries do not replace
@@ -69,6 +69,7 @@ from teachers.ensemble import (
     ArrayWeights,
     BlockFunction,
     BlockPool,
+    CountTask,
     Ensemble,
     PoolError,
     VoteArray,
@@ -95,8 +96,7 @@ class Voters:
     """Records of one block: coordinates (N, D), labels (N,) and their order among equal distances (N,).
 
     ``person_N`` numbers the person of each record, from 0 on within the block, which has all records of each person;
-    None: one record per person. ``number`` counts blocks over all records. ValueError for coordinates beyond
-    ``LARGEST_COORDINATE``, or too many.
+    None: one record per person. ``number`` counts blocks over all records.
     """
 
     number: int
@@ -104,9 +104,6 @@ class Voters:
     labels_N: IntArray
     order_N: npt.NDArray[np.uint64]
     person_N: IntArray | None = None
-
-    def __post_init__(self) -> None:
-        check_coordinates(self.coordinates_ND)
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -146,7 +143,8 @@ def blocks_of(
 ) -> Iterator[Voters]:
     """Yield the records in blocks of ``size``, or more where a person's records are kept together.
 
-    ``key`` orders equal distances, and need not be secret; ``person_N`` numbers the person of each record.
+    ``key`` orders equal distances, and need not be secret; ``person_N`` numbers the person of each record. ValueError
+    for coordinates beyond ``LARGEST_COORDINATE``, or too many.
     """
     digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in unit_ids)
     order_N = np.frombuffer(digests, dtype=np.uint64)
@@ -154,6 +152,7 @@ def blocks_of(
     if person_N is not None:
         parts = whole_persons(person_N, size)
     for number, part in enumerate(parts):
+        check_coordinates(coordinates_ND[part])
         yield Voters(
             number=number,
             coordinates_ND=coordinates_ND[part],
@@ -504,7 +503,7 @@ def start_ray(config: RayConfig) -> Iterator[None]:
                     "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in RAY_AUTH_TOKEN."
                 ) from error
             stack.callback(ray.shutdown)
-            stack.enter_context(HeadWatch(ray.get_runtime_context().gcs_address))
+            stack.enter_context(head_watched(ray.get_runtime_context().gcs_address))
         else:
             stack.enter_context(_private_to_this_process())
             stack.callback(ray.shutdown)
@@ -585,29 +584,17 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-class HeadWatch:
-    """Warns, once, when the head of a cluster does not answer, and reports when it answers again."""
+@contextmanager
+def head_watched(address: str, *, interval_s: float = _WATCH_INTERVAL_S) -> Iterator[None]:
+    """Warn, once, when the head of a cluster does not answer inside the block, and report when it answers again."""
+    host, _, port = address.rpartition(":")
+    place, ended = (host.strip("[]"), int(port)), threading.Event()
 
-    def __init__(self, address: str, *, interval_s: float = _WATCH_INTERVAL_S):
-        host, _, port = address.rpartition(":")
-        self._place = (host.strip("[]"), int(port))
-        self._interval_s = interval_s
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="head watch")
-
-    def __enter__(self) -> HeadWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
+    def watch() -> None:
         missed = 0
-        while not self._ended.wait(self._interval_s):
+        while not ended.wait(interval_s):
             try:
-                socket.create_connection(self._place, timeout=_ANSWER_LIMIT_S).close()
+                socket.create_connection(place, timeout=_ANSWER_LIMIT_S).close()
                 answers = True
             except OSError:
                 answers = False
@@ -619,8 +606,16 @@ class HeadWatch:
                 _log.warning(
                     "The head of the Ray cluster, %s:%d, does not answer. If it stays away Ray ends this command: give "
                     "it again once there is a cluster. What is stored is found, and what was charged stays charged.",
-                    *self._place,
+                    *place,
                 )
+
+    thread = threading.Thread(target=watch, daemon=True, name="head watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _own_packages() -> list[str]:
@@ -683,6 +678,7 @@ class _ServingActors:
         shares = (self._sources[i::num_actors] for i in range(num_actors))
         self.actors = [actor_class.remote(answer_from, config.num_threads, *share) for share in shares]
         self._watch = VoterWatch(self.actors)
+        self.are_answering = self._watch.are_answering
 
     def ask(self, shared: Any, *arguments: Any, timeout_s: float, what: str) -> list[Any]:
         """Return the answer of every actor. PoolError, which names ``what`` was asked, unless all come in time."""
@@ -697,10 +693,6 @@ class _ServingActors:
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             raise PoolError(f"Not all {what} within {timeout_s:g} s: {error}") from error
         return answers
-
-    def are_answering(self) -> bool:
-        """Return whether every actor answered its last ping, without waiting."""
-        return self._watch.all_answer
 
     def close(self) -> None:
         """End the watch and the actors."""
@@ -734,7 +726,9 @@ def _counter_of(
 ) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
     """Load blocks of teachers; return the function that counts their votes, (Q, C), on features (Q, ...)."""
     blocks = [tensors_of(source) for source in sources]
-    return lambda queries: np.sum([count_block(block, spec, queries, device=device) for block in blocks], axis=0)
+    return lambda queries: np.sum(
+        [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
+    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -760,9 +754,9 @@ class VoterWatch:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="voter watch")
         self._thread.start()
 
-    @property
-    def all_answer(self) -> bool:
-        """True if every voter answers and the watch is alive; its old observations do not count."""
+    def are_answering(self) -> bool:
+        """Return whether every voter answered its last ping, without waiting. Old observations of a watch that died do
+        not count."""
         is_fresh = time.monotonic() < self._looked_s + _HANG_TIMEOUT_S
         return is_fresh and all(voter.answers for voter in self._voters)
 

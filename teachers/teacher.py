@@ -172,7 +172,7 @@ def train_stacked(
         # shards.
         num_records, like = spec.max_shard_size or spec.fit.batch_size, shards[0]
         public = Shard(x=like.x.new_zeros(num_records, *like.x.shape[1:]), y=like.y.new_zeros(num_records))
-        _Stack([public] * count, spec, indices[:count], device).rehearse()
+        _Stack([public] * count, spec, indices[:count], device).train(is_rehearsal=True)
 
     if memory is None:
         num_parameters = sum(p.numel() for p in initial_model(spec, 0, shards[0]).parameters())
@@ -228,7 +228,12 @@ _STACKED_LAYERS = (*_DENSE_LAYERS, nn.Conv2d, nn.GroupNorm, nn.MaxPool2d, nn.Ada
 
 
 class _Stack:
-    """T teachers in training, each in its row. Parameters live in tensors (T, ...)."""
+    """T teachers in training, each in its row. Parameters live in tensors (T, ...).
+
+    Their records lie end to end, then one record of zeros, the filler of incomplete batches. The device holds them only
+    where the configuration bounds their number, since its use of memory must not follow private sizes. Otherwise they
+    stay on the CPU and are sent batch by batch.
+    """
 
     def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, teachers: Sequence[int], device: torch.device):
         models = [initial_model(spec, teacher, shard) for teacher, shard in zip(teachers, shards, strict=True)]
@@ -249,7 +254,17 @@ class _Stack:
         self._is_dense = all(type(layer) in _DENSE_LAYERS for layer in self._template.children())
         seeds = (seed_of(spec.seed, teacher, TRAINING) for teacher in teachers)
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._records = _Records(shards, spec, device)
+        self._home = torch.device("cpu") if spec.max_shard_size is None else device
+        # Where each shard begins, and the filler's row; its label is the number of the row of zeros in the targets.
+        starts = torch.tensor([0, *(len(shard.y) for shard in shards)]).cumsum(0).tolist()
+        self._starts, self._filler, like = starts[:-1], starts[-1], shards[0].x
+        self._x = torch.cat([*(shard.x for shard in shards), like.new_zeros(1, *like.shape[1:])]).to(self._home)
+        self._y = torch.cat([*(shard.y for shard in shards), torch.tensor([spec.num_classes])]).to(self._home)
+        dtype = self._x.dtype if self._x.is_floating_point() else torch.float32
+        smoothing, classes = spec.fit.label_smoothing, torch.eye(spec.num_classes, dtype=dtype)
+        # The target of the filler is a row of zeros, so that it adds 0 to the loss and to every gradient.
+        targets = functional.pad(classes * (1 - smoothing) + smoothing / spec.num_classes, (0, 0, 0, 1))
+        self._targets = targets.to(device)
         batch_size = min(spec.fit.batch_size, spec.max_shard_size or spec.fit.batch_size)
         bounds, column = [batch_bounds(len(shard.y), batch_size) for shard in shards], torch.arange(batch_size)
         self._steps = []
@@ -260,46 +275,48 @@ class _Stack:
             # The column behind the longest shard holds the filler in every row.
             positions = torch.where(inside, start[:, None] + column, max(len(shard.y) for shard in shards))
             # A teacher without a batch has weights 0, not 0 / 0.
-            weights = inside.to(self._records.dtype) / (stop - start).clamp(min=1)[:, None]
+            weights = inside.to(dtype) / (stop - start).clamp(min=1)[:, None]
             self._steps.append(_Step(teachers=present, positions_TB=positions, weights_TB=weights.to(device)))
 
-    def train(self) -> list[StackedWeights]:
-        """Train for all epochs, and return each teacher's weights on the CPU."""
+    def train(self, *, is_rehearsal: bool = False) -> list[StackedWeights]:
+        """Train for all epochs, and return each teacher's weights on the CPU.
+
+        A rehearsal ends after one step, to measure its memory: all steps have the same shapes.
+        """
         for epoch in range(self._fit.epochs if self._steps else 0):
-            rows, changes = self._shuffled_epoch()
-            learning_rate = epoch_learning_rate(self._fit, epoch)
+            draws = [
+                draw_epoch(shard.x, self._augment, g) for shard, g in zip(self._shards, self._generators, strict=True)
+            ]
+            # Every teacher's rows in the epoch's order (T, N + 1): the end of a shorter shard and the last column are
+            # filler.
+            shifted = [order + start for (order, _), start in zip(draws, self._starts, strict=True)]
+            rows = nn.utils.rnn.pad_sequence(shifted, batch_first=True, padding_value=self._filler)
+            rows = functional.pad(rows, (0, 1), value=self._filler)
+            drawn = [change for _, change in draws if change is not None]
+            # The last one belongs to the filler.
+            drawn += [change.new_zeros(1, *change.shape[1:]) for change in drawn[:1]]
+            changes, learning_rate = torch.cat(drawn) if drawn else None, epoch_learning_rate(self._fit, epoch)
             for step in self._steps:
                 self._step(step, rows, changes, learning_rate)
+                if is_rehearsal:
+                    return []
         fixed = {name: value for name, value in self._template.state_dict().items() if name not in self._parameters}
         everyones = {name: value.expand(len(self._generators), *value.shape) for name, value in fixed.items()}
         stacked = {name: value.cpu() for name, value in (self._parameters | everyones).items()}
         # Cloned: a view would keep the whole stack in memory.
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
-    def rehearse(self) -> None:
-        """Make one step, to measure its memory: all steps have the same shapes."""
-        self._step(self._steps[0], *self._shuffled_epoch(), self._fit.learning_rate)
-
-    def _shuffled_epoch(self) -> tuple[Tensor, Tensor | None]:
-        """Return every teacher's rows in an epoch's order (T, N + 1), and the augmentation of all records or None.
-
-        The end of a shorter shard and the last column are filler.
-        """
-        draws = [draw_epoch(shard.x, self._augment, g) for shard, g in zip(self._shards, self._generators, strict=True)]
-        records = self._records
-        shifted = [order + start for (order, _), start in zip(draws, records.starts, strict=True)]
-        rows = nn.utils.rnn.pad_sequence(shifted, batch_first=True, padding_value=records.filler)
-        rows = functional.pad(rows, (0, 1), value=records.filler)
-        changes = [change for _, change in draws if change is not None]
-        # The last one belongs to the filler.
-        changes += [change.new_zeros(1, *change.shape[1:]) for change in changes[:1]]
-        return rows, torch.cat(changes) if changes else None
-
     def _step(self, step: _Step, rows: Tensor, changes: Tensor | None, learning_rate: float) -> None:
-        """Make one step of every teacher that has this batch."""
+        """Make one step of every teacher that has this batch; ``changes`` are the augmentation of all records."""
         # Teachers without a batch are computed too: the shape of a kernel must not follow who has one.
         chosen_TB = rows.gather(1, step.positions_TB)
-        gradients = [g.unbind() for g in self._gradients(*self._records.batch(chosen_TB, changes), step.weights_TB)]
+        chosen, at_home = chosen_TB.flatten(), chosen_TB.flatten().to(self._home)
+        x = scale_bytes(self._x.index_select(0, at_home).to(self._device))
+        if changes is not None:
+            x = apply_changes(x, self._augment, changes.index_select(0, chosen).to(self._device))
+        targets = self._targets.index_select(0, self._y.index_select(0, at_home).to(self._device))
+        x_TB, targets_TBC = (values.unflatten(0, chosen_TB.shape) for values in (x, targets))
+        gradients = [g.unbind() for g in self._gradients(x_TB, targets_TBC, step.weights_TB)]
         own = [gradient[t] for t in step.teachers for gradient in gradients]
         count, num_teachers = len(gradients), len(chosen_TB)
         # Updates of a teacher without a batch are left out: a gradient of 0 would still move momentum and step counts.
@@ -362,38 +379,6 @@ class _Step:
     teachers: Sequence[int]
     positions_TB: Tensor
     weights_TB: Tensor
-
-
-class _Records:
-    """The records of a stack end to end, then one record of zeros, the filler of incomplete batches.
-
-    The device holds them only where the configuration bounds their number, since its use of memory must not follow
-    private sizes. Otherwise they stay on the CPU and are sent batch by batch.
-    """
-
-    def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, device: torch.device) -> None:
-        home = torch.device("cpu") if spec.max_shard_size is None else device
-        # The filler's label is the number of the row of zeros in the targets below.
-        starts = torch.tensor([0, *(len(shard.y) for shard in shards)]).cumsum(0).tolist()
-        self.starts, self.filler, like = starts[:-1], starts[-1], shards[0].x
-        self._x = torch.cat([*(shard.x for shard in shards), like.new_zeros(1, *like.shape[1:])]).to(home)
-        self._y = torch.cat([*(shard.y for shard in shards), torch.tensor([spec.num_classes])]).to(home)
-        self.dtype = self._x.dtype if self._x.is_floating_point() else torch.float32
-        smoothing, classes = spec.fit.label_smoothing, torch.eye(spec.num_classes, dtype=self.dtype)
-        # The target of the filler is a row of zeros, so that it adds 0 to the loss and to every gradient.
-        targets = functional.pad(classes * (1 - smoothing) + smoothing / spec.num_classes, (0, 0, 0, 1))
-        self._targets = targets.to(device)
-        self._augment, self._home, self._device = spec.augment, home, device
-
-    def batch(self, chosen_TB: Tensor, changes: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return records (T, B, ...), scaled and augmented, and their targets (T, B, C), on the device."""
-        chosen = chosen_TB.flatten()
-        at_home = chosen.to(self._home)
-        x = scale_bytes(self._x.index_select(0, at_home).to(self._device))
-        if changes is not None:
-            x = apply_changes(x, self._augment, changes.index_select(0, chosen).to(self._device))
-        targets = self._targets.index_select(0, self._y.index_select(0, at_home).to(self._device))
-        return x.unflatten(0, chosen_TB.shape), targets.unflatten(0, chosen_TB.shape)
 
 
 def train_teachers(

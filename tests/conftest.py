@@ -4,6 +4,7 @@ Packages are imported where they are used: the process that hands out files to w
 """
 
 import asyncio
+import fcntl
 import gc
 import hashlib
 import logging
@@ -11,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
@@ -134,6 +136,38 @@ def with_drawings(drawings: Callable[[], AbstractContextManager[None]]) -> Itera
 
 
 @pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], AbstractContextManager[Path]]:
+    """A folder of all workers of the session by its name, for one of them at a time."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    @contextmanager
+    def folder(name: str) -> Iterator[Path]:
+        with (root / f"shared-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield root / f"shared-{name}"
+
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _library_is_bundled_once(shared: Callable[[str], AbstractContextManager[Path]]) -> None:
+    """Every worker that writes a page of a comparison would bundle the library of its charts, which takes seconds."""
+    from fairpate.report import frontier_page
+
+    bundle = frontier_page._library
+
+    @cache
+    def bundled() -> str:
+        with shared("library") as kept:
+            if not kept.exists():
+                kept.write_text(bundle(), encoding="ascii")
+            return kept.read_text(encoding="ascii")
+
+    frontier_page._library = bundled
+
+
+@pytest.fixture(scope="session")
 def quick_graphs() -> None:
     """For every graph torch's exporter parses and registers all of onnxscript's operators anew: most of its time."""
     try:
@@ -205,35 +239,37 @@ def _remembered_data() -> tuple[Callable[..., Any], ...]:
     """Return a loader of the digits, a division of them, embeddings and coordinates, which remember what they made."""
     from fairpate.data import registry
 
-    load, divide, known = registry.find_entry("color_digits").load, registry.dataset_of, dict[Any, Any]()
+    load, divide = registry.find_entry("color_digits").load, registry.dataset_of
+    known: dict[str, dict[Any, Any]] = defaultdict(dict)  # apart, as coordinates are many and the others few and dear
 
-    def remembered(place: Any, compute: Callable[[], Any], given: Any = None) -> Any:
-        if place not in known:
-            if len(known) == 512:
-                known.clear()
+    def remembered(kind: str, place: Any, compute: Callable[[], Any], given: Any = None) -> Any:
+        found = known[kind]
+        if place not in found:
+            if len(found) == 512:
+                found.clear()
             # What was given stays, so that no other object gets its address.
-            known[place] = given, compute()
-        return known[place][1]
+            found[place] = given, compute()
+        return found[place][1]
 
     def digest(x: Any) -> tuple[Any, ...]:
         return (*x.shape, hashlib.blake2b(x.contiguous().numpy()).digest())
 
     def load_once(request: Any) -> Any:
-        return remembered(repr((request.seed, request.options)), lambda: load(request))
+        return remembered("loaded", repr((request.seed, request.options)), lambda: load(request))
 
     def divide_once(loaded: Any, config: Any, entry: Any, **given: Any) -> Any:
         if entry.name != "color_digits" or given:
             return divide(loaded, config, entry, **given)
-        return remembered(config.model_dump_json(), lambda: divide(loaded, config, entry))
+        return remembered("divided", config.model_dump_json(), lambda: divide(loaded, config, entry))
 
     def embedding_of(of: Any, pool: Any, config: Any, **given: Any) -> Any:
         place = (of, config.model_dump_json(), *given.items(), *digest(pool))
-        return remembered(place, lambda: of(pool, config, **given))
+        return remembered("embedding", place, lambda: of(pool, config, **given))
 
     def coordinates(call: Any, embedding: Any, x: Any, **given: Any) -> Any:
         if given:
             return call(embedding, x, **given)
-        return remembered((id(embedding), *digest(x)), lambda: call(embedding, x), embedding).clone()
+        return remembered("coordinates", (id(embedding), *digest(x)), lambda: call(embedding, x), embedding).clone()
 
     return load_once, divide_once, embedding_of, coordinates
 

@@ -781,7 +781,7 @@ def add_analyst_routes(
         caller: KnownCaller = request.scope["state"]["caller"]
         ledger = writer.books.ledger
         # The store's limit first: a change enters the ledger with the next new query.
-        own = tokens.limits.get(caller.name, ledger.limits.get(caller.name, NO_LIMIT))
+        own = tokens.stored.limits.get(caller.name, ledger.limits.get(caller.name, NO_LIMIT))
         queries, most = ledger.charged_to[caller.name], most_queries(ledger.terms, own)
         epsilon = epsilon_data_independent(ledger.terms, num_queries=queries)
         return json_response(
@@ -853,7 +853,7 @@ def add_operator_routes(
                     "at_s": asked.at_s,
                 }
             )
-        epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
+        epsilon = await asyncio.to_thread(books.epsilon, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
 
     @app.post("/v1/operator/verification", response_model=Chain, responses={503: {"model": Faults}})

@@ -323,11 +323,11 @@ class LiveTokens:
     """The tokens that a service accepts now: those of its start, and the current ones of its files and its store.
 
     Once a token was needed, one is needed for ever, also after a restart: a store that is emptied or lost opens
-    nothing.
+    nothing. ``stored`` is the store as it was last read.
     """
 
     def __init__(self, book: TokenBook) -> None:
-        self._book, self._stored = book, NO_TOKENS
+        self._book, self.stored = book, NO_TOKENS
         self._stored_entries: tuple[Entry, ...] = ()
         self._store_version: tuple[int, ...] = ()
         self._file_versions: dict[Path, tuple[int, ...]] = {}
@@ -335,11 +335,6 @@ class LiveTokens:
         self._needs_token = False
         if not book.is_empty:
             self._need_token()
-
-    @property
-    def limits(self) -> Mapping[str, OwnLimit]:
-        """The limits of the store, as it was last read."""
-        return self._stored.limits
 
     def caller(self, token: str | None) -> KnownCaller | None:
         """Return the owner of ``token``, None for an unknown one; the local analyst if no token is needed."""
@@ -386,7 +381,7 @@ class LiveTokens:
             return
         self._store_version = version
         # The limits stay: no caller may spend more because a file is gone or cannot be read.
-        store = self._stored.with_tokens(())
+        store = self.stored.with_tokens(())
         try:
             if version:
                 # Before the store is read: a damaged store, too, admits no caller without a token.
@@ -394,7 +389,7 @@ class LiveTokens:
                 store = read_store(path)
         except Exception as error:  # noqa: BLE001 - after any error, tokens that were good may be revoked
             _log.error("Nobody is admitted by the token store: %s", error)
-        self._stored, self._stored_entries = store, store.entries
+        self.stored, self._stored_entries = store, store.entries
 
     def _need_token(self) -> None:
         self._needs_token = True

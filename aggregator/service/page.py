@@ -235,9 +235,9 @@ _MOST_CALLERS = 20
 
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
     """Return a :class:`aggregator.service.api.Costs` of the first charges, which the running price has priced."""
-    ledger, (cost_Q, voted_Q) = books.ledger, books.price.priced(num_charges)
+    ledger, (cost_Q, voted_Q) = books.ledger, books.priced(num_charges)
     # At one order, at which the costs of queries add up and compare.
-    worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.price.order])[0])
+    worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.order])[0])
     found = compared_costs(cost_Q, np.full(len(cost_Q), worst), voted_Q)
     total, charges = float(cost_Q.sum()), []
     for number in found.dearest:
@@ -255,7 +255,7 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
             }
         )
     return {
-        "order": books.price.order,
+        "order": books.order,
         "words": found.words,
         "bins": np.histogram(found.of_worst_Q, bins=_NUM_BINS, range=(0, 1))[0].tolist() if found.varies else [],
         "dearest": charges,
@@ -314,7 +314,7 @@ class States:
             num_open=len(history.open),
         )
         # In this order: costs are those of the charges that the running price has priced.
-        price = await asyncio.to_thread(snapshot.books.price.epsilon, ledger, num_charges)
+        price = await asyncio.to_thread(snapshot.books.epsilon, num_charges)
         costs = await asyncio.to_thread(costs_of, snapshot.books, num_charges, self._pool)
         groups = zip(self._pool.group_names, history.by_group(), strict=True)
         spenders = sorted(ledger.charged_to.items(), key=lambda each: -each[1])[:_MOST_CALLERS]

@@ -87,7 +87,7 @@ class Backend:
             count_votes=self.count_votes,
             quotas=Quotas(settings.quota),
             answer_step_s=settings.answer_step_s,
-            own_limits=lambda: tokens.limits,
+            own_limits=lambda: tokens.stored.limits,
             on_group=counters.groups.inc,
         )
         states = States(writer, health, verification, pool, counters.latency, last_backup=self.last_backup)
@@ -188,7 +188,7 @@ class AggregatorActor:
         """Return whether requests are accepted. ServiceError, with the cause, if the service could not start."""
         if self._failure:
             raise ServiceError(self._failure)
-        return self._server is not None and self._server.is_alive
+        return self._server is not None and self._server.is_alive()
 
     def stop(self) -> None:
         """Close the server, which closes the ledger, and then the voters."""

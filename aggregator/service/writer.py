@@ -70,13 +70,15 @@ _ORDERS_A = np.array(accountant.DEFAULT_ORDERS)
 _log = logging.getLogger(__name__)
 
 
-class RunningPrice:
-    """The data-dependent privacy cost of a ledger's charges, for the operator alone; each charge is priced once.
+class Books:
+    """An open ledger, the session that writes it, and the data-dependent privacy cost of its charges.
 
-    ``order``: the Renyi order at which single charges are compared.
+    The cost is for the operator alone; each charge is priced once. ``order``: the Renyi order at which single charges
+    are compared.
     """
 
-    def __init__(self, terms: LedgerTerms) -> None:
+    def __init__(self, *, ledger: Ledger, session: AggregatorSession) -> None:
+        self.ledger, self.session, terms = ledger, session, ledger.terms
         self._lock = threading.Lock()
         self._curve_A = np.zeros(len(_ORDERS_A))
         self._num_priced = 0
@@ -88,8 +90,14 @@ class RunningPrice:
         self.order = float(_ORDERS_A[self._place])
         self._cost_Q, self._voted_Q = np.zeros(0), np.zeros(0, dtype=np.bool_)
 
-    def epsilon(self, ledger: Ledger, num_charges: int) -> float:
+    def snapshot(self) -> Snapshot:
+        """Return the state now; to be called between two transactions."""
+        room = self.session.room(_MOST_NEW_QUERIES)
+        return Snapshot(books=self, terms=self.ledger.terms, num_charges=len(self.ledger.keys), room=room)
+
+    def epsilon(self, num_charges: int) -> float:
         """Return epsilon of the first ``num_charges`` charges, or of more charges if another thread has priced more."""
+        ledger = self.ledger
         with self._lock:
             start, stop = self._num_priced, num_charges
             if start < stop:
@@ -119,23 +127,6 @@ class RunningPrice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Books:
-    """An open ledger, the session that writes it and the running price of its charges."""
-
-    ledger: Ledger
-    session: AggregatorSession
-    price: RunningPrice = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "price", RunningPrice(self.ledger.terms))
-
-    def snapshot(self) -> Snapshot:
-        """Return the state now; to be called between two transactions."""
-        room = self.session.room(_MOST_NEW_QUERIES)
-        return Snapshot(books=self, num_charges=len(self.ledger.keys), room=room)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """The state of a ledger after its last durable transaction.
 
@@ -143,13 +134,9 @@ class Snapshot:
     """
 
     books: Books
+    terms: LedgerTerms
     num_charges: int
     room: int
-
-    @property
-    def terms(self) -> LedgerTerms:
-        """The terms of the ledger."""
-        return self.books.ledger.terms
 
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
         """Return the budget as it would be after ``num_new_queries``, whether or not all of them have room."""
@@ -202,9 +189,7 @@ class Writer:
             self.failure = failure
 
     def _open_again(self) -> None:
-        """Raise LedgerError if the ledger failed and cannot be opened again yet."""
-        if not self.failure:
-            return
+        """Raise LedgerError if the ledger, which failed, cannot be opened again yet."""
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
             raise LedgerError(self.failure)
         # Before the attempt: one that fails must not be repeated by every request that waits.

@@ -48,7 +48,7 @@ def sides_as_in_paper(setting: Setting) -> Sides:
     def answer(prices_GE: FloatArray) -> FloatArray:
         priced_D = np.tensordot(prices_GE, sums_GED, axes=2)
         noisy_D = add_laplace(priced_D, l1_sensitivity=feature_reach, epsilon=epsilon, source=source)
-        return regression.coefficients(noisy_D)
+        return regression.public + regression.lift @ noisy_D
 
     def violations(coefficients_D: FloatArray) -> FloatArray:
         rates_GE, rules = cells.rates(features @ coefficients_D < 0), setting.rules

@@ -61,24 +61,15 @@ class DemographicParityGate:
         counts_GC.flags.writeable = False
         return counts_GC
 
-    def admit(self, group: int, label: int) -> bool:
-        """Decide on ``label`` for ``group`` and, when accepted, count it as released.
+    def accepts_any(self, group: int) -> bool:
+        """False if every label would be refused for this group: refuse before any vote is read, at no cost."""
+        return any(self.admit(group, label, counted=False) for label in range(len(self._label_sizes)))
+
+    def admit(self, group: int, label: int, *, counted: bool = True) -> bool:
+        """Decide on ``label`` for ``group`` and, when accepted, count it as released, unless that is not asked.
 
         IndexError for a group or label that the gate does not have.
         """
-        accepted = self._accepts(group, label)
-        if accepted:
-            self._rows[group][label] += 1
-            self._group_sizes[group] += 1
-            self._label_sizes[label] += 1
-            self._total += 1
-        return accepted
-
-    def accepts_any(self, group: int) -> bool:
-        """False if every label would be refused for this group: refuse before any vote is read, at no cost."""
-        return any(self._accepts(group, label) for label in range(len(self._label_sizes)))
-
-    def _accepts(self, group: int, label: int) -> bool:
         # Python would take -1 for the last group, and count there.
         if not 0 <= group < len(self._rows):
             raise IndexError(f"Expected 0 <= group < {len(self._rows)}, got {group}.")
@@ -91,20 +82,28 @@ class DemographicParityGate:
             answers = min(self._group_sizes)
         # Without another group's answers a gap is undefined; refusing then would leave every group waiting for another.
         if rest == 0 or answers < rule.min_count:
-            return True
-        if self._margin is None:
-            return rule.max_disparity > 0
-        is_below, rest_hits = partial(_is_below, self._margin, hits + 1, size + 1), self._label_sizes[label] - hits
-        if rule.gap == "one_vs_rest":
-            return bool(is_below(rest_hits, rest))
-        if rule.gap == "overall":
-            # The label on offer counts in its group, and so in all groups together.
-            return bool(is_below(rest_hits + hits + 1, self._total + 1))
-        return all(
-            is_below(self._rows[other][label], other_size)
-            for other, other_size in enumerate(self._group_sizes)
-            if other != group and other_size
-        )
+            accepted = True
+        elif self._margin is None:
+            accepted = rule.max_disparity > 0
+        else:
+            is_below = partial(_is_below, self._margin, hits + 1, size + 1)
+            if rule.gap == "one_vs_rest":
+                accepted = bool(is_below(self._label_sizes[label] - hits, rest))
+            elif rule.gap == "overall":
+                # The label on offer counts in its group, and so in all groups together.
+                accepted = bool(is_below(self._label_sizes[label] + 1, self._total + 1))
+            else:
+                accepted = all(
+                    is_below(self._rows[other][label], other_size)
+                    for other, other_size in enumerate(self._group_sizes)
+                    if other != group and other_size
+                )
+        if accepted and counted:
+            self._rows[group][label] += 1
+            self._group_sizes[group] += 1
+            self._label_sizes[label] += 1
+            self._total += 1
+        return accepted
 
 
 def _is_below(margin: tuple[int, int], hits: Any, size: Any, other_hits: Any, other_size: Any) -> Any:

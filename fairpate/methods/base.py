@@ -445,10 +445,16 @@ class Method(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @property
-    def networks(self) -> dict[str, NetworkConfig]:
-        """The architectures that may start from ``backbone.weights``, by the section that names them."""
-        sections = {name: getattr(self, name, None) for name in ("teachers", "student")}
-        return {f"{name}.model": section.model for name, section in sections.items() if section is not None}
+    def networks(self) -> dict[str, ModelConfig]:
+        """The architectures with what they start from, by the section that names them."""
+        found = {}
+        for section in ("teachers", "student"):
+            if getattr(self, section, None) is not None:
+                network: NetworkConfig = getattr(self, section).model
+                # Other architectures have no weights to start from.
+                start = dict(self.backbone) if network.name in BACKBONES else {}
+                found[f"{section}.model"] = ModelConfig(**dict(network), **start)
+        return found
 
     @model_validator(mode="after")
     def _has_one_backbone(self) -> Self:
@@ -463,25 +469,19 @@ class Method(Section):
             )
         return self
 
-    def started(self, network: NetworkConfig) -> ModelConfig:
-        """``network`` with what it starts from."""
-        # Other architectures have no weights to start from.
-        start = dict(self.backbone) if network.name in BACKBONES else {}
-        return ModelConfig(**dict(network), **start)
-
     @property
     def student_training(self) -> StudentTraining:
         """The student's section, with its initial weights and its optimiser."""
         student = self.student
         learning = {name: getattr(student, name) for name in LearningConfig.model_fields}
         fit = FitConfig(**dict(student.fit), **dict(self.training), label_smoothing=student.label_smoothing)
-        return StudentTraining(model=self.started(student.model), fit=fit, **learning)
+        return StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
 
     def teachers_training(self, teachers: TeachersConfig) -> TeachersTraining:
         """The section of the teachers, with their initial weights and their optimiser."""
         shards = {name: getattr(teachers, name) for name in ShardsConfig.model_fields}
         fit = FitConfig(**dict(teachers.fit), **dict(self.training))
-        return TeachersTraining(model=self.started(teachers.model), fit=fit, **shards)
+        return TeachersTraining(model=self.networks["teachers.model"], fit=fit, **shards)
 
     @property
     def reads_public_groups(self) -> bool:
@@ -525,7 +525,7 @@ class Method(Section):
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a data set that the method cannot learn from, before anything is written; also if it
-        names persons and nothing bounds what a person's records do together."""
+        names persons and nothing bounds what a person's records do together, or has fewer records than teachers."""
         # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
         if dataset.unit == "person" and self.is_private and (self.protects_attribute_only or not self.protects_persons):
             reason = "has no bound on what all records of a person do together"
@@ -534,6 +534,14 @@ class Method(Section):
             raise ConfigError(
                 f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
                 "protects each record by itself, or choose another method."
+            )
+        teachers = getattr(self, "teachers", None)
+        # Without a word on how many there are. Of several sites, others may have more than this one.
+        count = teachers.num_teachers if isinstance(teachers, TeachersConfig) and dataset.shared_unit is None else 0
+        if count > dataset.private.num_protected:
+            raise ConfigError(
+                f"teachers.num_teachers: {count} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
+                "that most would learn from nothing; lower it."
             )
         if not len(dataset.public) and (needing := self.needing_public):
             others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}

@@ -263,27 +263,32 @@ class Setting:
     source: NoiseSource
     reserve: Callable[[Sequence[Event], str], None]
 
-    @property
-    def sizes(self) -> LaplaceReleases:
-        """The event of releasing the sizes of all cells."""
-        return LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
+    def begin(
+        self, count: int, *kinds: type[PureReleases], others: tuple[PureReleases, ...] = ()
+    ) -> tuple[float, tuple[PureReleases, ...], FloatArray]:
+        """Charge all that the game will release, and release the share of all records that each cell has, once, so that
+        prices are public.
 
-    def planned(
-        self, count: int, others: Sequence[PureReleases], *kinds: type[PureReleases]
-    ) -> tuple[float, tuple[PureReleases, ...]]:
-        """Return the epsilon of each of ``count`` releases of each kind, and the events of these and of ``others``.
-
-        ValueError, before anything is released, for a target that leaves nothing for the rounds.
+        The game makes ``count`` releases of each kind, and ``others``. Return the epsilon of one of ``count``, all
+        events and the shares. ValueError, before anything is released, for a target that leaves nothing for the rounds.
         """
+        sizes = LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
         epsilon = release_epsilon_for(
             target_epsilon=self.target.epsilon,
             target_delta=self.target.delta,
             count=count,
-            others=tuple(others),
+            others=(sizes, *others),
             kinds=kinds,
             accounting=self.target.accounting,
         )
-        return epsilon, (*others, *(kind(count=count, epsilon=epsilon) for kind in kinds))
+        events = (sizes, *others, *(kind(count=count, epsilon=epsilon) for kind in kinds))
+        # Before the draw, which may end the run: a refusal afterwards would reveal that it did not.
+        self.reserve(events, self.source.label)
+        sizes_GE = self.noisy_sums(np.ones(len(self.features)), norm=1.0, epsilon=sizes.epsilon)
+        shares_GE: FloatArray = sizes_GE / len(self.features)
+        with spent([sizes], noise=self.source.label):
+            require_shares(shares_GE, self.config.min_share)
+        return epsilon, events, shares_GE
 
     def noisy_sums(self, values: FloatArray, *, norm: float, epsilon: float) -> FloatArray:
         """Noisy sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
@@ -299,19 +304,6 @@ class Setting:
             source=self.source,
         )
         return np.insert(noisy, reference, totals - noisy.sum(axis=0), axis=0)
-
-    def released_shares(self, events: Sequence[Event]) -> FloatArray:
-        """Release the share of all records that each cell has, once, so that the game's prices are public.
-
-        ``events``: all that the game will release, these shares included.
-        """
-        # Before the draw, which may end the run: a refusal afterwards would reveal that it did not.
-        self.reserve(events, self.source.label)
-        sizes_GE = self.noisy_sums(np.ones(len(self.features)), norm=1.0, epsilon=self.sizes.epsilon)
-        shares_GE: FloatArray = sizes_GE / len(self.features)
-        with spent([self.sizes], noise=self.source.label):
-            require_shares(shares_GE, self.config.min_share)
-        return shares_GE
 
     def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:
         """Violations by released counts over released sizes, (S, O, E)."""
@@ -347,25 +339,21 @@ class Regression:
 
     def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
         # What needs no group is solved once: a round multiplies by it.
-        self._public = plain_rule(features, cells, ridge=ridge)
+        self.public = plain_rule(features, cells, ridge=ridge)
         if num_directions is None:
             factor = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
-            self.components, self._lift = features, cho_solve(factor, np.eye(features.shape[1]))
+            self.components, self.lift = features, cho_solve(factor, np.eye(features.shape[1]))
         else:
             left, lengths, right = np.linalg.svd(features, full_matrices=False)
             # Shorter lengths are rounding errors, whose directions would be magnified to unit length.
             rank = min(num_directions, int((lengths > lengths[0] * 1e-10).sum()))
             self.components, lengths = left[:, :rank], lengths[:rank]
             # (X'X + ridge)^-1 X' in the basis of singular vectors.
-            self._lift = right[:rank].T * lengths / (lengths**2 + ridge)
+            self.lift = right[:rank].T * lengths / (lengths**2 + ridge)
         # L1, as Laplace noise asks: the most that one record moves in all sums together.
         norms_N = np.abs(self.components).sum(axis=1)
         inside = [norms_N[cells.events_N == event] for event in range(cells.num_events)]
         self.norms_E: FloatArray = np.array([norms.max(initial=0.0) for norms in inside])
-
-    def coefficients(self, priced: FloatArray) -> FloatArray:
-        """beta1 - beta0, given the sums F' prices."""
-        return self._public + self._lift @ priced
 
 
 def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
@@ -378,16 +366,14 @@ def linear_sides(setting: Setting) -> Sides:
     """The learner and the auditor of linear rules."""
     config, features = setting.config, setting.features
     regression = Regression(features, setting.cells, ridge=config.ridge, num_directions=config.num_directions)
-    once = config.release == "once"
-    fixed = [setting.sizes]
+    num_rounds, once = setting.rules.num_rounds, config.release == "once"
     if once:
-        fixed.append(LaplaceReleases(count=1, epsilon=config.feature_share * setting.target.epsilon))
-    round_epsilon, events = setting.planned(setting.rules.num_rounds * (1 if once else 2), fixed, LaplaceReleases)
-    shares_GE = setting.released_shares(events)
-    if once:
+        sums = LaplaceReleases(count=1, epsilon=config.feature_share * setting.target.epsilon)
+        round_epsilon, events, shares_GE = setting.begin(num_rounds, LaplaceReleases, others=(sums,))
         norm = float(regression.norms_E.max())
-        sums_GED = setting.noisy_sums(regression.components, norm=norm, epsilon=fixed[1].epsilon)
+        sums_GED = setting.noisy_sums(regression.components, norm=norm, epsilon=sums.epsilon)
     else:
+        round_epsilon, events, shares_GE = setting.begin(2 * num_rounds, LaplaceReleases)
         # Exact, and so private: every answer that reads them adds noise.
         sums_GED = setting.cells.sums(regression.components)
 
@@ -397,7 +383,7 @@ def linear_sides(setting: Setting) -> Sides:
             # Where all groups have one price the sum does not depend on the groups: sensitivity 0, and no noise.
             sensitivity = feature_sensitivity(prices_GE, regression.norms_E)
             priced_D = add_laplace(priced_D, l1_sensitivity=sensitivity, epsilon=round_epsilon, source=setting.source)
-        return regression.coefficients(priced_D)
+        return regression.public + regression.lift @ priced_D
 
     def violations(coefficients_D: FloatArray) -> FloatArray:
         is_positive_N = np.where(features @ coefficients_D < 0, 1.0, 0.0)
@@ -462,9 +448,7 @@ def group_sides(setting: Setting) -> Sides:
     # As with all rules here, a score below 0 predicts 1.
     class_of_rules = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
     # The learner's releases, and the auditor's.
-    kinds = (PureReleases, LaplaceReleases)
-    round_epsilon, events = setting.planned(setting.rules.num_rounds, (setting.sizes,), *kinds)
-    shares_GE = setting.released_shares(events)
+    round_epsilon, events, shares_GE = setting.begin(setting.rules.num_rounds, PureReleases, LaplaceReleases)
 
     def violations(rule_GJ: FloatArray) -> FloatArray:
         positives_GE = class_of_rules.positives(rule_GJ, epsilon=round_epsilon, source=source)
@@ -553,7 +537,32 @@ class OracleLearner(PrivateMethod):
         )
         if not config.reference_group < num_groups:
             raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
-        rules, by_group = self._game_rules(features, num_groups), config.rules == "by_group"
+        by_group, (num_records, num_features) = config.rules == "by_group", features.shape
+        # The paper's number of rounds and learning rate where none is set.
+        num_rounds, rate = config.num_rounds, config.learning_rate
+        if num_rounds is None:
+            published = published_num_rounds(
+                config, self.target, num_records=num_records, num_groups=num_groups, vc_dimension=num_features
+            )
+            if published < 1:
+                raise ValueError(
+                    f"The paper's number of rounds is {published:.3g} at epsilon {self.target.epsilon:g} for "
+                    f"{num_records} records and {num_features} features, less than one; raise epsilon or set "
+                    "num_rounds."
+                )
+            if published == math.inf:
+                raise ValueError("The paper's number of rounds is infinite without noise; set num_rounds.")
+            num_rounds = math.floor(published)
+        if rate is None:
+            # ln(4 G - 3), as in the paper: 4 (G - 1) multipliers of two signs and two labels, and the unused rest of B.
+            rate = 0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds)
+        rules = GameRules(
+            num_rounds=num_rounds,
+            dual_bound=config.dual_bound,
+            learning_rate=rate,
+            max_gap=config.max_gap,
+            reference_group=config.reference_group,
+        )
         setting = Setting(
             features=features,
             cells=cells,
@@ -582,34 +591,6 @@ class OracleLearner(PrivateMethod):
             mean_multipliers=mean_multipliers,
             shares_GE=sides.shares_GE,
             round_epsilon=sides.round_epsilon,
-        )
-
-    def _game_rules(self, features: FloatArray, num_groups: int) -> GameRules:
-        """The rules of the game, with the paper's number of rounds and learning rate where none is set."""
-        config, (num_records, num_features) = self.dp_oracle_learner, features.shape
-        num_rounds, rate = config.num_rounds, config.learning_rate
-        if num_rounds is None:
-            published = published_num_rounds(
-                config, self.target, num_records=num_records, num_groups=num_groups, vc_dimension=num_features
-            )
-            if published < 1:
-                raise ValueError(
-                    f"The paper's number of rounds is {published:.3g} at epsilon {self.target.epsilon:g} for "
-                    f"{num_records} records and {num_features} features, less than one; raise epsilon or set "
-                    "num_rounds."
-                )
-            if published == math.inf:
-                raise ValueError("The paper's number of rounds is infinite without noise; set num_rounds.")
-            num_rounds = math.floor(published)
-        if rate is None:
-            # ln(4 G - 3), as in the paper: 4 (G - 1) multipliers of two signs and two labels, and the unused rest of B.
-            rate = 0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds)
-        return GameRules(
-            num_rounds=num_rounds,
-            dual_bound=config.dual_bound,
-            learning_rate=rate,
-            max_gap=config.max_gap,
-            reference_group=config.reference_group,
         )
 
 
@@ -692,7 +673,36 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
         raise ValueError("Expected counts without NaN or negative values, and some above 0.")
     if not (reference := config.reference_group) < num_groups:
         raise ValueError(f"Expected reference_group < {num_groups}, got {reference}.")
-    parity_KGCC, slack_KG = _constraints(counts_GYC, config, epsilon)
+    # Of two labels, the rate of one determines that of the other.
+    labels = [1] if num_classes == 2 else list(range(num_classes))
+    # Counts of each event (G, E, C), and how many true labels an event merges.
+    events_GEC, merged = counts_GYC, 1
+    if config.constraint == "demographic_parity":
+        events_GEC, merged = counts_GYC.sum(axis=1, keepdims=True), num_labels
+    elif config.constraint == "equal_opportunity":
+        events_GEC = counts_GYC[:, labels]
+    elif config.constraint == "equal_false_positives":
+        # The records of all labels but one.
+        events_GEC, merged = (counts_GYC.sum(axis=1, keepdims=True) - counts_GYC)[:, labels], num_labels - 1
+    cells_GE = events_GEC.sum(axis=2)
+    require_shares(cells_GE / counts_GYC.sum(), config.min_share)
+    if config.constraint in ("equal_opportunity", "equal_false_positives"):
+        # Each of these events belongs to one label.
+        pairs = list(enumerate(labels))
+    else:
+        pairs = [(event, label) for event in range(cells_GE.shape[1]) for label in labels]
+    # The rates as linear functions of the mixing, and the slack of each group.
+    parity_KGCC = np.zeros((len(pairs), num_groups, num_classes, num_classes))
+    slack_KG = np.zeros((len(pairs), num_groups))
+    # A union bound over all noisy counts.
+    logarithm = math.log(num_groups * num_labels * num_classes / config.failure_probability)
+    for row, (event, label) in enumerate(pairs):
+        parity_KGCC[row, :, :, label] = events_GEC[:, event] / cells_GE[:, event, None]
+        if config.slack:
+            # The paper's bound on both rates' errors with probability 1 - beta; every cell that is merged brings its
+            # own noise.
+            smaller_G = np.minimum(cells_GE[:, event], cells_GE[reference, event])
+            slack_KG[row] = 4 * (num_classes - 1) * merged * logarithm / (smaller_G * epsilon)
     # Of the released total: where whole records are protected, their number is private.
     share_GYC = counts_GYC / counts_GYC.sum()
     # The error of predicting k where Yhat says j, (G, j, k).
@@ -715,43 +725,6 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
     # The solver keeps bounds and sums up to a tolerance.
     mixing_GCC = mixing_GCC / mixing_GCC.sum(axis=2, keepdims=True)
     return Mixing(mixing_GCC=mixing_GCC, error=float(found.fun), max_slack=float(slack_KG.max()))
-
-
-def _constraints(
-    counts_GYC: FloatArray, config: DpPostprocessingConfig, epsilon: float
-) -> tuple[FloatArray, FloatArray]:
-    """The rates as linear functions of the mixing (K, G, C, C), and the slack of each group (K, G)."""
-    num_groups, num_labels, num_classes = counts_GYC.shape
-    # Of two labels, the rate of one determines that of the other.
-    labels = [1] if num_classes == 2 else list(range(num_classes))
-    # Counts of each event (G, E, C), and how many true labels an event merges.
-    events_GEC, merged = counts_GYC, 1
-    if config.constraint == "demographic_parity":
-        events_GEC, merged = counts_GYC.sum(axis=1, keepdims=True), num_labels
-    elif config.constraint == "equal_opportunity":
-        events_GEC = counts_GYC[:, labels]
-    elif config.constraint == "equal_false_positives":
-        # The records of all labels but one.
-        events_GEC, merged = (counts_GYC.sum(axis=1, keepdims=True) - counts_GYC)[:, labels], num_labels - 1
-    cells_GE = events_GEC.sum(axis=2)
-    require_shares(cells_GE / counts_GYC.sum(), config.min_share)
-    if config.constraint in ("equal_opportunity", "equal_false_positives"):
-        # Each of these events belongs to one label.
-        pairs = list(enumerate(labels))
-    else:
-        pairs = [(event, label) for event in range(cells_GE.shape[1]) for label in labels]
-    parity_KGCC = np.zeros((len(pairs), num_groups, num_classes, num_classes))
-    slack_KG = np.zeros((len(pairs), num_groups))
-    # A union bound over all noisy counts.
-    logarithm = math.log(num_groups * num_labels * num_classes / config.failure_probability)
-    for row, (event, label) in enumerate(pairs):
-        parity_KGCC[row, :, :, label] = events_GEC[:, event] / cells_GE[:, event, None]
-        if config.slack:
-            # The paper's bound on both rates' errors with probability 1 - beta; every cell that is merged brings its
-            # own noise.
-            smaller_G = np.minimum(cells_GE[:, event], cells_GE[config.reference_group, event])
-            slack_KG[row] = 4 * (num_classes - 1) * merged * logarithm / (smaller_G * epsilon)
-    return parity_KGCC, slack_KG
 
 
 class Postprocessing(DpSgdFamily):

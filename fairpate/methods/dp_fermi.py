@@ -44,8 +44,9 @@ Shapes: N records, B of a batch, E events (games), G groups, Q = E G cells, C cl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -220,19 +221,11 @@ class FermiLoss:
             return gradient_BC
 
 
-class PublicPartitions:
-    """Batches of a public partition: every epoch divides all records at random into batches of ``batch_size``; the last
-    one may be smaller."""
-
-    def __init__(self, num_records: int, batch_size: int, generator: torch.Generator) -> None:
-        self._num_records, self._batch_size, self._generator = num_records, batch_size, generator
-        self._left: list[Tensor] = []
-
-    def next(self) -> Tensor:
-        """The rows of the next batch."""
-        if not self._left:
-            self._left = list(torch.randperm(self._num_records, generator=self._generator).split(self._batch_size))
-        return self._left.pop()
+def public_partitions(num_records: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """The rows of the batches of public partitions, for ever: every epoch divides all records at random into batches
+    of ``batch_size``; one may be smaller."""
+    while True:
+        yield from reversed(torch.randperm(num_records, generator=generator).split(batch_size))
 
 
 def fermi_training(
@@ -499,7 +492,7 @@ class DpFermi(DpSgdFamily):
         if settings.mode == "sens_public_batches":
             # From the training seed: a public partition needs no secret randomness.
             generator = training.generator(Stream.TRAINING)
-            sampler = PublicPartitions(len(private), round(steps.steps.expected_batch_size), generator).next
+            sampler = partial(next, public_partitions(len(private), round(steps.steps.expected_batch_size), generator))
         with training.reporter.stage(self.method) as advance:
             events = fermi_training(
                 training.model,

@@ -460,7 +460,8 @@ def train_pf_ld(
         raise ValueError(f"Expected pf_ld.group_sizes of {sizes}, got {len(config.group_sizes)}.")
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
     guided = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
-    secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
+    rate = min(1.0, config.batch_size / len(x))
+    secret = PoissonBatches(len(x), rate, randomness) if config.batches == "poisson" else None
     # Of sizes that are public by now; the paper's noise is scaled by private ones and so reveals something about them.
     spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
     # By cell the length and the direction of the slopes, and the noise that the gradient needs.
@@ -529,7 +530,7 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
             # As many samples in an epoch as a partition has batches.
             count=num_primals * math.ceil(num_records / config.batch_size),
             attribute_noise_multiplier=noise.gradient,
-            sampling_rate=sampling_rate(config, num_records),
+            sampling_rate=min(1.0, config.batch_size / num_records),
         )
     return (
         gradients,
@@ -576,11 +577,6 @@ def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
     # A record leaves one group of its population for another: the two smallest are the worst pair.
     inverse_UG = sizes_UG.double().reciprocal().topk(2, dim=1).values
     return clip_value * float(torch.linalg.vector_norm(inverse_UG, dim=1).max())
-
-
-def sampling_rate(config: PfLdConfig, num_records: int) -> float:
-    """Chance of a record to be in one secret batch."""
-    return min(1.0, config.batch_size / num_records)
 
 
 class PfLd(PrivateMethod):

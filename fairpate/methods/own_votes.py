@@ -107,29 +107,38 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
     """Read the whole file, and the one of test records. VotesFileError lists every fault."""
     path = config.path
     assert path is not None
-    table = _table(path, (config.id, config.group, *config.features, *(config.classes if config.are_counts else ())))
-    faults = _Faults(path, [])
-    names, groups = _names_and_groups(table, config, faults)
-    votes_QC, num_voters = (_counts if config.are_counts else _per_voter)(table, config, faults)
-    x = torch.from_numpy(_features(table, config, faults))
+    faults: list[str] = []
+    table, names, groups, x = _records(path, config, config.classes if config.are_counts else (), faults)
+    votes_QC, num_voters = _votes(table, config, path, faults)
     # The records are public, and so are the names of their groups.
     group_names = sorted(set(groups.tolist()))
     codes_Q: IntArray = np.searchsorted(group_names, groups).astype(np.int64)
-    test = None if config.test is None else _test(config.test, config, names, group_names, faults)
-    # After all files were looked at: one message lists what is to be corrected.
-    if faults.found:
-        raise VotesFileError("\n".join(faults.found))
-    record_ids = tuple(names.tolist())
-    unlabelled = torch.full((len(names),), -1, dtype=torch.int64)
     none = torch.zeros(0, dtype=torch.int64)
-    empty = Split(x=x[:0], y=none, z=none, record_id=())
+    empty = test = Split(x=x[:0], y=none, z=none, record_id=())
+    if config.test is not None:
+        table, test_names, test_groups, test_x = _records(config.test, config, (config.label,), faults)
+        code_of, label_of = ({value: code for code, value in enumerate(of)} for of in (group_names, config.classes))
+        z = np.array([code_of.get(group, -1) for group in test_groups.tolist()], dtype=np.int64)
+        y = np.array([label_of.get(label, -1) for label in _text(table, config.label).tolist()], dtype=np.int64)
+        of_groups = f"a group that no public record has ({', '.join(group_names)})"
+        for column, wrong, what in (
+            (config.id, np.isin(test_names, names), "an id of the file of votes, whose record may teach the student"),
+            (config.group, (z < 0) & (test_groups != ""), of_groups),
+            (config.label, y < 0, f"no label among {', '.join(config.classes)}"),
+        ):
+            faults += _faulty(config.test, column, wrong, what)
+        test = Split(x=test_x, y=torch.from_numpy(y), z=torch.from_numpy(z), record_id=tuple(test_names.tolist()))
+    # After all files were looked at: one message lists what is to be corrected.
+    if faults:
+        raise VotesFileError("\n".join(faults))
+    record_ids = tuple(names.tolist())
     dataset = Dataset(
         name=config.name or path.stem,
         kind="tabular",
         private=empty,
-        public=Split(x=x, y=unlabelled, z=torch.from_numpy(codes_Q), record_id=record_ids),
+        public=Split(x=x, y=torch.full((len(names),), -1), z=torch.from_numpy(codes_Q), record_id=record_ids),
         validation=empty,
-        test=empty if test is None else test,
+        test=test,
         label_names=config.classes,
         group_names=tuple(group_names),
         sensitive_attribute=config.group,
@@ -140,20 +149,11 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
     return VotesFile(dataset=dataset, votes=votes, num_voters=num_voters)
 
 
-@dataclass(frozen=True)
-class _Faults:
-    """Collects the faults of a file, and counts of wrong values by column."""
-
-    path: Path
-    found: list[str]
-
-    def add(self, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> None:
-        if wrong_Q.any():
-            first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
-            self.found.append(f"{self.path}: column {column}: {rows} {what} (the first is row {first}).")
-
-
-def _table(path: Path, wanted: Sequence[str]) -> pa.Table:
+def _records(
+    path: Path, config: VotesConfig, columns: Sequence[str], faults: list[str]
+) -> tuple[pa.Table, npt.NDArray[np.str_], npt.NDArray[np.str_], torch.Tensor]:
+    """The table of a file, which must have ``columns`` too, and the names, groups and features (Q, F) of its
+    records."""
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path)
@@ -165,95 +165,82 @@ def _table(path: Path, wanted: Sequence[str]) -> pa.Table:
             table = csv.read_csv(path, convert_options=kinds)
     except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise VotesFileError(f"{path}: cannot be read ({error}); give CSV in UTF-8, or Parquet.") from error
+    wanted = (config.id, config.group, *config.features, *columns)
     missing = [name for name in wanted if name not in (*table.column_names, GROUP)]
     repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if missing or repeated or not len(table):
         what = f"no column {', '.join(missing)}" if missing else f"column {', '.join(repeated)} twice"
         what = what if missing or repeated else "no row"
         raise VotesFileError(f"{path}: {what}; it has the columns {', '.join(table.column_names)}.")
-    return table
-
-
-def _names_and_groups(
-    table: pa.Table, config: VotesConfig, faults: _Faults
-) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
     names = _text(table, config.id)
     # A gate is what needs groups, and asks for them (:meth:`OwnVotes.check_data`).
     groups = _text(table, config.group) if config.group in table.column_names else np.full(len(names), EVERYONE)
-    faults.add(config.id, names == "", "no id")
-    repeated = np.ones(len(names), dtype=np.bool_)
+    twice = np.ones(len(names), dtype=np.bool_)
     # The first row of each id repeats nothing.
-    repeated[np.unique(names, return_index=True)[1]] = False
-    faults.add(config.id, repeated & (names != ""), "an id that another row has too; every record has one row")
-    faults.add(config.group, groups == "", "no group")
-    return names, groups
+    twice[np.unique(names, return_index=True)[1]] = False
+    faults += _faulty(path, config.id, names == "", "no id")
+    faults += _faulty(
+        path, config.id, twice & (names != ""), "an id that another row has too; every record has one row"
+    )
+    faults += _faulty(path, config.group, groups == "", "no group")
+    if not config.features:
+        # A digest of each id makes the queries different.
+        digests = [hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest() for name in names.tolist()]
+        x = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(names), -1).astype(np.float32)
+        return table, names, groups, torch.from_numpy(x)
+    # A number too large for 32 bits becomes infinite, and is reported below.
+    with np.errstate(over="ignore"):
+        features = [_numbers(table, name).astype(np.float32) for name in config.features]
+    for name, column in zip(config.features, features, strict=True):
+        faults += _faulty(path, name, ~np.isfinite(column), "no finite number of 32 bits")
+    return table, names, groups, torch.from_numpy(np.stack(features, axis=1))
 
 
-def _test(
-    path: Path, config: VotesConfig, public_names: npt.NDArray[np.str_], group_names: Sequence[str], faults: _Faults
-) -> Split:
-    """Test records with their true labels."""
-    table = _table(path, (config.id, config.group, *config.features, config.label))
-    # The faults of both files go to one list.
-    found = _Faults(path, faults.found)
-    names, groups = _names_and_groups(table, config, found)
-    found.add(config.id, np.isin(names, public_names), "an id of the file of votes, whose record may teach the student")
-    z = _codes(groups, group_names)
-    found.add(config.group, (z < 0) & (groups != ""), f"a group that no public record has ({', '.join(group_names)})")
-    y = _codes(_text(table, config.label), config.classes)
-    found.add(config.label, y < 0, f"no label among {', '.join(config.classes)}")
-    x = _features(table, config, found)
-    return Split(x=torch.from_numpy(x), y=torch.from_numpy(y), z=torch.from_numpy(z), record_id=tuple(names.tolist()))
+def _votes(table: pa.Table, config: VotesConfig, path: Path, faults: list[str]) -> tuple[IntArray, int]:
+    """Counts (Q, C) of a file with a column per class, or with one per voter, and the number of voters."""
+    votes_QC = np.zeros((len(table), len(config.classes)), dtype=np.int64)
+    others = [name for name in table.column_names if name not in (config.id, config.group, *config.features)]
+    if config.are_counts:
+        assert config.num_voters is not None
+        if extra := sorted(set(others) - set(config.classes)):
+            raise VotesFileError(f"{path}: unknown column {', '.join(extra)}; name it as class or feature.")
+        for place, name in enumerate(config.classes):
+            numbers = _numbers(table, name)
+            # The bound of `num_voters` too: below it no sum of a row overflows.
+            whole = np.isfinite(numbers) & (numbers >= 0) & (numbers == np.floor(numbers)) & (numbers < 2**31)
+            faults += _faulty(path, name, ~whole, "no whole number of votes")
+            votes_QC[:, place] = np.where(whole, numbers, 0)
+        wrong_Q = votes_QC.sum(axis=1) != config.num_voters
+        faults += _faulty(path, ", ".join(config.classes), wrong_Q, f"sums other than {config.num_voters}")
+        return votes_QC, config.num_voters
+    # Each column that has no other meaning is a voter.
+    if config.label in table.column_names:
+        what = f"column {config.label} holds true labels; leave it out, or name another one as the label."
+        raise VotesFileError(f"{path}: {what}")
+    for voter in others:
+        known_QC = _text(table, voter)[:, None] == np.array(config.classes)
+        faults += _faulty(path, voter, ~known_QC.any(axis=1), f"no vote for one of {', '.join(config.classes)}")
+        votes_QC += known_QC
+    # A run that is repeated states the number of voters, so that a file with a column more is refused.
+    if len(others) < 2 or config.num_voters not in (None, len(others)):
+        raise VotesFileError(
+            f"{path}: expected a column for each of {config.num_voters or '2 or more'} voters, found {len(others)}; "
+            "name other columns as features, or give counts."
+        )
+    return votes_QC, len(others)
 
 
-def _codes(texts: npt.NDArray[np.str_], values: Sequence[str]) -> IntArray:
-    """The index of each text in ``values``; -1 for any other text."""
-    is_it = texts[:, None] == np.array(values)
-    return np.where(is_it.any(axis=1), is_it.argmax(axis=1), -1).astype(np.int64)
+def _faulty(path: Path, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> list[str]:
+    """The fault of a column with wrong values, with their number and the first of them; none without any."""
+    if not wrong_Q.any():
+        return []
+    first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
+    return [f"{path}: column {column}: {rows} {what} (the first is row {first})."]
 
 
 def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
     # pandas writes a column of whole numbers with gaps as floats: 3.0 means 3.
     return np.array(text_of(table[column]).to_pylist(), dtype=np.str_)
-
-
-def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
-    """Counts of a file with a column per voter: each column that has no other meaning."""
-    if config.label in table.column_names:
-        what = f"column {config.label} holds true labels; leave it out, or name another one as the label."
-        raise VotesFileError(f"{config.path}: {what}")
-    voters = [name for name in table.column_names if name not in (config.id, config.group, *config.features)]
-    votes_QC = np.zeros((len(table), len(config.classes)), dtype=np.int64)
-    for voter in voters:
-        known_QC = _text(table, voter)[:, None] == np.array(config.classes)
-        faults.add(voter, ~known_QC.any(axis=1), f"no vote for one of {', '.join(config.classes)}")
-        votes_QC += known_QC
-    # A run that is repeated states the number of voters, so that a file with a column more is refused.
-    if len(voters) < 2 or config.num_voters not in (None, len(voters)):
-        raise VotesFileError(
-            f"{config.path}: expected a column for each of {config.num_voters or '2 or more'} voters, "
-            f"found {len(voters)}; name other columns as features, or give counts."
-        )
-    return votes_QC, len(voters)
-
-
-def _counts(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
-    """Counts of a file with a column per class."""
-    assert config.num_voters is not None
-    extra = set(table.column_names) - {config.id, config.group, *config.features, *config.classes}
-    if extra:
-        raise VotesFileError(f"{config.path}: unknown column {', '.join(sorted(extra))}; name it as class or feature.")
-    columns = []
-    for name in config.classes:
-        numbers = _numbers(table, name)
-        # The bound of `num_voters` too: below it no sum of a row overflows.
-        whole = np.isfinite(numbers) & (numbers >= 0) & (numbers == np.floor(numbers)) & (numbers < 2**31)
-        faults.add(name, ~whole, "no whole number of votes")
-        columns.append(np.where(whole, numbers, 0).astype(np.int64))
-    votes_QC = np.stack(columns, axis=1)
-    wrong_Q = votes_QC.sum(axis=1) != config.num_voters
-    faults.add(", ".join(config.classes), wrong_Q, f"sums other than {config.num_voters}")
-    return votes_QC, config.num_voters
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
@@ -263,20 +250,6 @@ def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
         return np.array(pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
     except pa.ArrowInvalid:
         return np.array([number_in(value) for value in values.to_pylist()], dtype=np.float64)
-
-
-def _features(table: pa.Table, config: VotesConfig, faults: _Faults) -> npt.NDArray[np.float32]:
-    """Features (Q, F). Without feature columns, a digest of each id makes the queries different."""
-    if not config.features:
-        names = _text(table, config.id).tolist()
-        digests = [hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest() for name in names]
-        return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(names), -1).astype(np.float32)
-    # A number too large for 32 bits becomes infinite, and is reported below.
-    with np.errstate(over="ignore"):
-        columns = [_numbers(table, name).astype(np.float32) for name in config.features]
-    for name, column in zip(config.features, columns, strict=True):
-        faults.add(name, ~np.isfinite(column), "no finite number of 32 bits")
-    return np.stack(columns, axis=1)
 
 
 _NO_CHECK = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)

@@ -245,27 +245,27 @@ class MeanParity:
         return total_UK[:, None] - multipliers_UGK / sizes_UG[..., None]
 
 
+@dataclass(frozen=True)
 class ValueAlong:
     """The inner product of a record's value h with a direction, to be differentiated. Targets (B, 1 + K) hold label and
     direction."""
 
-    def __init__(self, parity: MeanParity) -> None:
-        self._parity = parity
+    parity: MeanParity
 
     def __call__(self, outputs_BC: Tensor, targets: Tensor) -> Tensor:
         """One value per record, shape (B,)."""
-        return (self._parity.values(outputs_BC, targets[:, 0].long()) * targets[:, 1:]).sum(dim=1)
+        return (self.parity.values(outputs_BC, targets[:, 0].long()) * targets[:, 1:]).sum(dim=1)
 
     def gradient(self, outputs_BC: Tensor, targets: Tensor) -> Tensor:
         """The gradient of the summed values with respect to the outputs, (B, C), in closed form."""
         from fairpate.nn.per_example import CrossEntropy  # a configuration is read without torch
 
-        directions_BK, sharpness = targets[:, 1:], self._parity.sharpness
+        directions_BK, sharpness = targets[:, 1:], self.parity.sharpness
         with torch.no_grad():
-            if self._parity.constraint == "accuracy_parity":
+            if self.parity.constraint == "accuracy_parity":
                 return CrossEntropy().gradient(outputs_BC, targets[:, 0].long()) * directions_BK
             probability_BC = (sharpness * outputs_BC).softmax(dim=1)
-            if self._parity.num_classes == 2:
+            if self.parity.num_classes == 2:
                 # The derivative of p_1 is p_0 p_1 with respect to its own logit, and the negative for the other.
                 slope_B1 = sharpness * probability_BC[:, :1] * probability_BC[:, 1:] * directions_BK
                 return torch.cat([-slope_B1, slope_B1], dim=1)

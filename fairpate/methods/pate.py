@@ -693,9 +693,11 @@ class VotingMethod(Method):
             )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """Everything that is fixed before the first vote. Noise is as configured, or scaled to the target."""
-        asked = self.queried(dataset)
-        queries = choose_queries(asked, self.queries)
+        """Everything that is fixed before the first vote. Noise is as configured, or scaled to the target.
+
+        A subclass may give ``dataset`` as its voters see it: their records, and the queries as public records.
+        """
+        queries = choose_queries(dataset, self.queries)
         budget, target, mechanism = self.queries.budget, self.target, self.mechanism
         if target.epsilon is not None:
             mechanism = mechanism_within(
@@ -709,11 +711,11 @@ class VotingMethod(Method):
             budget = BudgetConfig(epsilon=target.epsilon)
         return ReleasePlan(
             method=self,
-            dataset=asked,
+            dataset=dataset,
             queries=queries,
             mechanism=mechanism,
             budget=budget,
-            unit=self.unit_of(asked),
+            unit=self.unit_of(dataset),
             source=OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed),
             counted_beforehand=0 if self.queries.admission is None else self.aggregator.num_queries or 0,
         )
@@ -723,10 +725,6 @@ class VotingMethod(Method):
         own = self.aggregator.num_queries or len(queries)
         # Rounded as the decimal that it prints: 1 - 0.3 is a little less than 0.7.
         return math.ceil(own / (1 - Fraction(repr(self.queries.keep))))
-
-    def queried(self, dataset: Dataset) -> Dataset:
-        """The data set as the teachers see it: their training records, and the queries as public records."""
-        return dataset
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a release that is impossible, before any work."""
@@ -894,15 +892,6 @@ def _share(max_disparity: float | Fraction) -> Fraction:
     return 2 * gamma / (1 - gamma)
 
 
-def check_teachers(dataset: Dataset, num_teachers: int) -> None:
-    """Raise ConfigError for more teachers than private records, or persons. It does not reveal how many there are."""
-    if num_teachers > dataset.private.num_protected:
-        raise ConfigError(
-            f"teachers.num_teachers: {num_teachers} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
-            "that most would learn from nothing; lower it."
-        )
-
-
 class PateFamily(GnmaxMethod):
     """A method whose voters are teachers, trained on disjoint shards."""
 
@@ -930,11 +919,6 @@ class PateFamily(GnmaxMethod):
     @property
     def num_voters(self) -> int:
         return self.teachers.num_teachers
-
-    def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError also for more teachers than records."""
-        check_teachers(dataset, self.teachers.num_teachers)
-        super().check_data(dataset)
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:

@@ -27,8 +27,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -127,34 +127,9 @@ class Clusters:
         return cls(typical_K=nearest_first[first_K], cluster_M=cluster_M)
 
 
-@dataclass(frozen=True)
-class UnorderedPool:
-    """Public records that compare equal in any order. The order of the queries differs from that of the data set."""
-
-    digest: bytes
-    # Caches compare the digest: a tensor has no single truth value to compare by.
-    x: Tensor = field(compare=False)
-
-    @classmethod
-    def of(cls, public: Split) -> UnorderedPool:
-        # By name, so that the digest is the same in any order.
-        in_order = np.argsort(np.array(public.record_id))
-        return cls(hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest(), public.x)
-
-
-# A pool of thousands takes a minute to embed, and a run asks for it at each stage.
-@lru_cache(maxsize=1)
-def places_of(pool: UnorderedPool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-    """Return :meth:`Places.of`, cached by the pool."""
-    return Places.of(pool.x, embedding=embedding, num_components=num_components, seed=seed)
-
-
-@lru_cache(maxsize=1)
-def clusters_of(pool: UnorderedPool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
-    """Return :meth:`Clusters.of`, cached by the pool and by ``rows``, a digest of the order of its records."""
-    return Clusters.of(places(pool.x), count, seed=seed)
-
-
+# A pool of thousands takes a minute to embed, and a run asks for it at each stage: the last ones are kept.
+_PLACES: dict[tuple[object, ...], Places] = {}
+_CLUSTERS: dict[tuple[object, ...], Clusters] = {}
 _LARGEST_EPSILON, _LARGEST_CONFIGURED = 20, 100
 _NO_LABEL = -1
 NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
@@ -261,15 +236,6 @@ class PrivateKnn(VotingMethod):
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
         return replace(voting, votes=min(voting.votes, sampled), labels=labels)
 
-    def queried(self, dataset: Dataset) -> Dataset:
-        """The data set. If typical records are the queries, they come first; they are chosen from public features
-        alone."""
-        if self.private_knn.queries == "first":
-            return dataset
-        typical_K = self._clusters(dataset.public).typical_K
-        others = np.setdiff1d(np.arange(len(dataset.public)), typical_K)
-        return replace(dataset, public=dataset.public.take(np.concatenate([typical_K, others]).tolist()))
-
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels. If typical records were queried, it learns from all records of their clusters
         that pass the gate."""
@@ -298,13 +264,24 @@ class PrivateKnn(VotingMethod):
 
     def _clusters(self, public: Split) -> Clusters:
         assert self.aggregator.num_queries is not None
+        settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32  # as for places
         rows = hashlib.blake2b(public.x.numpy().tobytes()).digest()
-        seed = stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn takes seeds of 32 bits
-        return clusters_of(UnorderedPool.of(public), rows, self._places(public), self.aggregator.num_queries, seed)
+        key = (rows, settings.embedding, settings.num_components, self.aggregator.num_queries, seed)
+        if (found := _CLUSTERS.get(key)) is None:
+            found = Clusters.of(self._places(public)(public.x), self.aggregator.num_queries, seed=seed)
+            _CLUSTERS.clear()
+            _CLUSTERS[key] = found
+        return found
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """The release plan; the number of queries is fixed unless a budget is configured."""
-        plan, settings = super().plan(dataset), self.aggregator
+        """The release plan; the number of queries is fixed unless a budget is configured. If typical records are the
+        queries, they come first; they are chosen from public features alone."""
+        settings = self.aggregator
+        if self.private_knn.queries == "typical":
+            typical_K = self._clusters(dataset.public).typical_K
+            others = np.setdiff1d(np.arange(len(dataset.public)), typical_K)
+            dataset = replace(dataset, public=dataset.public.take(np.concatenate([typical_K, others]).tolist()))
+        plan = super().plan(dataset)
         if settings.budget is not None:
             return plan
         # Composed loss distributions are no filter: they price a number of queries that is fixed before the first.
@@ -359,8 +336,16 @@ class PrivateKnn(VotingMethod):
         )
 
     def _places(self, public: Split) -> Places:
-        settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32  # as for clusters
-        return places_of(UnorderedPool.of(public), settings.embedding, settings.num_components, seed)
+        settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn: 32 bits
+        # By name, so that the digest is the same in any order: that of the queries differs from the data set's.
+        in_order = np.argsort(np.array(public.record_id))
+        pool = hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest()
+        key = (pool, settings.embedding, settings.num_components, seed)
+        if (found := _PLACES.get(key)) is None:
+            found = Places.of(public.x, embedding=settings.embedding, num_components=settings.num_components, seed=seed)
+            _PLACES.clear()
+            _PLACES[key] = found
+        return found
 
     def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
         private, settings = dataset.private, self.private_knn

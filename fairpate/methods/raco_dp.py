@@ -69,8 +69,7 @@ from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
-from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Event, epsilon_of_curve
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
 from fairpate.types import FloatArray, IntArray, functional, torch
 
@@ -780,24 +779,6 @@ class Lagrangian:
             multipliers=tuple(self.dual.multipliers_J.tolist()),
             floored=self._constraints.floored(mean_QC, size_floor=self._size_floor),
         )
-
-
-def epsilon_as_in_paper(steps: HistogramSteps, *, target_delta: float) -> float:
-    """The paper's accounting, in Renyi curves: each noise amplified by itself. Not a guarantee.
-
-    The release of sizes is not counted, because the paper does not price it.
-    """
-    noises = (
-        accountant.gaussian_log_moments(steps.gradient.noise_multiplier),
-        accountant.laplace_log_moments(steps.laplace_scale),
-    )
-    orders = accountant.DEFAULT_ORDERS
-    curves = [
-        accountant.poisson_rdp(moments, sampling_rate=steps.gradient.sampling_rate, orders_A=orders)
-        for moments in noises
-    ]
-    total_A = steps.gradient.num_steps * np.sum(curves, axis=0)
-    return epsilon_of_curve(total_A, orders, target_delta=target_delta)[0]
 
 
 class RacoDp(DpSgdFamily):

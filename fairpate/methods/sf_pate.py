@@ -34,7 +34,7 @@ from fairpate.data.large_arrays import Names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
 from fairpate.methods.f_ld import FairLoopConfig, FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import UNKNOWN
-from fairpate.methods.pate import Labels, PateFamily, digest_of_records
+from fairpate.methods.pate import Labels, PateFamily, ReleasePlan, digest_of_records
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
 from fairpate.terminal import Reporter
@@ -94,9 +94,9 @@ class SfPate(PateFamily):
         common = {"optimizer": self.training.optimizer, "schedule": self.training.schedule}
         return FldConfig(**dict(self.f_ld), **common)
 
-    def queried(self, dataset: Dataset) -> Dataset:
-        """The data set as teachers see it: SF_S asks about private records."""
-        return attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset
+    def plan(self, dataset: Dataset) -> ReleasePlan:
+        """The release plan; SF_S asks about private records."""
+        return super().plan(attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset)
 
     def collect_votes(
         self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
@@ -115,7 +115,7 @@ class SfPate(PateFamily):
         # What trains the teachers.
         settings = (
             self.teachers.num_teachers,
-            self.started(self.teachers.model).model_dump(mode="json"),
+            self.networks["teachers.model"].model_dump(mode="json"),
             self.learner.model_dump(mode="json"),
             self.seed,
             list(private.record_id),
@@ -148,7 +148,7 @@ class SfPate(PateFamily):
         # Of its number alone: a teacher may depend on no draw that another one's records decided.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
         model = build_model(
-            self.started(self.teachers.model),
+            self.networks["teachers.model"],
             input_shape=tuple(shard.x.shape[1:]),
             num_classes=dataset.num_classes,
             generator_seed=int(torch.randint(2**62, (), generator=generator)),

@@ -31,7 +31,7 @@ from aggregator.mechanism import label_chances
 from fairpate.config import Count, QueriesConfig, RayConfig, TeachersConfig
 from fairpate.data import Dataset, Split
 from fairpate.methods.base import ExpectedVotes, Trained, Training
-from fairpate.methods.pate import check_teachers, choose_queries
+from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
 from fairpate.privacy.mechanism_events import VoteSums
 from fairpate.run.release_log import Released
@@ -64,12 +64,6 @@ class TeacherVotes(VotesOfRecords):
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
         """The fields that only learning reads. The release is that of the teachers, who read how all are trained."""
         return tuple(field for field in super().afterwards if field not in ("training", "augment", "backbone"))
-
-    def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError also for more teachers than records, unless others may have theirs at another site."""
-        super().check_data(dataset)
-        if dataset.shared_unit is None:
-            check_teachers(dataset, self.teachers.num_teachers)
 
     def queries(self, dataset: Dataset) -> Split:
         """The public records that teachers vote on."""

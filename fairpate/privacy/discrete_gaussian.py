@@ -123,11 +123,11 @@ def sample_discrete_laplace(scale: int | Fraction, source: NoiseSource) -> int:
     while True:
         # On a lattice `denominator` times finer the scale is the whole number `numerator`; the division leads back.
         remainder = source.randbelow(numerator)
-        if not _bernoulli_exp_below_one(remainder, numerator, source):
+        if not bernoulli_exp(remainder, numerator, source):
             continue
         # A remainder below the scale and a geometric number of scales: exp(-m / scale) falls into these two factors.
         multiple = 0
-        while _bernoulli_exp_below_one(1, 1, source):
+        while bernoulli_exp(1, 1, source):
             multiple += 1
         magnitude = (remainder + numerator * multiple) // denominator
         negative = source.randbelow(2)
@@ -137,20 +137,17 @@ def sample_discrete_laplace(scale: int | Fraction, source: NoiseSource) -> int:
 
 def bernoulli_exp(numerator: int, denominator: int, source: NoiseSource) -> bool:
     """True with probability exp(-numerator / denominator), for any non-negative ratio."""
-    while numerator > denominator:
-        if not _bernoulli_exp_below_one(1, 1, source):
-            return False
+    while True:
+        # A factor exp(-1) for every whole of the ratio, then that of the rest.
+        step, unit = (numerator, denominator) if numerator <= denominator else (1, 1)
+        length = 1
+        # Von Neumann's series: with x the ratio, P[length > k] = x^k / k!, so P[length is odd] = 1 - x + x^2 / 2 - ...
+        # = exp(-x).
+        while source.randbelow(unit * length) < step:
+            length += 1
+        if numerator <= denominator or length % 2 == 0:
+            return length % 2 == 1
         numerator -= denominator
-    return _bernoulli_exp_below_one(numerator, denominator, source)
-
-
-def _bernoulli_exp_below_one(numerator: int, denominator: int, source: NoiseSource) -> bool:
-    """Return True with probability exp(-numerator / denominator), for a ratio in [0, 1] (von Neumann's series)."""
-    length = 1
-    # With x the ratio, P[length > k] = x^k / k!, so P[length is odd] = 1 - x + x^2 / 2 - ... = exp(-x).
-    while source.randbelow(denominator * length) < numerator:
-        length += 1
-    return length % 2 == 1
 
 
 def discrete_gaussian(stddev: float, word: int, source: NoiseSource) -> int:

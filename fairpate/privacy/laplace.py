@@ -38,10 +38,9 @@ from fairpate.privacy.loss_distributions import (
     DEFAULT_INTERVAL,
     Laplace,
     LossDistribution,
-    nothing,
+    on_poisson_sample,
     randomised_response,
     repeated,
-    unsampled,
 )
 from fairpate.types import FloatArray, IntArray, Relation, Unit
 
@@ -93,11 +92,12 @@ def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
 @event_pld.register
 def _(event: PureReleases, interval: float) -> LossDistribution | None:
     if not event.epsilon:
-        return nothing(interval)
+        # No loss with certainty, however often.
+        return randomised_response(0.0, interval=interval)
     if math.isinf(event.epsilon):
         return None
     if isinstance(event, LaplaceReleases):
-        step = unsampled(Laplace(scale=1 / event.epsilon), interval=interval)
+        step = on_poisson_sample(Laplace(scale=1 / event.epsilon), sampling_rate=1, interval=interval)
     else:
         step = randomised_response(event.epsilon, interval=interval)
     return repeated(step, event.count)

@@ -88,11 +88,6 @@ def symmetric(losses: Losses) -> LossDistribution:
     return LossDistribution(removing=direction, adding=direction)
 
 
-def nothing(interval: float = DEFAULT_INTERVAL) -> LossDistribution:
-    """The loss distribution of a release that reveals nothing: the loss is 0 with certainty."""
-    return symmetric(Losses(interval=interval, lowest=0, masses_L=np.ones(1)))
-
-
 def randomised_response(epsilon: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
     """A bit that is true with odds e^``epsilon`` to 1: two losses, each between two points that share its mass."""
     lowest, highest = math.floor(-epsilon / interval), math.ceil(epsilon / interval)
@@ -557,7 +552,8 @@ def gaussians(count: int, noise_multiplier: float, *, interval: float = DEFAULT_
     noise."""
     if not noise_multiplier:
         return None
-    return unsampled(Gaussian(noise_multiplier=noise_multiplier / math.sqrt(count)), interval=interval)
+    one = Gaussian(noise_multiplier=noise_multiplier / math.sqrt(count))
+    return on_poisson_sample(one, sampling_rate=1, interval=interval)
 
 
 def poisson_gaussians(
@@ -579,14 +575,6 @@ def poisson_gaussians(
     return repeated(step, count)
 
 
-def unsampled(base: WorstPair, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
-    """The loss distribution of ``base`` without sampling, for adding or removing a record."""
-    highest = math.ceil(base.largest_loss / interval) + 1
-    return symmetric(
-        connected(interval, -highest, _excess(base.divergence, _grid(interval, -highest, 2 * highest + 1)))
-    )
-
-
 def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
     """``base`` on a Poisson sample, for adding or removing a record.
 
@@ -599,7 +587,9 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
     mechanism that loses as much when mirrored. Replacing a record has a worst pair of its own (:func:`_replacing`).
     """
     if sampling_rate == 1:
-        return unsampled(base, interval=interval)
+        highest = math.ceil(base.largest_loss / interval) + 1
+        epsilons = _grid(interval, -highest, 2 * highest + 1)
+        return symmetric(connected(interval, -highest, _excess(base.divergence, epsilons)))
     log_out = math.log1p(-sampling_rate)
     # A sample shifts the largest loss to ln(1 - rate + rate e^loss), and no loss of removing is below ln(1 - rate).
     highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval) + 1

@@ -43,8 +43,9 @@ classes, U distinct vote counts, D distances 0 .. number of teachers.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -701,9 +702,8 @@ def _(event: VoteTables | VoteSums | NeighbourVotes, orders_A: FloatArray) -> Fl
     return event.count * accountant.poisson_gaussian_rdp(multiplier, event.sampling_rate, orders)
 
 
-@event_rdp.register
-def _(event: PredictionTables, orders_A: FloatArray) -> FloatArray:
-    return event_rdp(event.as_sums, orders_A)
+event_rdp.register(PredictionTables, lambda event, orders_A: event_rdp(event.as_sums, orders_A))
+event_pld.register(PredictionTables, lambda event, interval: event_pld(event.as_sums, interval))
 
 
 @event_pld.register
@@ -727,11 +727,6 @@ def _(event: VoteSums, interval: float) -> LossDistribution | None:
     if event.sampling_rate == 1:
         return gaussians(event.count, multiplier, interval=interval)
     return poisson_gaussians(event.count, multiplier, sampling_rate=event.sampling_rate, interval=interval)
-
-
-@event_pld.register
-def _(event: PredictionTables, interval: float) -> LossDistribution | None:
-    return event_pld(event.as_sums, interval)
 
 
 def _precision(event: VoteTables | NeighbourVotes) -> float:
@@ -806,14 +801,16 @@ class SecretTrials:
     @cached_property
     def gamma(self) -> float:
         """The parameter of the law with which ``expected_trials`` are expected."""
-
-        def excess(log_gamma: float) -> float:
-            return math.log(mean_trials(math.exp(log_gamma), self.eta) / self.expected_trials)
-
-        low = math.log(_LEAST_GAMMA)
-        if excess(low) < 0:
+        if mean_trials(_LEAST_GAMMA, self.eta) < self.expected_trials:
             raise ValueError(f"Expected fewer expected_trials at eta {self.eta}, got {self.expected_trials}.")
-        return math.exp(scipy.optimize.brentq(excess, low, math.log1p(-1e-9), xtol=1e-12))
+        return math.exp(
+            scipy.optimize.brentq(
+                lambda log_gamma: math.log(mean_trials(math.exp(log_gamma), self.eta) / self.expected_trials),
+                math.log(_LEAST_GAMMA),
+                math.log1p(-1e-9),
+                xtol=1e-12,
+            )
+        )
 
     def draw(self, source: NoiseSource) -> int:
         """Draw K by inversion; 63 random bits and sums of floats move its law by less than 1e-12 in total."""
@@ -889,37 +886,39 @@ def event_from(values: Mapping[str, Any]) -> Event:
 
 def merged(events: Sequence[Event]) -> tuple[Event, ...]:
     """The same events, where equal events are counted together."""
-    return _events_of(_counts(events))
+    return _recounted(lambda counts, _: counts, events)
 
 
 def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
     """The union of two lists of events: each event with the larger of its two counts."""
     # The union of two Counters takes the larger count of each key.
-    return _events_of(_counts(events) | _counts(others))
+    return _recounted(operator.or_, events, others)
 
 
 def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
     """The events that are not among ``others``, counts subtracted."""
-    if not others:  # as they are: a subtraction drops events of count 0
-        return tuple(events)
-    return _events_of(_counts(events) - _counts(others))
+    # As they are without others: a subtraction drops events of count 0.
+    return _recounted(operator.sub, events, others) if others else tuple(events)
 
 
-def _counts(events: Sequence[Event]) -> Counter[Event]:
-    counts: Counter[Event] = Counter()
-    for event in events:
-        count = getattr(event, "count", None)
-        if isinstance(count, int):
-            # A count of 1 in the key: events that differ in their count alone are added up.
-            counts[replace(event, count=1)] += count  # type: ignore[type-var]
-        else:
-            counts[event] += 1
-    return counts
+Counts = Counter[Event]
 
 
-def _events_of(counts: Counter[Event]) -> tuple[Event, ...]:
+def _recounted(
+    operation: Callable[[Counts, Counts], Counts], events: Sequence[Event], others: Sequence[Event] = ()
+) -> tuple[Event, ...]:
+    """The events with the counts that ``operation`` makes of those of ``events`` and of ``others``."""
+    both: tuple[Counts, Counts] = (Counter(), Counter())
+    for counts, listed in zip(both, (events, others), strict=True):
+        for event in listed:
+            count = getattr(event, "count", None)
+            if isinstance(count, int):
+                # A count of 1 in the key: events that differ in their count alone are added up.
+                counts[replace(event, count=1)] += count  # type: ignore[type-var]
+            else:
+                counts[event] += 1
     found: list[Event] = []
-    for event, count in counts.items():
+    for event, count in operation(*both).items():
         if hasattr(event, "count"):
             found.append(replace(event, count=count))  # type: ignore[type-var]
         else:
@@ -961,19 +960,18 @@ def _(event: PartOfUnit, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.fl
     return np.asarray((orders_A - 0.5) / (orders_A - 1) * out_A + in_A)
 
 
-def of_a_record(event: Any) -> Any:
-    """The event that covers one record, from an event priced per person; TypeError as :func:`of_unit`.
+def part_of_unit(event: Any, unit: Unit) -> Any:
+    """The event that covers one record, from an event priced per person, or the sensitive attribute of one record, from
+    an event priced per record or per person. TypeError as :func:`of_unit` for a record.
 
-    Under the relation "replace one" the event is unchanged: replacing a record of a person by another of theirs is
-    one way to replace the person. Replacing it by another person's record changes two persons and is not covered.
+    For a record under the relation "replace one" the event is unchanged: replacing a record of a person by another of
+    theirs is one way to replace the person. Replacing it by another person's record changes two persons and is not
+    covered.
     """
+    if unit == "sensitive attribute":
+        return PartOfUnit(whole=event, unit=unit, relation="replace one")
     # For its TypeError too: what is priced for persons alone has no price for a record.
     found = of_unit(event, "record")
     if isinstance(event, TeacherEvent | SmoothRelease) or event.relation != "add or remove one":
         return found
     return PartOfUnit(whole=event)
-
-
-def of_an_attribute(event: Event) -> PartOfUnit:
-    """The event that covers one record's sensitive attribute, from an event priced per record or per person."""
-    return PartOfUnit(whole=event, unit="sensitive attribute", relation="replace one")

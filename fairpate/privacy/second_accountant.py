@@ -78,14 +78,6 @@ def laplace(scale_inverse: float) -> Pair:
     return Pair(np.concatenate([tails, inside[0]]), np.concatenate([tails[::-1], inside[1]]))
 
 
-def two_answers(epsilon: float) -> Pair:
-    """Randomised response between two values: the worst case of all epsilon-DP releases."""
-    if not epsilon < 1 / _LEAST_NOISE:
-        raise _NoNoiseError
-    true, false = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
-    return Pair(np.array([true, false]), np.array([false, true]))
-
-
 def discrete_gaussian(stddev: float) -> Pair:
     """An integer with discrete Gaussian noise, against the same integer plus 1."""
     _require_noise(stddev)
@@ -348,24 +340,20 @@ def _renyi_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
             total = total + (count * orders / (2 * stddev**2) if stddev > 0 else math.inf)
         return total
     for pair, count in _pairs(event):
-        total = total + count * _divergences(pair, orders)
-    return total
-
-
-def _divergences(pair: Pair, orders: FloatArray) -> FloatArray:
-    """The larger Renyi divergence of the two directions at each order, ``inf`` where the points do not reach far
-    enough to tell."""
-    found = []
-    for first, second in ((pair.with_K, pair.without_K), (pair.without_K, pair.with_K)):
-        # Points with so little mass lie at the cut ends of a noise that goes on beyond them.
-        ends = np.maximum(first, second) < _LOG_END
-        for order in orders:
-            terms = order * first + (1 - order) * second
-            largest = terms.max()
-            total = largest + math.log(np.exp(terms - largest).sum())
-            is_cut = ends.any() and terms[ends].max() > largest - _LOG_NOTHING
-            found.append(math.inf if is_cut else max(total, 0.0) / (order - 1))
-    return np.asarray(np.max(np.reshape(found, (2, len(orders))), axis=0))
+        # The larger Renyi divergence of the two directions at each order, inf where the points do not reach far enough
+        # to tell.
+        found = []
+        for first, second in ((pair.with_K, pair.without_K), (pair.without_K, pair.with_K)):
+            # Points with so little mass lie at the cut ends of a noise that goes on beyond them.
+            ends = np.maximum(first, second) < _LOG_END
+            for order in orders:
+                terms = order * first + (1 - order) * second
+                largest = terms.max()
+                exponent = largest + math.log(np.exp(terms - largest).sum())
+                is_cut = ends.any() and terms[ends].max() > largest - _LOG_NOTHING
+                found.append(math.inf if is_cut else max(exponent, 0.0) / (order - 1))
+        total = total + count * np.max(np.reshape(found, (2, len(orders))), axis=0)
+    return np.asarray(total)
 
 
 def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
@@ -429,7 +417,13 @@ def _pairs(event: Mapping[str, Any]) -> list[tuple[Pair, int]]:
         return [(discrete_gaussian(stddev), times) for times, stddev in _noises(event)]
     if kind in ("PureReleases", "LaplaceReleases"):
         epsilon = float(event["epsilon"])
-        return [(two_answers(epsilon) if kind == "PureReleases" else laplace(epsilon), count)]
+        if kind == "LaplaceReleases":
+            return [(laplace(epsilon), count)]
+        if not epsilon < 1 / _LEAST_NOISE:
+            raise _NoNoiseError
+        # Randomised response between two values: the worst case of all epsilon-DP releases.
+        true, false = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
+        return [(Pair(np.array([true, false]), np.array([false, true])), count)]
     if kind == "PredictionTables":
         weight, moved = event["weight"], math.sqrt(2.0 if event["relation"] == "replace one" else 1.0)
         return [(_rounded(float(event["noise_stddev_records"]) * weight, weight * moved), count)]

@@ -109,11 +109,12 @@ class Point:
 
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
     Their disparity is that of ``notion``; ``fairness_S`` holds the values of all notions for :meth:`seen_by`.
-    ``mean_O`` is the point itself: the mean of each objective, but the largest epsilon. ``settings`` is the flattened
-    configuration without seeds and places, ``commands[s]`` repeats run s with fresh noise. ``majority_accuracy`` is the
-    mean accuracy of the most common class on the same records, NaN where unknown. ``degenerate`` describes the
-    predictors of any seed whose gaps are meaningless; ``groups`` counts the seeds in which a constant would serve a
-    group better, or a group had no answered test record.
+    ``mean_O`` is the point itself: the mean of each objective, but the largest epsilon; ``spread_O`` the sample
+    standard deviation over seeds, NaN for a single one; ``num_undefined`` the number of runs that lack an objective.
+    ``settings`` is the flattened configuration without seeds and places, ``commands[s]`` repeats run s with fresh
+    noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same records, NaN where unknown.
+    ``degenerate`` describes the predictors of any seed whose gaps are meaningless; ``groups`` counts the seeds in which
+    a constant would serve a group better, or a group had no answered test record.
     """
 
     method: str
@@ -129,12 +130,21 @@ class Point:
     notion: NotionName = DEFAULT
     fairness_S: Mapping[NotionName, FloatArray] = field(default_factory=dict)
     mean_O: FloatArray = field(init=False)
+    spread_O: FloatArray = field(init=False)
+    num_undefined: int = field(init=False)
 
     def __post_init__(self) -> None:
         # NaN in one run makes the mean NaN: averaging the other runs would favour what fails on some seeds.
         mean_O = self.values_SO.mean(axis=0)
         mean_O[_EPSILON] = self.values_SO[:, _EPSILON].max()  # a guarantee has to hold for every run
+        spread_O = np.full(len(OBJECTIVES), math.nan)
+        if len(self.seeds) > 1:
+            # The spread of infinite epsilons is inf - inf: NaN, and no reason for a warning.
+            with np.errstate(invalid="ignore"):
+                spread_O = self.values_SO.std(axis=0, ddof=1)
         object.__setattr__(self, "mean_O", mean_O)
+        object.__setattr__(self, "spread_O", spread_O)
+        object.__setattr__(self, "num_undefined", int(np.isnan(self.values_SO).any(axis=1).sum()))
 
     @property
     def series(self) -> str:
@@ -157,16 +167,6 @@ class Point:
         """Sentences on why a small gap says little about these predictors."""
         return (*self.degenerate, *self.groups.words("seed"))
 
-    @property
-    def spread_O(self) -> FloatArray:
-        """The sample standard deviation over seeds (divisor n - 1); NaN for a single seed."""
-        if len(self.seeds) < 2:
-            return np.full(len(OBJECTIVES), math.nan)
-        # The spread of infinite epsilons is inf - inf: NaN, and no reason for a warning.
-        with np.errstate(invalid="ignore"):
-            spread: FloatArray = self.values_SO.std(axis=0, ddof=1)
-        return spread
-
     def value(self, objective: Objective) -> float:
         """One objective over all seeds."""
         return float(self.mean_O[OBJECTIVES.index(objective)])
@@ -178,11 +178,6 @@ class Point:
         values_SO = self.values_SO.copy()
         values_SO[:, _DISPARITY] = self.fairness_S.get(notion, math.nan)
         return replace(self, values_SO=values_SO, notion=notion)
-
-    @property
-    def num_undefined(self) -> int:
-        """Number of runs in which at least one objective is undefined."""
-        return int(np.isnan(self.values_SO).any(axis=1).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,16 +291,11 @@ def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
     return series
 
 
-def matrix(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
-    """``values_NO`` of the points over their seeds."""
+def matrix(points: Sequence[Point], objectives: Sequence[Objective], *, guaranteed: bool = False) -> FloatArray:
+    """``values_NO`` of the points over their seeds; ``guaranteed``: with every epsilon rounded up to hundredths."""
     columns = [OBJECTIVES.index(objective) for objective in objectives]
-    return np.array([point.mean_O[columns] for point in points], dtype=np.float64).reshape(-1, len(columns))
-
-
-def guaranteed(points: Sequence[Point], objectives: Sequence[Objective]) -> FloatArray:
-    """:func:`matrix` with every epsilon rounded up to hundredths."""
-    values_NO = matrix(points, objectives)
-    if "epsilon" in objectives:
+    values_NO = np.array([point.mean_O[columns] for point in points], dtype=np.float64).reshape(-1, len(columns))
+    if guaranteed and "epsilon" in objectives:
         column = list(objectives).index("epsilon")
         values_NO[:, column] = [rounded_up(epsilon) for epsilon in values_NO[:, column].tolist()]
     return values_NO
@@ -328,7 +318,7 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
     """The Pareto set of one panel's points. ValueError for points of several panels or notions."""
     require_one_panel(points)
     have, lacking = defined(points, objectives)
-    mask_N = pareto_mask(guaranteed(have, objectives))
+    mask_N = pareto_mask(matrix(have, objectives, guaranteed=True))
     return Frontier(
         members=tuple(point for point, kept in zip(have, mask_N, strict=True) if kept),
         dominated=tuple(point for point, kept in zip(have, mask_N, strict=True) if not kept),
@@ -406,7 +396,7 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
         return None
     first = FIRST[setting]
     # Epsilons are level as they are guaranteed, not as they were calibrated.
-    first_N = guaranteed(eligible, [first])[:, 0]
+    first_N = matrix(eligible, [first], guaranteed=True)[:, 0]
     is_level_N = first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING
     level = [point for point, is_level in zip(eligible, is_level_N, strict=True) if is_level]
     # Rounded: means that differ only by the order of their sum are equal, and the next objective decides.
@@ -498,7 +488,7 @@ def dominance(points: Sequence[Point]) -> list[Dominance]:
     dominates."""
     require_one_panel(points)
     series = by_series(defined(points, OBJECTIVES)[0])
-    values = {name: guaranteed(found, OBJECTIVES) for name, found in series.items()}
+    values = {name: matrix(found, OBJECTIVES, guaranteed=True) for name, found in series.items()}
     pairs = []
     for winner, better_NO in values.items():
         for loser, worse_MO in values.items():

@@ -47,9 +47,9 @@ from fairpate.report.frontier import (
     by_series,
     dominance,
     frontier,
-    guaranteed,
     is_seeded,
     left_out_by,
+    matrix,
     points_of,
     select,
 )
@@ -202,7 +202,7 @@ def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
         found = [select(own, setting, rule=_RULE, best_error=least) for own in by_series(points).values()]
         chosen[setting] = sorted(
             (point for point in found if point is not None),
-            key=lambda point: guaranteed([point], (first, "error"))[0].tolist(),
+            key=lambda point: matrix([point], (first, "error"), guaranteed=True)[0].tolist(),
         )
     return chosen
 

@@ -181,28 +181,29 @@ class Evaluation:
     fair_at: FairRule = field(default_factory=FairRule)
 
     @property
-    def noun(self) -> str:
-        """The name of what is counted."""
-        return "test person" if self.per_person else "test record"
+    def words(self) -> dict[str, str]:
+        """What every page says of the numbers.
 
-    @property
-    def interval_kind(self) -> str:
-        """The name of the intervals."""
-        return "intervals" if self.metrics == "private" else "bootstrap intervals"
-
-    @property
-    def covered(self) -> str:
-        """The sentence on whether a guarantee covers the numbers."""
-        if self.metrics == "outside":
-            return "Measured on test records with their true labels and groups; outside the privacy guarantee."
-        if self.metrics == "public":
-            return "Measured on test records with their true labels and groups, which the operator declares public."
+        ``noun``: what is counted. ``intervals``: their kind. ``covered``: whether a guarantee covers the numbers.
+        ``why_unknown``: why nothing is measured; meaningless if something is.
+        """
+        measured = "Measured on test records with their true labels and groups"
         people = " Every person counts as one, divided among the person’s records." if self.per_person else ""
-        return (
-            "Estimated from one noisy table of private test records, which the privacy guarantee covers: noise of "
-            f"standard deviation {self.noise_stddev:.3g} on every count. Intervals hold this noise and the sampling of "
-            f"test records; what does not stand out from the noise is undefined.{people}"
-        )
+        covered: Mapping[MetricsKind, str] = {
+            "outside": f"{measured}; outside the privacy guarantee.",
+            "public": f"{measured}, which the operator declares public.",
+            "private": (
+                "Estimated from one noisy table of private test records, which the privacy guarantee covers: noise of "
+                f"standard deviation {self.noise_stddev:.3g} on every count. Intervals hold this noise and the "
+                f"sampling of test records; what does not stand out from the noise is undefined.{people}"
+            ),
+        }
+        return {
+            "noun": "test person" if self.per_person else "test record",
+            "intervals": "intervals" if self.metrics == "private" else "bootstrap intervals",
+            "covered": covered[self.metrics],
+            "why_unknown": "no group has enough test records" if self.not_measured else "there were no test records",
+        }
 
     @property
     def is_measured(self) -> bool:
@@ -250,11 +251,6 @@ class Evaluation:
             for group in self.groups
             if group.num_answered is None or (self.num_answered and not group.num_answered)
         )
-
-    @property
-    def why_unknown(self) -> str:
-        """The reason why nothing is measured; meaningless if something is."""
-        return "no group has enough test records" if self.not_measured else "there were no test records"
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields and the derived ``not_measured`` as plain JSON values; undefined numbers are null."""

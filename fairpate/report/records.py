@@ -338,7 +338,7 @@ class MeasuredClaims:
         notion = rates.NOTIONS[measured.fair_at.notion]
         names = (upper(notion.measure), "Accuracy", "Coverage")
         if not measured.is_measured:
-            why = (f"{upper(measured.why_unknown)}.",)
+            why = (f"{upper(measured.words['why_unknown'])}.",)
             return tuple(Figure(name=name, value="unknown", word="Unknown", mood="none", details=why) for name in names)
 
         gap, missing = measured.judged, listed(measured.not_measured)
@@ -417,7 +417,7 @@ class MeasuredClaims:
         """The rows of what was measured on test records, or the reason why nothing was."""
         measured = self.measured
         if not measured.is_measured:
-            return [("accuracy", f"unknown: {measured.why_unknown}")]
+            return [("accuracy", f"unknown: {measured.words['why_unknown']}")]
         gap = measured.measured(rates.DEFAULT)
         missing, hidden = listed(measured.not_measured), small_cell_words(measured)
         rows = [("accuracy", f"{percent(measured.accuracy)} of {_number(measured, measured.num_answered)}")]
@@ -440,7 +440,7 @@ class MeasuredClaims:
             rows.append((name, ", ".join(found)))
         rows += [("called fair", f"{fair_words(measured.fair_at)}, with its whole interval: {self.fairness_words}")]
         rows += [("not shown", hidden)] if hidden else []
-        rows += [("metrics", measured.covered)] if measured.metrics != "outside" else []
+        rows += [("metrics", measured.words["covered"])] if measured.metrics != "outside" else []
         if self.without_privacy is not None:
             rows.append(("without privacy", f"{_learned_without_privacy(self.without_privacy)}; operator only"))
         return rows
@@ -464,7 +464,7 @@ class RunStatement(MeasuredClaims):
         alone = " (the sensitive attribute alone)" if guarantee.protects and guarantee.not_protected else ""
         begin = upper(private) + alone
         if not measured.is_measured:
-            return f"{begin}; how accurate and how fair is unknown: {measured.why_unknown}."
+            return f"{begin}; how accurate and how fair is unknown: {measured.words['why_unknown']}."
         if measured.degenerate:
             return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
         # A model that refuses most may seem fair and right.
@@ -523,7 +523,7 @@ def fair_words(rule: FairRule) -> str:
 
 def _number(measured: Evaluation, number: int, which: str = "") -> str:
     """A number of test records or persons in words; with private metrics it is an estimate."""
-    return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.noun)}"
+    return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.words['noun'])}"
 
 
 def listed(names: Sequence[str]) -> str:

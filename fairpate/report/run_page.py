@@ -324,11 +324,31 @@ def private_report(report: PrivateReport) -> str:
     # Where no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
     are_one = all(courses[0] == other for other in courses[1:])
     num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
+
+    # The totals are compared as they are printed, rounded up to hundredths.
+    def against(value: float, other: float) -> str:
+        if not (math.isfinite(value) and math.isfinite(other)):
+            return "equal to" if value == other else "above" if value > other else "below"
+        difference = Decimal(epsilon_text(value)) - Decimal(epsilon_text(other))
+        return f"{abs(difference)} {'above' if difference > 0 else 'below'}" if difference else "equal to"
+
+    rejected, (independent, dependent, as_in_paper) = voting.rejected_fairness, totals
+    rejections = f"{counted(rejected, 'rejection')} by the fairness gate"
+    if num_ledgers == 1:
+        gates = f" {rejections} cost the same as an answer." if rejected else ""
+        words = f"What was released costs the same whatever the votes, and the published ε is the whole cost.{gates}"
+    else:
+        left_out = f"The paper’s leaves out {rejections}" if rejected else "The gate rejected none"
+        words = (
+            f"Of these votes the data-dependent ε is {against(dependent, independent)} the data-independent one. The "
+            f"ledger as in the paper is {against(as_in_paper, dependent)} the data-dependent one. {left_out}; "
+            "whichever way it differs, it is no privacy guarantee."
+        )
     return render(
         "operator.html",
         **_opening(public, report.without_privacy),
         ledgers=list(zip(_LEDGERS.items(), totals, strict=True))[:num_ledgers],
-        compared=_compared_ledgers(*totals, rejected=voting.rejected_fairness, are_one=num_ledgers == 1),
+        compared=words,
         curve=curves(
             {
                 f"{name}: {epsilon_text(total)}": course
@@ -340,28 +360,6 @@ def private_report(report: PrivateReport) -> str:
         ),
         **queries,
         outcomes=OUTCOMES,
-    )
-
-
-def _compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int, are_one: bool) -> str:
-    """Compare the three totals as they are printed, rounded up to hundredths."""
-    if are_one:
-        gates = (
-            f" {counted(rejected, 'rejection')} by the fairness gate cost the same as an answer." if rejected else ""
-        )
-        return f"What was released costs the same whatever the votes, and the published ε is the whole cost.{gates}"
-
-    def against(value: float, other: float) -> str:
-        if not (math.isfinite(value) and math.isfinite(other)):
-            return "equal to" if value == other else "above" if value > other else "below"
-        difference = Decimal(epsilon_text(value)) - Decimal(epsilon_text(other))
-        return f"{abs(difference)} {'above' if difference > 0 else 'below'}" if difference else "equal to"
-
-    left_out = f"The paper’s leaves out {counted(rejected, 'rejection')} by the fairness gate"
-    return (
-        f"Of these votes the data-dependent ε is {against(dependent, independent)} the data-independent one. The "
-        f"ledger as in the paper is {against(as_in_paper, dependent)} the data-dependent one. "
-        f"{left_out if rejected else 'The gate rejected none'}; whichever way it differs, it is no privacy guarantee."
     )
 
 
@@ -424,28 +422,6 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         )
         for query in compared.dearest
     ]
-    return {
-        "cost_words": compared.words,
-        "consensus_words": consensus,
-        "voter_rows": _voter_rows(report, voting),
-        "charges": charges,
-        "by_group": by_group,
-        "costs": compared.varies
-        and stacked(
-            compared.of_worst_Q,
-            x_label=f"cost of a query, % of its worst case (Rényi, order {report.rdp_order:g})",
-            title="Cost per query",
-        ),
-        "consensus": stacked(
-            share_Q,
-            x_label=f"{voting.voters} that agree on the most popular label, %",
-            title=f"Consensus of the {voting.voters}",
-        ),
-    }
-
-
-def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
-    """The number of voters, the time of the charges, and the callers."""
     # A time of 0 is that of a charge of which none was recorded.
     votes_Q, known = report.num_votes_Q, [at_s for at_s in report.at_Q if at_s]
     if not votes_Q:
@@ -466,7 +442,24 @@ def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
         asked = counted(sum(map(bool, report.callers_Q)), "query", "queries")
         whose = f"{asked} came from callers of a service" if any(report.callers_Q) else "All are the run’s own"
         time = f"Charged from {first:%Y-%m-%d %H:%M:%S} to {until} (UTC). {whose}."
-    return [("Voters", voters), ("Time", time)]
+    return {
+        "cost_words": compared.words,
+        "consensus_words": consensus,
+        "voter_rows": [("Voters", voters), ("Time", time)],
+        "charges": charges,
+        "by_group": by_group,
+        "costs": compared.varies
+        and stacked(
+            compared.of_worst_Q,
+            x_label=f"cost of a query, % of its worst case (Rényi, order {report.rdp_order:g})",
+            title="Cost per query",
+        ),
+        "consensus": stacked(
+            share_Q,
+            x_label=f"{voting.voters} that agree on the most popular label, %",
+            title=f"Consensus of the {voting.voters}",
+        ),
+    }
 
 
 _MOST_NAMED = 11
@@ -550,8 +543,20 @@ class Card:
         return RunStatement(guarantee=self.privacy, measured=self.evaluation)
 
     @property
-    def description(self) -> str:
-        """Input, output, method and groups of the model, in sentences."""
+    def protected_records(self) -> str:
+        """The private records that the guarantee is for."""
+        parts = [part for part in ("validation", "test") if part in self.privacy.parts]
+        return f"private {listed(['training', *parts])} records"
+
+    @property
+    def sentences(self) -> dict[str, Any]:
+        """What both the page and ``card.json`` say.
+
+        ``description``: input, output, method and groups of the model. ``publishable``: the items that may be published
+        with the model, and ``not_publishable``: those that must stay with the operator. ``limits``: cautions for
+        reading the numbers.
+        """
+        privacy, measured = self.privacy, self.evaluation
         # Of many classes the first ones and the last are named.
         model, data, (*others, last) = self.model, self.data, self.model.classes
         shown = [*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])]
@@ -560,20 +565,15 @@ class Card:
             _KINDS.get(data.kind, f"{data.kind} records") + " that were given from Python" * data.given_from_python
         )
         task = f" Task: {data.task}." if data.task else ""
-        return (
+        description = (
             f"For {records} like those of {data.name} it predicts {classes}.{task} Method: "
             f"{model.method_title or model.method}. Groups: those of {model.sensitive_attribute} "
             f"({', '.join(model.groups)})."
         )
 
-    @property
-    def publishable(self) -> list[str]:
-        """The items that may be published with the model."""
-        if not self.privacy.protects:
-            return ["Nothing: neither the model nor its predictions or metrics are protected."]
         # What the guarantee leaves bare is a condition of publishing, not a caution below it.
-        bare = self.privacy.not_protected
-        return [
+        bare = privacy.not_protected
+        publishable = [
             "The model's file, any number of its predictions at no further cost, and anything computed from them"
             + (f", if these may be public too: {bare}." if bare else "."),
             "Epsilon, delta, unit and relation as stated here, always together.",
@@ -581,36 +581,23 @@ class Card:
                 "private": "The metrics of this card: the guarantee covers them.",
                 "public": "The metrics of this card: the operator declares the test records public.",
                 "outside": "The metrics of this card, if the test records’ owner agrees: no guarantee covers them.",
-            }[self.evaluation.metrics],
+            }[measured.metrics],
         ]
-
-    @property
-    def not_publishable(self) -> list[str]:
-        """The items that must stay with the operator."""
-        return [
+        nothing = ["Nothing: neither the model nor its predictions or metrics are protected."]
+        not_publishable = [
             "The private records, models that were trained on them without noise, and their votes.",
             "Any price that was computed from votes, and any ledger: both depend on private values.",
             "Counts or statistics of the private records that were not released with noise"
-            + (", but for the number that a sampling rate reveals." if self.privacy.tells_size else "."),
+            + (", but for the number that a sampling rate reveals." if privacy.tells_size else "."),
         ]
 
-    @property
-    def protected_records(self) -> str:
-        """The private records that the guarantee is for."""
-        parts = [part for part in ("validation", "test") if part in self.privacy.parts]
-        return f"private {listed(['training', *parts])} records"
-
-    @property
-    def limits(self) -> list[str]:
-        """Cautions for reading the numbers."""
-        privacy, measured = self.privacy, self.evaluation
         covered = f"what the operator calls a {privacy.unit}, each behind one vote,"
         if not privacy.words["attested"]:
             whose = {"person": "the persons behind the ", "sensitive attribute": "the sensitive attribute of "}
             covered = f"{whose.get(privacy.unit, 'the ')}{self.protected_records}"
-        others = "public records" if measured.metrics == "private" else "public or test records"
+        other = "public records" if measured.metrics == "private" else "public or test records"
         alone = (
-            f"The privacy guarantee is for {covered} alone: not for {others}, and not for people whom the model is "
+            f"The privacy guarantee is for {covered} alone: not for {other}, and not for people whom the model is "
             "used on."
         )
         limits = [
@@ -622,8 +609,8 @@ class Card:
             *([alone] if privacy.protects else []),
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if measured.is_measured
-            else f"{measured.why_unknown.capitalize()}: how accurate the model is, and how it treats groups, is "
-            "unknown.",
+            else f"{measured.words['why_unknown'].capitalize()}: how accurate the model is, and how it treats groups, "
+            "is unknown.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly: each "
             "notion says another thing.",
         ]
@@ -636,7 +623,12 @@ class Card:
             limits.append(
                 "What the model refuses depends on its earlier answers; people whom it refuses get no answer."
             )
-        return limits
+        return {
+            "description": description,
+            "publishable": publishable if privacy.protects else nothing,
+            "not_publishable": not_publishable,
+            "limits": limits,
+        }
 
     @property
     def data_rows(self) -> Rows:
@@ -667,6 +659,7 @@ def card_page(card: Card) -> str:
     return render(
         "card.html",
         card=card,
+        sentences=card.sentences,
         statement=card.statement,
         made=made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
         gap_names=GAP_NAMES,

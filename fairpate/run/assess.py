@@ -242,8 +242,7 @@ class AssessedPredictions:
             parts += [Text(f"\nby {self.judged[0].name}"), facts(self.judged[1].measured_rows)]
         return Group(*parts)
 
-    def _repr_html_(self) -> str:
-        return self.html()
+    _repr_html_ = html
 
 
 def assess_predictions(
@@ -304,7 +303,14 @@ def assess_predictions(
         selected_N, selected_words = scores_N > np.median(scores_N), f"{score} above the median of all records"
     else:
         named = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
-        classes = _classes(named, selected, prediction=prediction)
+        found = sorted(set(named.tolist()))
+        if selected is None and len(found) > 2:
+            raise UsageError(f"--selected: {prediction} has {len(found)} classes; name the one that is the selection.")
+        if selected is not None and selected not in found:
+            raise UsageError(f"--selected: no {prediction} is {selected!r}{nearest(selected, found)}.")
+        # The class that selects stands last: of two classes it is the positive one.
+        chosen_class = found[-1] if selected is None else selected
+        classes = (*(each for each in found if each != chosen_class), chosen_class)
         selected_N, selected_words = text[prediction] == classes[-1], f"{prediction} is {classes[-1]}"
     # Names of persons become numbers, with which they are counted and drawn.
     persons_N = None if person is None else np.unique(text[person], return_inverse=True)[1]
@@ -431,17 +437,6 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         whole = [re.sub(r"^(-*\d+)\.0$", r"\1", each.strip()) for each in text_of(read[name]).to_pylist()]
         found[name] = np.array(whole, dtype=np.str_)
     return title, found
-
-
-def _classes(named: npt.NDArray[np.str_], selected: str | None, *, prediction: str) -> tuple[str, ...]:
-    """All classes, the one that selects last: of two classes it is the positive one."""
-    classes = sorted(set(named.tolist()))
-    if selected is None and len(classes) > 2:
-        raise UsageError(f"--selected: {prediction} has {len(classes)} classes; name the one that is the selection.")
-    if selected is not None and selected not in classes:
-        raise UsageError(f"--selected: no {prediction} is {selected!r}{nearest(selected, classes)}.")
-    chosen = classes[-1] if selected is None else selected
-    return (*(each for each in classes if each != chosen), chosen)
 
 
 def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:

@@ -42,7 +42,7 @@ from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding, embedded
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
-from fairpate.methods.base import Method, PrivateMethod, Trained, Training, price
+from fairpate.methods.base import Method, PrivateMethod, Training, price
 from fairpate.methods.dp_fair_learning import Postprocessing, released_counts
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.pate import GnmaxMethod
@@ -434,11 +434,9 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     # Found once: they depend on public records and a public seed only, so they are the same in every release.
     found = config.prototypes(without_canaries)
 
-    def table_of(dataset: Dataset, **how: Any) -> Released:
-        return config.measure(replace(_training(config, dataset), **how), found)
-
     # Without noise: what the attacker knows of the other records.
-    known = table_of(without_canaries, noisy_sum=lambda exact_RW, **_: exact_RW)
+    exact = replace(_training(config, without_canaries), noisy_sum=lambda exact_RW, **_: exact_RW)
+    known = config.measure(exact, found)
     prototypes, places = np.unique(known.arrays["prototype_M"], return_index=True)
     at_M, row_M = np.repeat(places, num_rows), np.tile(np.arange(num_rows), len(places))
     canaries = (public_x[torch.from_numpy(at_M)], row_M % num_classes, row_M // num_classes)
@@ -453,7 +451,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
         return found_M
 
     def play(included_M: Coins) -> FloatArray:
-        found_M = cells(table_of(setting.with_canaries(included_M))) - cells(known)
+        found_M = cells(config.measure(_training(config, setting.with_canaries(included_M)), found)) - cells(known)
         return _log_ratio(found_M[None], added_1M, event.noise_stddev_votes)
 
     return Shadows(
@@ -580,20 +578,20 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
         found_M: FloatArray = (own_M[:, 0] - rest_MC.logsumexp(dim=1)).numpy()
         return found_M
 
-    def train(dataset: Dataset) -> Trained:
-        return config.train(_training(config, dataset, initial_model(config, dataset)))
-
     def play(included_M: Coins) -> FloatArray:
         dataset = setting.with_canaries(included_M)
         if replaced:  # by a record at the origin
             rest = setting.canaries.take(np.flatnonzero(np.repeat(~included_M, setting.copies)).tolist())
             dataset = replace(dataset, private=_joined(dataset.private, replace(rest, x=torch.zeros_like(rest.x))))
         # Subtract the odds under the initial model, whose weights a public seed draws.
-        return odds(train(dataset).model) - odds(initial_model(config, dataset))
+        before = odds(initial_model(config, dataset))
+        trained = config.train(_training(config, dataset, initial_model(config, dataset)))
+        return odds(trained.model) - before
 
+    whole = setting.with_canaries(np.ones(len(number_M), np.bool_))
     return Shadows(
         attack="how much the published model raised the odds of the canary's label",
-        events=train(setting.with_canaries(np.ones(len(number_M), np.bool_))).events,
+        events=config.train(_training(config, whole, initial_model(config, whole))).events,
         num_canaries=len(number_M),
         play=play,
         # Without sampling, a step is Gaussian itself.

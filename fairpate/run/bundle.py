@@ -31,7 +31,6 @@ import json
 import math
 import tempfile
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -578,27 +577,23 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             with zipfile.ZipFile(path) as bundle:
-                _extract(bundle, Path(folder))
+                names, entries = bundle.namelist(), bundle.infolist()
+                # Of two entries with one name, programs differ in which they extract.
+                faults = {
+                    f"no {HEAD}, or a name twice": HEAD not in names or len(set(names)) < len(names),
+                    f"unknown entries {sorted(set(names) - _NAMES - {HEAD})}": set(names) - _NAMES - {HEAD},
+                    # As declared: zipfile reads no more of an entry than that.
+                    f"more than {_MOST_BYTES} bytes": sum(entry.file_size for entry in entries) > _MOST_BYTES,
+                }
+                if fault := next((words for words, is_there in faults.items() if is_there), None):
+                    raise BundleError(f"{path}: not a bundle ({fault}); give a file of `fairpate bundle`.")
+                # Every name is known and without a folder, so none leads out of this one.
+                bundle.extractall(folder)
         except FileNotFoundError:
             raise BundleError(f"{path}: no such file; give a file of `fairpate bundle`.") from None
         except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError) as error:
             raise BundleError(f"{path}: not a bundle ({error}); give a file of `fairpate bundle`.") from error
         yield Unpacked(root=Path(folder))
-
-
-def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
-    """Extract the files of a bundle; ValueError for any other entry, and for more bytes than a bundle has."""
-    names = bundle.namelist()
-    # Of two entries with one name, programs differ in which they extract.
-    if HEAD not in names or len(set(names)) < len(names):
-        raise ValueError(f"no {HEAD}, or a name twice")
-    if unknown := sorted(set(names) - _NAMES - {HEAD}):
-        raise ValueError(f"unknown entry {unknown[0]!r}")
-    # As declared: zipfile reads no more of an entry than that.
-    if sum(entry.file_size for entry in bundle.infolist()) > _MOST_BYTES:
-        raise ValueError(f"more than {_MOST_BYTES} bytes")
-    # Every name is known and without a folder, so none leads out of this one.
-    bundle.extractall(folder)
 
 
 DOSSIER_FORMAT = "fairpate.dossier/1"
@@ -712,10 +707,35 @@ def make_dossier(
     }
     if sign is not None:
         plain = plain | {"signature": sign(_bytes(plain))}
+    if form == "registry":
+        # The registry's YAML, followed by comments that list what its authors have to add.
+        nested: dict[str, Any] = {"status": "Draft", "tier": 2}
+        for line in lines:
+            if line.kind == "filled":
+                *sections, name = line.place.split(".")
+                at = nested
+                for section in sections:
+                    at = at.setdefault(section, {})
+                at[name] = line.value
+        missing = "".join(f"# {line.place}:\n" for line in lines if line.kind != "filled")
+        entry = yaml.safe_dump(nested, sort_keys=False, allow_unicode=True, width=10**6)
+        words = f"{entry}\n# For the operator to fill in:\n{missing}"
+    else:
+        titles = {"nist": "Hazards of a differential-privacy guarantee", "egress": "Egress report of a model"}
+        rows = [f"# {titles[form]}", "", "| | answer | read from |", "|-|-|-|"]
+        for line in lines:
+            answer = {"filled": str(line.value), "operator": "for the operator", "open": "open"}[line.kind]
+            answer += f" ({line.note})" if line.note else ""
+            # Names of classes and groups may hold anything.
+            cells = (line.place, answer, ", ".join(line.read_from))
+            rows.append("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |")
+        filled, of_operator, still_open = (counts[kind] for kind in get_args(Kind))
+        said = f"{filled} lines are filled in, {of_operator} are for the operator, {still_open} open."
+        words = "\n".join([*rows, "", said, ""])
     path = out or root / f"dossier-{form}.json"
     text = path.with_suffix(".yaml" if form == "registry" else ".md")
     write_json(path, plain)
-    write_text(text, _entry(lines) if form == "registry" else _page(form, lines))
+    write_text(text, words)
     return {"dossier": path, "text": text}, counts
 
 
@@ -744,33 +764,3 @@ def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dic
 
 def _bytes(plain: Mapping[str, Any]) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _entry(lines: Sequence[Line]) -> str:
-    """The registry's YAML, followed by comments that list what its authors have to add."""
-    nested: dict[str, Any] = {"status": "Draft", "tier": 2}
-    for line in lines:
-        if line.kind != "filled":
-            continue
-        *sections, name = line.place.split(".")
-        at = nested
-        for section in sections:
-            at = at.setdefault(section, {})
-        at[name] = line.value
-    missing = "".join(f"# {line.place}:\n" for line in lines if line.kind != "filled")
-    text = yaml.safe_dump(nested, sort_keys=False, allow_unicode=True, width=10**6)
-    return f"{text}\n# For the operator to fill in:\n{missing}"
-
-
-def _page(form: Form, lines: Sequence[Line]) -> str:
-    titles = {"nist": "Hazards of a differential-privacy guarantee", "egress": "Egress report of a model"}
-    rows = [f"# {titles[form]}", "", "| | answer | read from |", "|-|-|-|"]
-    for line in lines:
-        words = {"filled": str(line.value), "operator": "for the operator", "open": "open"}[line.kind]
-        words += f" ({line.note})" if line.note else ""
-        # Names of classes and groups may hold anything.
-        cells = (line.place, words, ", ".join(line.read_from))
-        rows.append("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |")
-    counts = Counter(line.kind for line in lines)
-    said = f"{counts['filled']} lines are filled in, {counts['operator']} are for the operator, {counts['open']} open."
-    return "\n".join([*rows, "", said, ""])

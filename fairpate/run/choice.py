@@ -248,25 +248,36 @@ class Trials:
         return exact + sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
 
 
+def with_epsilon(config: PrivateMethod, epsilon: float) -> PrivateMethod:
+    """The settings of one trial, planned for ``epsilon``."""
+    return config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
+
+
 def plan_trials(
-    events_at: Callable[[float], Sequence[tuple[Event, ...]]], *, epsilon: float, delta: float, expected_trials: float
+    candidates: Sequence[tuple[Any, Dataset]], *, epsilon: float, delta: float, expected_trials: float
 ) -> Trials:
     """Plan the most expensive trials that together stay within ``epsilon`` at ``delta``, to half a percent.
 
-    ``events_at``: the events of one training for each settings, all planned for this epsilon. ConfigError for events
-    without Renyi curves, and for a target that trials of any price exceed.
+    ``candidates``: the settings that trials draw from, each with its data set. ConfigError for a method whose events
+    are not known beforehand, for events without Renyi curves, and for a target that trials of any price exceed.
     """
-
-    def cost(event: SecretTrials) -> float:
-        return accountant.epsilon([event], target_delta=delta).epsilon
-
     of_one = epsilon
     while True:
-        trials = tuple(dict.fromkeys(events_at(of_one)))
+        found = []
+        for config, dataset in candidates:
+            events = with_epsilon(config, of_one).planned_events(dataset)
+            if events is None:
+                raise ConfigError(
+                    f"method: {config.method} does not know all its events before it trains, by which trials are "
+                    "charged; choose dp_sgd, fair_dp_sgd, weighted_votes, record_votes, ada_ssp, or residual_votes "
+                    "with a curvature."
+                )
+            found.append(events)
+        trials = tuple(dict.fromkeys(found))
         unit, relation = trials[0][0].unit, trials[0][0].relation
         try:
             trainings = SecretTrials(expected_trials=expected_trials, trials=trials, unit=unit, relation=relation)
-            spent = cost(trainings)
+            spent = accountant.epsilon([trainings], target_delta=delta).epsilon
         except (TypeError, ValueError) as error:
             raise ConfigError(f"methods: their trials have no price together ({error}); choose others.") from error
         if 0.995 * epsilon <= spent <= epsilon:
@@ -352,26 +363,14 @@ def select_by_trials(
     first, dataset = candidates[0], data_of(candidates[0])
     weights = group_weights(dataset, group_shares)
 
-    def placed(config: PrivateMethod, of_one: float) -> PrivateMethod:
-        target = config.target.model_copy(update={"epsilon": of_one})
-        return config.model_copy(update={"target": target, "out": run.root})
-
-    def events_at(of_one: float) -> list[tuple[Event, ...]]:
-        found = []
-        for config in candidates:
-            events = placed(config, of_one).planned_events(data_of(config))
-            if events is None:
-                raise ConfigError(
-                    f"method: {config.method} does not know all its events before it trains, by which trials are "
-                    "charged; choose dp_sgd, fair_dp_sgd, weighted_votes, record_votes, ada_ssp, or residual_votes "
-                    "with a curvature."
-                )
-            found.append(events)
-        return found
-
     with reporter.stage("plan"):
-        plan = plan_trials(events_at, epsilon=epsilon, delta=first.target.delta, expected_trials=expected_trials)
-    planned = [placed(config, plan.epsilon) for config in candidates]
+        plan = plan_trials(
+            [(config, data_of(config)) for config in candidates],
+            epsilon=epsilon,
+            delta=first.target.delta,
+            expected_trials=expected_trials,
+        )
+    planned = [with_epsilon(config, plan.epsilon).model_copy(update={"out": run.root}) for config in candidates]
     settings = {
         "candidates": [values_digest(config.settings_without()) for config in planned],
         "group_weights": weights.tolist(),
@@ -399,16 +398,18 @@ def select_by_trials(
         ]
         # A copy of a folder whose trials were drawn is another run, with other noise: it pays too.
         if not state_file.exists() or any(log.stored() is None for log in logs):
-            # All limits before the first charge: a refusal later would leave charges without a model.
-            logs[0].check([plan.trainings], noise=OS_ENTROPY)
-            logs[1].check([plan.scores], noise=OS_ENTROPY)
             unit, relation = plan.trainings.unit, plan.trainings.relation
             cost = Price(epsilon=epsilon, delta=first.target.delta, unit=unit, relation=relation, accounting="rdp")
-            announce_spending(cost, dataset.name, reporter, is_own=first.data.declaration is not None)
-            if first.evaluation.metrics == "private":
-                logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
-            logs[0].record([plan.trainings], noise=OS_ENTROPY)
-            logs[1].record([plan.scores], noise=OS_ENTROPY)
+            is_tested = first.evaluation.metrics == "private"
+            charge_trials(
+                plan,
+                logs,
+                cost,
+                dataset.name,
+                reporter,
+                is_own=first.data.declaration is not None,
+                also_tests=is_tested,
+            )
         if not state_file.exists():
             # Charged, then drawn, then stored, then tried: a crash before this line has drawn nothing that was used.
             source = OsEntropy()
@@ -441,6 +442,31 @@ def select_by_trials(
         )
         shutil.rmtree(folder.workplace)
     return done
+
+
+def charge_trials(
+    plan: Trials,
+    logs: Sequence[ReleaseLog],
+    cost: Price,
+    data: str,
+    reporter: Reporter,
+    *,
+    is_own: bool,
+    also_tests: bool = False,
+) -> None:
+    """Charge all trainings and all scores of ``plan`` in their ``logs``, once the spending was announced.
+
+    ``also_tests``: whether private metrics follow, at the same ``cost``. LimitReachedError charges nothing.
+    """
+    counted = list(zip(logs, (plan.trainings, plan.scores), strict=True))
+    # All limits before the first charge: a refusal later would leave charges without a model.
+    for log, event in counted:
+        log.check([event], noise=OS_ENTROPY)
+    announce_spending(cost, data, reporter, is_own=is_own)
+    if also_tests:
+        logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
+    for log, event in counted:
+        log.record([event], noise=OS_ENTROPY)
 
 
 def _best_trial(

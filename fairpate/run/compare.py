@@ -213,8 +213,10 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
     of_data: dict[str, dict[str, Cell]] = {}
     for cell in cells:
         if cell.config.is_private and not cell.config.is_seeded:
-            # By the name of the release: cells that share it spend it once.
-            of_data.setdefault(cell.config.data.name, {}).setdefault(release_name(cell) or cell.digest, cell)
+            # By the settings of a release: cells that share it spend it once.
+            config = cell.config
+            name = values_digest(config.release_settings) if isinstance(config, ReleasingMethod) else cell.digest
+            of_data.setdefault(config.data.name, {}).setdefault(name, cell)
     for data, found in of_data.items():
         targets = [cell.config.target for cell in found.values()]
         known = [epsilon for target in targets if (epsilon := getattr(target, "epsilon", None)) is not None]
@@ -245,20 +247,17 @@ def _require_room(sweep: SweepConfig, *, since: float) -> bool:
 
 
 def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
-    """The file of votes or of a release that the cell shares with others; None if it shares no file."""
-    votes, release = votes_name(cell), release_name(cell)
-    if votes is not None:
-        return folder.votes / f"{votes}.parquet"
-    return None if release is None else folder.release(release).released
+    """The file of a release, or of votes (a ``.parquet``), that the cell shares with others; None if it shares none.
 
-
-def votes_name(cell: Cell) -> str | None:
-    """A digest of the settings that determine a cell's votes; None if other cells cannot use its votes."""
+    A digest of the settings that determine the file is its name.
+    """
     config = cell.config
+    if isinstance(config, ReleasingMethod):
+        return RunDirectory(root=folder.root / f"runs/release-{values_digest(config.release_settings)}").released
     # A method that asks in a way of its own, or other queries, has votes of its own.
     if not isinstance(config, PateFamily):
         return None
-    if (type(config).collect_votes, type(config).queried) != (PateFamily.collect_votes, PateFamily.queried):
+    if (type(config).collect_votes, type(config).plan) != (PateFamily.collect_votes, PateFamily.plan):
         return None
     values = determining_values(config)
     # Cells that differ only in mechanism, gate, budget or student share votes, so none of these is here.
@@ -267,13 +266,8 @@ def votes_name(cell: Cell) -> str | None:
         "num_queries": config.aggregator.num_queries,
         "all_are_candidates": config.queries.admission is not None,
     }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def release_name(cell: Cell) -> str | None:
-    """A digest of the settings that determine a cell's release; None if other cells cannot use its release."""
-    config = cell.config
-    return values_digest(config.release_settings) if isinstance(config, ReleasingMethod) else None
+    name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return folder.votes / f"{name}.parquet"
 
 
 def collect_shared_votes(
@@ -284,8 +278,12 @@ def collect_shared_votes(
     Votes and checkpoints are private. An error in one ensemble does not stop the next; errors are returned by the name
     of the missing file.
     """
-    cell_of = {shared_file(cell, folder): cell for cell in cells if votes_name(cell) is not None}
-    missing = {path: cell for path, cell in cell_of.items() if path is not None and not path.exists()}
+    cell_of = {shared_file(cell, folder): cell for cell in cells}
+    missing = {
+        path: cell
+        for path, cell in cell_of.items()
+        if path is not None and path.suffix == ".parquet" and not path.exists()
+    }
     faults: dict[Path, str] = {}
     if missing:
         # One pool for all ensembles, so that its actors start once.
@@ -300,7 +298,7 @@ def collect_shared_votes(
 
 
 def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPool | None = None) -> VoteBatch:
-    """The votes of the teachers of a cell with :func:`votes_name`; checkpoints are kept in ``teachers``.
+    """The votes of the teachers of a cell that shares votes; checkpoints are kept in ``teachers``.
 
     ``pool`` None opens one for the purpose, as the cell's ``ray`` says.
     """
@@ -321,7 +319,7 @@ def collect_shared_releases(
     """
     import ray
 
-    cell_of = {shared_file(cell, folder): cell for cell in cells if release_name(cell) is not None}
+    cell_of = {shared_file(cell, folder): cell for cell in cells if isinstance(cell.config, ReleasingMethod)}
     if not cell_of:
         return {}
     started = time.monotonic()
@@ -546,6 +544,9 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
     write_text(folder.report, frontier_report(public))
 
 
+_NAMES = ("method", "data", "seed", "digest")
+
+
 def comparison_outcome(comparison: Comparison) -> Output:
     """The output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and the written
     files.
@@ -601,8 +602,14 @@ def comparison_outcome(comparison: Comparison) -> Output:
         "notion": notion,
         "fair_at": comparison.fair_at,
         "data_sets": data_sets,
-        "degenerate": [_named(row) | {"words": row.record.degenerate} for row in degenerate if row.record],
-        "failed": [_named(row) | {"command": row.command, "cause": row.error} for row in failed],
+        "degenerate": [
+            {name: getattr(row, name) for name in _NAMES} | {"words": row.record.degenerate}
+            for row in degenerate
+            if row.record
+        ],
+        "failed": [
+            {name: getattr(row, name) for name in (*_NAMES, "command")} | {"cause": row.error} for row in failed
+        ],
         "left_out": withheld,
         "files": {"results": folder.results, "report": folder.report, "operator_only": folder.private},
         "spent": comparison.spent,
@@ -641,10 +648,6 @@ def _range_words(found: Sequence[float] | None, *, is_epsilon: bool = False) -> 
         return "undefined"
     low, high = (epsilon_text(end) if is_epsilon else f"{end:.3f}".removeprefix("0") for end in found)
     return low if low == high else f"{low}–{high}"
-
-
-def _named(row: Row) -> dict[str, Any]:
-    return {"method": row.method, "data": row.data, "seed": row.seed, "digest": row.digest}
 
 
 def write_figures(

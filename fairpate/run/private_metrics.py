@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -152,7 +152,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     """
     test, rule, least_cell = dataset.test, student.card.idp3, settings.least_cell
     groups, persons = test.z.numpy(), test.person_N
-    prediction = student.predict(test.x, groups, generator=_generator(seed, Stream.PREDICTION))
+    prediction = student.predict(test.x, groups, generator=np.random.default_rng(stream_seed(seed, Stream.PREDICTION)))
     expected = prediction.probabilities_NC if student.card.is_randomised else prediction.labels
 
     def measure(
@@ -169,7 +169,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
             class_names=dataset.label_names,
             group_names=dataset.group_names,
             # A fresh one for each measurement: an interval does not depend on what else was measured before.
-            generator=_generator(seed, Stream.BOOTSTRAP),
+            generator=np.random.default_rng(stream_seed(seed, Stream.BOOTSTRAP)),
             rule=rule,
             persons_N=persons,
             least_cell=least_cell,
@@ -194,7 +194,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         rule=rule,
         num_groups=dataset.num_groups,
         num_classes=dataset.num_classes,
-        generator=_generator(seed, Stream.ORDERS),
+        generator=np.random.default_rng(stream_seed(seed, Stream.ORDERS)),
         kept_N=kept,
         least_cell=least_cell,
     )
@@ -206,10 +206,6 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         measured_N=measured,
         reject_option=spread,
     )
-
-
-def _generator(seed: int, stream: Stream) -> np.random.Generator:
-    return np.random.default_rng(stream_seed(seed, stream))
 
 
 def table_event(cost: Price) -> PredictionTables:
@@ -390,7 +386,20 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     stddev, z = event.noise_stddev_records, _deviations()
     names: dict[str, Any] = {"group_names": tuple(group_names), "class_names": tuple(class_names)}
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
-    calibration = _of_scores(table_BGYC, stddev, released.arrays["edges"].tolist(), class_names)
+    calibration, two = list[Estimate](), len(class_names) == 2
+    if edges := released.arrays["edges"].tolist():
+        # In each bin of scores, the share of records whose true class is the one that the score is of.
+        def scored(joint_BYC: FloatArray) -> rates.Events:
+            right_B = joint_BYC[:, 1].sum(axis=-1) if two else np.trace(joint_BYC, axis1=1, axis2=2)
+            return rates.Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[])
+
+        # Bins instead of groups: each sums over groups, whose noises add up.
+        in_bins = _Shares.of(scored, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=z)
+        what = f"true {class_names[1]}" if two else "right"
+        calibration = [
+            in_bins.estimate(f"{what} where the score is {low:g} to {high:g}", 0, place)
+            for place, (low, high) in enumerate(itertools.pairwise((0.0, *edges, 1.0)))
+        ]
     # The noises of the bins add up.
     table_GYC, stddev = table_BGYC.sum(axis=0), stddev * math.sqrt(len(table_BGYC))
     size_G = table_GYC.sum(axis=(1, 2))
@@ -398,13 +407,25 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     all_1YC, stddev_all = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
     of_all = _Shares.of(rates.correct, all_1YC, stddev_all, z=z).estimate("accuracy", 0, 0)
     total = 0 if math.isnan(of_all.value) else round(float(size_G.sum()))
-    groups = []
-    for name, size, accuracy in zip(group_names, size_G.tolist(), right.value_EG[0].tolist(), strict=True):
-        group = GroupResult(name=name)
+    # A size is a sum of cells, and so is its noise. It is the size of these records: there is no error of sampling.
+    reach = z * stddev * math.sqrt(table_GYC[0].size)
+    groups, estimates = [], [of_all]
+    for place, (name, size) in enumerate(zip(group_names, size_G.tolist(), strict=True)):
+        value, low, high = (max(0.0, size + by) for by in (0.0, -reach, reach))
+        estimates.append(Estimate(name=f"size of {name}", kind="count", value=value, low=low, high=high))
+        estimates.append(right.estimate(f"accuracy for {name}", 0, place))
+        group, accuracy = GroupResult(name=name), estimates[-1].value
         if not math.isnan(accuracy):  # the group stands out
             number = round(size)
             group = replace(group, num_records=number, num_answered=number, coverage=1.0, accuracy=accuracy)
         groups.append(group)
+    # Of two classes the second is the one that is selected.
+    for event_place in [1] if two else range(len(class_names)):
+        ratios = impact_ratios(table_GYC, stddev, event_place)
+        for place, name in enumerate(group_names):
+            said = f"predicted {class_names[event_place]}"
+            estimates.append(predicted.estimate(f"{said}: {name}", event_place, place))
+            estimates.append(replace(ratios.estimate(f"impact ratio of {name}: {said}", 0, place), kind="ratio"))
     measured = Evaluation(
         num_records=total,
         num_answered=total,
@@ -423,50 +444,9 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         metrics="private",
         noise_stddev=stddev,
         per_person=event.unit == "person",
-        estimates=(of_all, *_of_groups(table_GYC, stddev, **names), *calibration),
+        estimates=(*estimates, *calibration),
     )
     return with_words(measured) if total else measured
-
-
-def _of_groups(
-    table_GYC: FloatArray, stddev: float, *, group_names: Sequence[str], class_names: Sequence[str]
-) -> Iterator[Estimate]:
-    """Size, accuracy, selection rates and impact ratios of each group."""
-    z, size_G = _deviations(), table_GYC.sum(axis=(1, 2))
-    # A size is a sum of cells, and so is its noise. It is the size of these records: there is no error of sampling.
-    reach = z * stddev * math.sqrt(table_GYC[0].size)
-    right = _Shares.of(rates.correct, table_GYC, stddev, z=z)
-    for place, (name, size) in enumerate(zip(group_names, size_G.tolist(), strict=True)):
-        value, low, high = (max(0.0, size + by) for by in (0.0, -reach, reach))
-        yield Estimate(name=f"size of {name}", kind="count", value=value, low=low, high=high)
-        yield right.estimate(f"accuracy for {name}", 0, place)
-    predicted = _Shares.of(rates.predicted, table_GYC, stddev, z=z)
-    # Of two classes the second is the one that is selected.
-    for event in [1] if len(class_names) == 2 else range(len(class_names)):
-        ratios = impact_ratios(table_GYC, stddev, event)
-        for place, name in enumerate(group_names):
-            yield predicted.estimate(f"predicted {class_names[event]}: {name}", event, place)
-            ratio = ratios.estimate(f"impact ratio of {name}: predicted {class_names[event]}", 0, place)
-            yield replace(ratio, kind="ratio")
-
-
-def _of_scores(
-    table_BGYC: FloatArray, stddev: float, edges: Sequence[float], class_names: Sequence[str]
-) -> Iterator[Estimate]:
-    """Yield, for each bin of scores, the share of records whose true class is the one that the score is of."""
-    if not edges:
-        return
-    two = len(class_names) == 2
-
-    def scored(joint_BYC: FloatArray) -> rates.Events:
-        right_B = joint_BYC[:, 1].sum(axis=-1) if two else np.trace(joint_BYC, axis1=1, axis2=2)
-        return rates.Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[])
-
-    # Bins instead of groups: each sums over groups, whose noises add up.
-    found = _Shares.of(scored, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=_deviations())
-    for place, (low, high) in enumerate(itertools.pairwise((0.0, *edges, 1.0))):
-        what = f"true {class_names[1]}" if two else "right"
-        yield found.estimate(f"{what} where the score is {low:g} to {high:g}", 0, place)
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:

@@ -209,8 +209,7 @@ def card_values(card: Card) -> dict[str, Any]:
     plain = asdict(card) | {"evaluation": card.evaluation.to_json()}
     if card.refusals is not None and card.refusals.unrefused is not None:
         plain["refusals"]["unrefused"] = card.refusals.unrefused.to_json()
-    sentences = {name: getattr(card, name) for name in ("description", "publishable", "not_publishable", "limits")}
-    sentences |= {"verdict": card.statement.line, "meaning": card.privacy.meaning}
+    sentences = card.sentences | {"verdict": card.statement.line, "meaning": card.privacy.meaning}
     values: dict[str, Any] = strict({"format": FORMAT, **plain, **sentences, "protects": card.privacy.protects})
     return values
 
@@ -307,22 +306,59 @@ def write_reports(
 ) -> None:
     """Write ``public/report.html``, and ``private/report.html`` where queries were spent. The statement is read."""
     statement = read_statement(run)
-    evaluations = assessment.evaluations
+    evaluations, voting = assessment.evaluations, None
     if spending is None:  # a model without teachers is not called a student
         evaluations = {name.replace("student", "model"): found for name, found in evaluations.items()}
+    else:
+        voting = _answered_queries(spending, statement, len(dataset.public))
     public = PublicReport(
         title=dataset.name,
         method=method_title(statement.method),
         guarantee=Guarantee.of(statement),
-        voting=None if spending is None else _answered_queries(spending, statement, len(dataset.public)),
+        voting=voting,
         evaluations=evaluations,
         reject_option=assessment.reject_option,
         num_training_labels=student.card.num_training_labels,
         private_population=private_population,
         made=made_words(run.made_on, __version__),
     )
-    if spending is not None:
-        write_text(run.private_report, private_report(_private_report(public, spending, without_privacy)))
+    if spending is not None and voting is not None:
+        # The operator's page: the data-dependent cost of each query, when it was charged, and to whom.
+        submitted = range(len(spending.charges_Q))
+        drawn = spending.drawn(0, len(submitted))
+        best = accountant.epsilon_data_dependent([drawn], target_delta=spending.terms.budget.delta)
+        # At the one order that is best for the total: costs of single queries at orders of their own would not add up.
+        worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
+        # Where no cost depends on votes, all three courses are one.
+        dependent = as_in_paper = voting.epsilon_course
+        if drawn.data_dependent:
+            dependent = _course(
+                spending, lambda start, end: accountant.rdp_data_dependent([spending.drawn(start, end)])
+            )
+            as_in_paper = _course(spending, spending.as_in_paper)
+        asked_Q = [charges[-1] for charges in spending.charges_Q]
+        ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in asked_Q]
+        operators = PrivateReport(
+            public=public,
+            rdp_order=best.order,
+            rdp_Q=[
+                float(accountant.rdp_data_dependent([spending.drawn(query, query + 1)], [best.order])[0])
+                for query in stepwise(submitted)
+            ],
+            # Every reservation of a query was charged, those that a crash left open included.
+            rdp_worst_Q=[worst * len(charges) for charges in spending.charges_Q],
+            epsilon_data_dependent_course=dependent,
+            epsilon_as_in_paper_course=as_in_paper,
+            plurality_votes_Q=[votes[0] for votes in ranked_Q],
+            runner_up_votes_Q=[votes[1] for votes in ranked_Q],
+            num_votes_Q=[sum(votes) for votes in ranked_Q],
+            groups_Q=[reservation.group for reservation in asked_Q],
+            outcomes_Q=spending.outcomes_Q,
+            at_Q=[reservation.at_s for reservation in asked_Q],
+            callers_Q=[reservation.asker.caller for reservation in asked_Q],
+            without_privacy=without_privacy,
+        )
+        write_text(run.private_report, private_report(operators))
     write_text(run.public_report, public_report(public))
 
 
@@ -358,43 +394,6 @@ def _answered_queries(spending: Spending, statement: PrivacyStatement, num_publi
         epsilon_course=course,
         outcomes_GO=[[outcomes[group, each] for each in OUTCOMES] for group in range(terms.num_groups)],
         answered_GC=[[labels[group, k] for k in range(terms.num_classes)] for group in range(terms.num_groups)],
-    )
-
-
-def _private_report(public: PublicReport, spending: Spending, without_privacy: WithoutPrivacy | None) -> PrivateReport:
-    """The operator's report: the data-dependent cost of each query, when it was charged, and to whom."""
-    submitted = range(len(spending.charges_Q))
-    drawn = spending.drawn(0, len(submitted))
-    best = accountant.epsilon_data_dependent([drawn], target_delta=spending.terms.budget.delta)
-    # At the one order that is best for the total: costs of single queries at orders of their own would not add up.
-    worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
-    assert public.voting is not None
-    # Where no cost depends on votes, all three courses are one.
-    dependent = as_in_paper = public.voting.epsilon_course
-    if drawn.data_dependent:
-        dependent = _course(spending, lambda start, end: accountant.rdp_data_dependent([spending.drawn(start, end)]))
-        as_in_paper = _course(spending, spending.as_in_paper)
-    asked_Q = [charges[-1] for charges in spending.charges_Q]
-    ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in asked_Q]
-    return PrivateReport(
-        public=public,
-        rdp_order=best.order,
-        rdp_Q=[
-            float(accountant.rdp_data_dependent([spending.drawn(query, query + 1)], [best.order])[0])
-            for query in stepwise(submitted)
-        ],
-        # Every reservation of a query was charged, those that a crash left open included.
-        rdp_worst_Q=[worst * len(charges) for charges in spending.charges_Q],
-        epsilon_data_dependent_course=dependent,
-        epsilon_as_in_paper_course=as_in_paper,
-        plurality_votes_Q=[votes[0] for votes in ranked_Q],
-        runner_up_votes_Q=[votes[1] for votes in ranked_Q],
-        num_votes_Q=[sum(votes) for votes in ranked_Q],
-        groups_Q=[reservation.group for reservation in asked_Q],
-        outcomes_Q=spending.outcomes_Q,
-        at_Q=[reservation.at_s for reservation in asked_Q],
-        callers_Q=[reservation.asker.caller for reservation in asked_Q],
-        without_privacy=without_privacy,
     )
 
 

@@ -66,9 +66,8 @@ from fairpate.privacy.mechanism_events import (
     event_from,
     event_json,
     merged,
-    of_a_record,
-    of_an_attribute,
     of_teachers,
+    part_of_unit,
 )
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields, write_json
 from fairpate.types import FloatArray, Relation, Unit, UserError
@@ -307,7 +306,6 @@ _READ = """
 # A guarantee for a person holds for each record of theirs, and one for a record for its attribute; the reverse bounds
 # nothing: a person may have many records, and a record more than its attribute.
 _IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",), "sensitive attribute": ("record", "person")}
-_WITHIN: dict[Unit, Callable[[Event], Event]] = {"record": of_a_record, "sensitive attribute": of_an_attribute}
 
 
 class Odometer:
@@ -485,7 +483,7 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
         if each.unit == unit:
             found.append(each)
         elif each.is_private and each.unit in _IMPLYING.get(unit, ()):
-            events, plan = (tuple(map(_WITHIN[unit], some)) for some in (each.events, each.plan))
+            events, plan = (tuple(part_of_unit(event, unit) for event in some) for some in (each.events, each.plan))
             relation = events[0].relation if events else each.relation
             found.append(replace(each, unit=unit, relation=relation, events=events, plan=plan, rdp_A=_NEW))
     return found

@@ -499,8 +499,8 @@ class OpenRun(Training):
 
 def with_pinned_weights(config: AnyMethod) -> AnyMethod:
     """``config`` with the checksum of the weights file; `imagenet` is downloaded if it is not there yet."""
-    for network in config.networks.values():
-        if (model := config.started(network)).weights is not None:
+    for model in config.networks.values():
+        if model.weights is not None:
             pinned = config.backbone.model_copy(update={"weights": pin_weights(model).weights})
             return config.model_copy(update={"backbone": pinned})
     return config
@@ -544,7 +544,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
     """Build once every model that starts from a weights file, and report the file; build self-labelling's student.
     ValueError if the file, or the architecture, does not fit the records."""
-    models = {section: config.started(network) for section, network in config.networks.items()}
+    models = config.networks
     shape = tuple(dataset.public.x.shape[1:])
     # Before anything is trained or charged: what does not fit would end the run after that.
     for name, model in models.items():

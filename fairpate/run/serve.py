@@ -344,7 +344,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
         show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": False}]}, words=""))
         with suppress(KeyboardInterrupt):
             # Ray Serve restarts failed copies.
-            while server is None or server.is_alive:
+            while server is None or server.is_alive():
                 time.sleep(_WATCH_INTERVAL_S)
             raise ServiceError(f"{settings.url}: the HTTP server ended by itself. Serve the run again.")
 

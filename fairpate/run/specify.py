@@ -38,7 +38,6 @@ from fairpate.report.frontier import (
     by_panel,
     defined,
     frontier,
-    guaranteed,
     hypervolume,
     matrix,
     pareto_mask,
@@ -238,7 +237,8 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     nearest: list[Offer] = []
     if offers and not met:
         gaps = [[each.point.seen_by(name).value("disparity") for each in offers] for name in demand.notions]
-        values_NO = np.column_stack([guaranteed([o.point for o in offers], ("epsilon", "error", "refused")), *gaps])
+        compared = matrix([o.point for o in offers], ("epsilon", "error", "refused"), guaranteed=True)
+        values_NO = np.column_stack([compared, *gaps])
         is_defined_N = ~np.isnan(values_NO).any(axis=1)
         candidates = [each for each, is_defined in zip(offers, is_defined_N, strict=True) if is_defined]
         if candidates:

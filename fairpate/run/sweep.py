@@ -69,7 +69,7 @@ from fairpate.methods.base import (
     why_unread,
 )
 from fairpate.report.frontier import FAILED, Row
-from fairpate.run.context import RunDirectory, RunDirectoryError
+from fairpate.run.context import RunDirectoryError
 from fairpate.types import RunRecord, UserError, strict
 
 Values = dict[str, Any]
@@ -83,30 +83,29 @@ _FAIRNESS = {
 _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
 
 
-def _columns(kind: pa.DataType, *names: str, nullable: bool = True) -> list[pa.Field]:
-    return [pa.field(name, kind, nullable=nullable) for name in names]
-
-
 _TEXT, _NUMBER, _COUNT = pa.string(), pa.float64(), pa.int64()
 # What cannot be null is known of a failed cell too.
+_KNOWN = ("digest", "method", "data", "seed", "config", "status", "error", "command")
 SCHEMA = pa.schema(
-    [
-        *_columns(_TEXT, "digest", "method", "data", nullable=False),
-        *_columns(_COUNT, "seed", nullable=False),
-        *_columns(_TEXT, "unit", "relation"),
-        *_columns(_NUMBER, "delta", "epsilon"),
-        *_columns(pa.bool_(), "epsilon_is_data_dependent"),
-        *_columns(_NUMBER, "accuracy", "coverage", "disparity"),
-        *_columns(_TEXT, "config", "status", "error", "command", nullable=False),
-        *_columns(_NUMBER, "minutes"),
-        *_columns(pa.bool_(), "has_guarantee"),
-        *_columns(_NUMBER, "majority_accuracy"),
-        *_columns(pa.list_(_TEXT), *_WORDS),
-        *_columns(_COUNT, "answered"),
-        *_columns(pa.list_(_COUNT), "answered_by_group"),
-        *_columns(_TEXT, "metrics"),
-        *_columns(_NUMBER, *_FAIRNESS),
-    ]
+    pa.field(name, kind, nullable=name not in _KNOWN)
+    for kind, names in (
+        (_TEXT, ("digest", "method", "data")),
+        (_COUNT, ("seed",)),
+        (_TEXT, ("unit", "relation")),
+        (_NUMBER, ("delta", "epsilon")),
+        (pa.bool_(), ("epsilon_is_data_dependent",)),
+        (_NUMBER, ("accuracy", "coverage", "disparity")),
+        (_TEXT, ("config", "status", "error", "command")),
+        (_NUMBER, ("minutes",)),
+        (pa.bool_(), ("has_guarantee",)),
+        (_NUMBER, ("majority_accuracy",)),
+        (pa.list_(_TEXT), _WORDS),
+        (_COUNT, ("answered",)),
+        (pa.list_(_COUNT), ("answered_by_group",)),
+        (_TEXT, ("metrics",)),
+        (_NUMBER, tuple(_FAIRNESS)),
+    )
+    for name in names
 )
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
@@ -124,7 +123,17 @@ def write_rows(rows: Sequence[Row], path: Path, *, private: bool = False) -> Non
 
     ValueError for a row whose epsilon depends on private votes in a table that is not private.
     """
-    write_table(pa.Table.from_pylist([_plain(row) for row in rows], schema=SCHEMA), path, private=private)
+    plain = []
+    for row in rows:
+        values: dict[str, Any] = {name: getattr(row, name) for name in (*_CELL, "status", "minutes")}
+        values["config"] = json.dumps(strict(row.config), allow_nan=False)
+        if (found := row.record) is not None:
+            values |= {name: getattr(found, name) for name in _MEASURED}
+            values |= {column: found.fairness.get(name, {}).get(end) for column, (name, end) in _FAIRNESS.items()}
+        # Undefined numbers are null; infinite ones stay.
+        nan = [name for name, each in values.items() if isinstance(each, float) and math.isnan(each)]
+        plain.append(values | dict.fromkeys(nan))
+    write_table(pa.Table.from_pylist(plain, schema=SCHEMA), path, private=private)
 
 
 def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
@@ -137,7 +146,24 @@ def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a table of results, such as ``results.parquet``. RecordsTableError for another or a damaged file."""
-    return [_row(values) for values in read_table(path).to_pylist()]
+    rows = []
+    for values in read_table(path).to_pylist():
+        config, record = json.loads(values["config"]), None
+        identity = {"method": values["method"], "data": values["data"], "seed": values["seed"], "config": config}
+        if values["status"] == "ok":
+            found = {name: values[name] for name in _MEASURED}
+            found |= {name: tuple(values[name] or ()) for name in _WORDS}
+            fairness: dict[str, dict[str, float | None]] = {}
+            for column, (name, end) in _FAIRNESS.items():
+                fairness.setdefault(name, {})[end] = values[column]
+            # Each notion has columns; null is one that was undefined or not recorded.
+            found["fairness"] = {name: ends for name, ends in fairness.items() if ends["value"] is not None}
+            if found["answered_by_group"] is not None:
+                found["answered_by_group"] = tuple(found["answered_by_group"])
+            record = RunRecord(**identity, **found)
+        minutes = math.nan if values["minutes"] is None else values["minutes"]
+        rows.append(Row(**{name: values[name] for name in _CELL}, config=config, minutes=minutes, record=record))
+    return rows
 
 
 def read_table(path: Path) -> pa.Table:
@@ -180,36 +206,6 @@ def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
     for name, values in replaced.items():
         kept = kept.set_column(SCHEMA.names.index(name), SCHEMA.field(name), values)
     return kept
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    values: dict[str, Any] = {name: getattr(row, name) for name in _CELL}
-    values |= {"status": row.status, "config": json.dumps(strict(row.config), allow_nan=False)}
-    values["minutes"] = row.minutes
-    if row.record is not None:
-        values |= {name: getattr(row.record, name) for name in _MEASURED}
-        values |= {column: row.record.fairness.get(name, {}).get(end) for column, (name, end) in _FAIRNESS.items()}
-    # Undefined numbers are null; infinite ones stay.
-    return {name: None if isinstance(each, float) and math.isnan(each) else each for name, each in values.items()}
-
-
-def _row(values: dict[str, Any]) -> Row:
-    config = json.loads(values["config"])
-    identity = {"method": values["method"], "data": values["data"], "seed": values["seed"], "config": config}
-    record = None
-    if values["status"] == "ok":
-        found = {name: values[name] for name in _MEASURED}
-        found |= {name: tuple(values[name] or ()) for name in _WORDS}
-        fairness: dict[str, dict[str, float | None]] = {}
-        for column, (name, end) in _FAIRNESS.items():
-            fairness.setdefault(name, {})[end] = values[column]
-        # Each notion has columns; null is one that was undefined or not recorded.
-        found["fairness"] = {name: ends for name, ends in fairness.items() if ends["value"] is not None}
-        if found["answered_by_group"] is not None:
-            found["answered_by_group"] = tuple(found["answered_by_group"])
-        record = RunRecord(**identity, **found)
-    minutes = math.nan if values["minutes"] is None else values["minutes"]
-    return Row(**{name: values[name] for name in _CELL}, config=config, minutes=minutes, record=record)
 
 
 _FILES = (".weights.path", "data.declaration.path")
@@ -399,7 +395,19 @@ def _config(
     found: list[Exception] = []
     laid: list[_Layer] = []
     try:
-        begun = _fitted_start(data, method, layers) if start is None else start
+        begun = start
+        if begun is None:
+            # What `fairpate run --method METHOD --data NAME` starts from, after the layers' settings of the section.
+            begun = {"data": {"name": data}}
+            for layer in layers:
+                if isinstance(own := _nested(layer).get("data", {}), dict):
+                    begun = merge(begun, {"data": own})
+            try:
+                own_data = parse_config(begun["data"], DataConfig)
+            except ConfigError:
+                pass  # reported below with the rest
+            else:
+                begun = merge(_fitted_values(method, own_data.model_dump_json()), {"data": {"name": own_data.name}})
     except (ConfigError, DataError) as error:
         found.append(error)
         begun = {"data": {"name": data}}
@@ -453,20 +461,6 @@ def _nested(layer: _Layer) -> dict[str, Any]:
         last = section.get(parts[-1])
         section[parts[-1]] = merge(last, value) if isinstance(last, dict) and isinstance(value, dict) else value
     return nested
-
-
-def _fitted_start(data: str, method: str, layers: Sequence[_Layer]) -> Values:
-    """The settings that `fairpate run --method METHOD --data NAME` starts from, after the layers' settings of the
-    section `data`."""
-    given: Values = {"data": {"name": data}}
-    for layer in layers:
-        if isinstance(own := _nested(layer).get("data", {}), dict):
-            given = merge(given, {"data": own})
-    try:
-        config = parse_config(given["data"], DataConfig)
-    except ConfigError:  # the caller reports it with the rest
-        return given
-    return merge(_fitted_values(method, config.model_dump_json()), {"data": {"name": config.name}})
 
 
 @lru_cache
@@ -543,10 +537,6 @@ class SweepFolder:
     def run(self, cell: Cell) -> Path:
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
 
-    def release(self, name: str) -> RunDirectory:
-        """The run directory of a release that cells share."""
-        return RunDirectory(root=self.root / "runs" / f"release-{name}")
-
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
         """Keep the rows of a finished cell."""
         # The result first: a crash in between leaves both, and a part outranks a failure.
@@ -555,9 +545,16 @@ class SweepFolder:
 
     def holds(self, cells: Sequence[Cell]) -> bool:
         """True if the tables hold exactly these cells, all finished; only their digests are read."""
+        finished = []
+        for path in (self.results, self.private_results):
+            try:
+                table = pq.read_table(path, columns=["digest"], filters=[("status", "=", "ok")])
+            except (OSError, pa.ArrowInvalid):
+                return False
+            finished.append(table["digest"].to_pylist())
         public = [cell.digest for cell in cells if cell.config.is_private or self.publish_unprotected]
         # In order, as cells are written; a cell has two rows in the operator's table where an epsilon depends on votes.
-        return _digests(self.results) == public and set(_digests(self.private_results)) == {c.digest for c in cells}
+        return finished[0] == public and set(finished[1]) == {cell.digest for cell in cells}
 
     def assemble(self, cells: Sequence[Cell]) -> None:
         """Write both tables for these cells: their results, or that they failed.
@@ -594,16 +591,6 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
 def stems(folder: Path) -> set[str]:
     """The digests of the cells whose rows are kept in ``folder``."""
     return {path.name.removesuffix(".parquet") for path in folder.iterdir() if path.suffix == ".parquet"}
-
-
-def _digests(table: Path) -> list[str]:
-    """The digests of a table's finished rows; none where there is no readable table."""
-    try:
-        columns = pq.read_table(table, columns=["digest"], filters=[("status", "=", "ok")])
-    except (OSError, pa.ArrowInvalid):
-        return []
-    digests: list[str] = columns["digest"].to_pylist()
-    return digests
 
 
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:

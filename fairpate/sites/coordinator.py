@@ -204,7 +204,7 @@ class CoordinatorSums:
         if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
             raise FaultError(404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum of a site.")
         with self._changed:
-            found = machine.members(place) if name == "members" else machine.published(name)  # type: ignore[arg-type]
+            found = machine.listed(name, place)
             if found is None:
                 # Only now: a list that was closed before the end is still answered.
                 self._refuse_if_ended(machine)

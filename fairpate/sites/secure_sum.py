@@ -189,12 +189,15 @@ class Draw:
         return _tag(self.plan, self.number, purpose, places)
 
     def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
-        """Raise SumError unless ``signature`` is that of site ``place`` for ``text``."""
+        """Raise SumError unless ``signature`` is that of site ``place`` for ``text``, and the mask key in the head of a
+        `hello` can be used."""
         if not self.sites[place].signed(signature, self.tag(purpose, place) + text):
             raise SumError(
                 f"Site {place}: its message '{purpose}' is not signed by it for this plan; the plan, the sum or the "
                 "list of participants differs."
             )
+        if purpose == "hello":
+            _exchanged(_PROBE, text[:32], place)
 
     def flags(self, places: Sequence[int] | Mapping[int, object]) -> bytes:
         """Return a list of sites as one byte for each site of the plan."""
@@ -213,13 +216,11 @@ class Draw:
             raise SumError(f"Expected a list of at least {least} sites, got {len(places)}; the sum ends here.")
         return {place: rest[size * row : size * (row + 1)] for row, place in enumerate(places)}
 
-    def members_digest(self, heads: Mapping[int, bytes]) -> bytes:
-        """Return the digest of the list of participants, which every site signs with its numbers."""
-        return hashlib.sha256(self.tag("members") + self.flags(heads) + b"".join(heads.values())).digest()
-
-    def survivors_digest(self, members: bytes, survivors: bytes) -> bytes:
-        """Return the digest of the list of survivors, which every survivor signs once."""
-        return hashlib.sha256(self.tag("survivors") + members + survivors).digest()
+    def digest(self, heads: Mapping[int, bytes], survivors: bytes | None = None) -> bytes:
+        """Return the digest of the list of participants, which every site signs with its numbers, or else of that of
+        their ``survivors``, which every survivor signs once."""
+        members = hashlib.sha256(self.tag("members") + self.flags(heads) + b"".join(heads.values())).digest()
+        return members if survivors is None else hashlib.sha256(self.tag("survivors") + members + survivors).digest()
 
     def mask(self, secret: bytes, *places: int) -> Words:
         """Return D words expanded from ``secret``: the mask of one site, or of the pair of sites in ``places``."""
@@ -255,7 +256,10 @@ class Site:
             for place, pair in enumerate(zip(*shares, strict=True)):
                 nonce = secrets.token_bytes(12)
                 sealed += nonce + self._box(place, sender=self._place).encrypt(nonce, b"".join(pair), None)
-            head = _mask_key(draw, own).public_key().public_bytes_raw() + _hash(draw, seed, self._place)
+            head = (
+                _mask_key(draw, own).public_key().public_bytes_raw()
+                + hashlib.sha256(draw.tag("own mask", self._place) + seed).digest()
+            )
             head += hashlib.sha256(sealed).digest()
             head += self._signed("hello", head)
             # Secrets and message in one value: no stop in between leaves one without the other.
@@ -271,7 +275,7 @@ class Site:
         heads, _ = self._members(members)
         for each, head in heads.items():
             # A mask key that its site has not signed could be the coordinator's own.
-            _verify_head(draw, each, head)
+            draw.verify(each, head[-_SIGNATURE:], head[:-_SIGNATURE], "hello")
         # Kept before the noise is drawn: with another list, the same noise would have other masks.
         self._once("members", members)
         stored = self._store.get("masked")
@@ -285,7 +289,7 @@ class Site:
                 if other != place:
                     total += draw.pair_mask(_mask_key(draw, own), place, head[:32], other)
             body = total.astype("<u8").tobytes()
-            body += self._signed("masked", draw.members_digest(heads) + hashlib.sha256(body).digest())
+            body += self._signed("masked", draw.digest(heads) + hashlib.sha256(body).digest())
             stored = self._store.setdefault("masked", body)
         return stored
 
@@ -296,7 +300,7 @@ class Site:
         """
         draw = self._draw
         heads, _ = self._members(self._stored("members"))
-        digest = draw.members_digest(heads)
+        digest = draw.digest(heads)
         # With fewer survivors, there is less noise than was priced.
         found = draw.parts(survivors, _HASH + _SIGNATURE, least=draw.least)
         if not found.keys() <= heads.keys() or self._place not in found:
@@ -306,7 +310,7 @@ class Site:
             draw.verify(place, part[_HASH:], digest + part[:_HASH], "masked")
         # On the disk before the signature exists: after a crash, no other list is signed.
         self._once("survivors", survivors)
-        return self._signed("agreed", draw.survivors_digest(digest, survivors))
+        return self._signed("agreed", draw.digest(heads, survivors))
 
     def shares(self, agreement: bytes) -> bytes:
         """Return one share for each participant: of its own mask if it survived, else of its mask key.
@@ -315,7 +319,7 @@ class Site:
         """
         draw, survivors = self._draw, self._stored("survivors")
         heads, sealed = self._members(self._stored("members"))
-        digest = draw.survivors_digest(draw.members_digest(heads), survivors)
+        digest = draw.digest(heads, survivors)
         signed, survived = draw.parts(agreement, _SIGNATURE), draw.parts(survivors, _HASH + _SIGNATURE)
         if len(signed) < draw.threshold or not signed.keys() <= survived.keys():
             raise SumError(f"Expected {draw.threshold} survivors who sign their list, got {len(signed)}; the sum ends.")
@@ -419,17 +423,17 @@ class Coordinator:
                 raise SumError("Too many sites sent wrong shares: their secrets do not fit their hashes; the sum ends.")
         return 3 if store.get("sum") is None else 4
 
-    def members(self, place: int) -> bytes | None:
-        """The list of participants for one site, with the shares that were sealed for it; None while it is open."""
-        flags, hellos = self._store.get("members"), self._messages["hello"]
-        if flags is None:
-            return None
+    def listed(self, name: str, place: int = 0) -> bytes | None:
+        """A list, or the sum as bytes, for site ``place``; None while it is open.
+
+        The list of participants, ``members``, has the shares that were sealed for this site; ``survivors``,
+        ``agreement`` and ``sum`` are the same for all.
+        """
+        flags, hellos = self._store.get(name), self._messages["hello"]
+        if flags is None or name != "members":
+            return flags
         cut = slice(_HEAD + _SEALED * place, _HEAD + _SEALED * (place + 1))
         return flags + b"".join(hellos[each][:_HEAD] + hellos[each][cut] for each in self._heads)
-
-    def published(self, name: Literal["survivors", "agreement", "sum"]) -> bytes | None:
-        """A list, or the sum as bytes, which is the same for all sites; None while it is not there yet."""
-        return self._store.get(name)
 
     @property
     def total_D(self) -> IntArray | None:
@@ -458,11 +462,12 @@ class Coordinator:
         body, signature = message[:-_SIGNATURE], message[-_SIGNATURE:]
         # The head alone is signed, as only the head goes to all sites; it has the hash of the shares.
         if step == "hello":
-            _verify_head(draw, place, message[:_HEAD])
+            head = message[:_HEAD]
+            draw.verify(place, head[-_SIGNATURE:], head[:-_SIGNATURE], step)
             if hashlib.sha256(message[_HEAD:]).digest() != message[32 + _HASH : 32 + 2 * _HASH]:
                 raise SumError(f"Site {place}: the shares in its message '{step}' are not those that it signed.")
         elif step == "masked":
-            text = draw.members_digest(self._heads) + hashlib.sha256(body).digest()
+            text = draw.digest(self._heads) + hashlib.sha256(body).digest()
             draw.verify(place, signature, text, step)
         else:
             draw.verify(place, signature, self._survivors_digest + body, step)
@@ -482,7 +487,7 @@ class Coordinator:
     def _survivors_digest(self) -> bytes:
         survivors = self._store.get("survivors")
         assert survivors is not None
-        return self._draw.survivors_digest(self._draw.members_digest(self._heads), survivors)
+        return self._draw.digest(self._heads, survivors)
 
     def _unmasked(self) -> IntArray | None:
         """The sum (D,) without masks; None if wrong shares keep a secret from being found."""
@@ -496,7 +501,8 @@ class Coordinator:
             held = {holder: body[_SHARE * row : _SHARE * (row + 1)] for holder, body in shares.items()}
             # Wrong shares give a wrong secret silently: each secret is compared with its hash or public key.
             for secret in _secrets(held, threshold=draw.threshold):
-                if place in survivors and _hash(draw, secret, place) == head[32 : 32 + _HASH]:
+                own_mask = hashlib.sha256(draw.tag("own mask", place) + secret).digest()
+                if place in survivors and own_mask == head[32 : 32 + _HASH]:
                     total -= draw.mask(secret, place)
                     break
                 if place not in survivors:
@@ -529,11 +535,6 @@ def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:
     return noisy_D
 
 
-def _verify_head(draw: Draw, place: int, head: bytes) -> None:
-    draw.verify(place, head[-_SIGNATURE:], head[:-_SIGNATURE], "hello")
-    _exchanged(_PROBE, head[:32], place)
-
-
 def _exchanged(own: X25519PrivateKey, other: bytes, place: int) -> bytes:
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(other))
@@ -558,10 +559,6 @@ def _derived(secret: bytes, purpose: bytes) -> bytes:
 
 def _mask_key(draw: Draw, seed: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(_derived(seed, draw.tag("mask key")))
-
-
-def _hash(draw: Draw, seed: bytes, place: int) -> bytes:
-    return hashlib.sha256(draw.tag("own mask", place) + seed).digest()
 
 
 def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:

@@ -92,11 +92,7 @@ class CoordinatorClient:
             verify = ssl.create_default_context(cafile=ca)
         # Neither proxies nor certificates come from environment variables.
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
-        self._wait_s = wait_s
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
+        self._wait_s, self.close = wait_s, self._http.close
 
     def request(
         self, path: str, content: bytes | None = None, *, wait_s: float | None = None, into: Path | None = None
@@ -176,12 +172,10 @@ class Messenger:
     ) -> None:
         self._plan, self._key, self._place, self._client = plan, key, plan.place_of(key), client
         self._agree, self._reporter, self._source = agree, reporter or Reporter(quiet=True), source
+        # Holds the journal.
         self._opened, self._model = ExitStack(), b""
+        self.close = self._opened.close
         self.has_agreed = self._has_begun = False
-
-    def close(self) -> None:
-        """Close the journal."""
-        self._opened.close()
 
     def agree(self, offer: str) -> bool:
         """Return the operator's answer to ``offer``."""

@@ -93,7 +93,9 @@ def test_an_open_gate_or_an_endless_cold_start_is_confident_gnmax_bit_for_bit(ru
     noisy_QC = votes_QC + discrete_gaussians(6, words[:, 1:], source)
     assert [outcome.label is not None for outcome in outcomes] == passes_Q.tolist()
     assert all(
-        row[outcome.label] == row.max() for row, outcome in zip(noisy_QC, outcomes, strict=True) if outcome.label
+        row[outcome.label] == row.max()
+        for row, outcome in zip(noisy_QC, outcomes, strict=True)
+        if outcome.label is not None
     )
     assert 0 < passes_Q.sum() < 200
 

@@ -187,7 +187,7 @@ def test_a_price_that_does_not_depend_on_votes_is_the_same_for_the_operator(tmp_
         assert abs(count - queries_that_fit(TERMS, 1000)) <= 1
         books = Books(ledger=ledger, session=asked)
         worst = accountant.epsilon([TERMS.mechanism.worst_case(count)], target_delta=1e-5).epsilon
-        assert books.price.epsilon(ledger, count) == pytest.approx(worst, rel=1e-9)
+        assert books.epsilon(count) == pytest.approx(worst, rel=1e-9)
     assert isinstance(replies[-1], OverBudget)
 
 
@@ -208,11 +208,11 @@ def test_an_event_of_one_s_own_that_holds_votes_is_priced_query_by_query(
     with Ledger(tmp_path / "ledger.sqlite", TERMS) as ledger:
         asked = session(ledger)
         asked.ask(queries(20), near)
-        price = Books(ledger=ledger, session=asked).price
+        price = Books(ledger=ledger, session=asked)
         event = TERMS.mechanism.realised(ledger.votes_QC)
         assert 0 < event.count < 20
         expected = accountant.epsilon_data_dependent([event], target_delta=1e-5).epsilon
-        assert price.epsilon(ledger, 20) == pytest.approx(expected, rel=1e-9)
+        assert price.epsilon(20) == pytest.approx(expected, rel=1e-9)
         np.testing.assert_array_equal(price.priced(20)[0] > 0, ledger.votes_QC.max(axis=1) < 33)
 
 
@@ -221,7 +221,7 @@ def test_a_price_that_failed_half_way_is_not_counted_twice(tmp_path: Path, monke
     with Ledger(tmp_path / "ledger.sqlite", TERMS) as ledger:
         asked = session(ledger)
         asked.ask(queries(20), near)
-        price, expected = (Books(ledger=ledger, session=asked).price for _ in range(2))
+        price, expected = (Books(ledger=ledger, session=asked) for _ in range(2))
         prices = NearestRecords.realised_rdp
 
         def fails_at_the_end(mechanism: NearestRecords, votes_QC: IntArray, orders_A: Any) -> Any:
@@ -232,8 +232,8 @@ def test_a_price_that_failed_half_way_is_not_counted_twice(tmp_path: Path, monke
         with monkeypatch.context() as failing:
             failing.setattr(NearestRecords, "realised_rdp", fails_at_the_end)
             with pytest.raises(MemoryError):
-                price.epsilon(ledger, 20)
-        assert price.epsilon(ledger, 20) == expected.epsilon(ledger, 20)
+                price.epsilon(20)
+        assert price.epsilon(20) == expected.epsilon(20)
         assert len(price.priced(100)[0]) == 20
 
 

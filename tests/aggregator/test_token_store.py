@@ -103,7 +103,7 @@ def test_a_store_that_is_damaged_admits_nobody_and_is_named(store, damage, caplo
     tokens._look_again_s = 0
     store.write_text(damage)
     assert tokens.caller(token) is tokens.caller("t" * 32) is None
-    assert tokens.limits == {"alice": OwnLimit(max_queries=5)}  # no limit is lifted by damage
+    assert tokens.stored.limits == {"alice": OwnLimit(max_queries=5)}  # no limit is lifted by damage
     assert "tokens.json: is damaged" in caplog.text
     with pytest.raises(TokenError, match=r"tokens\.json: is damaged"):
         add(store, "bob")
@@ -233,7 +233,7 @@ def test_what_ended_stays_ended_and_its_name_may_have_a_new_token(store):
     second = add(store, "alice")
     tokens = LiveTokens(TokenBook(store=store))
     assert (tokens.caller(first), tokens.caller(second).name) == (None, "alice")
-    assert tokens.limits["alice"] == OwnLimit(max_queries=5)
+    assert tokens.stored.limits["alice"] == OwnLimit(max_queries=5)
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a\nb", "../x", "x" * 65, "<b>"])

@@ -69,12 +69,14 @@ def test_its_place_among_others_and_the_threads_do_not_move_a_digit(side: int, o
     generator = torch.Generator().manual_seed(1)
     pictures = torch.randint(0, 256, (301, 2, side, side), dtype=torch.uint8, generator=generator)
     order = torch.randperm(301, generator=generator)
-    alone = torch.cat([oriented_gradients(picture[None]) for picture in pictures])
+    some = torch.arange(0, 301, 5)
+    alone = torch.cat([oriented_gradients(pictures[row][None]) for row in some])
     for threads in (1, 2, 3, 5):
         torch.set_num_threads(threads)
-        assert torch.equal(oriented_gradients(pictures[order]), alone[order])
+        together = oriented_gradients(pictures[order])
+        assert torch.equal(together[order.argsort()][some], alone)
         for part in (slice(0, 1), slice(5, 12), slice(1, None)):
-            assert torch.equal(oriented_gradients(pictures[part]), alone[part])
+            assert torch.equal(oriented_gradients(pictures[order][part]), together[part])
 
 
 def test_angles_are_those_of_the_arctangent() -> None:

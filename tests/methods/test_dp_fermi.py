@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ from fairpate.methods.dp_fermi import (
     FermiLoss,
     FermiSteps,
     MatrixGame,
-    PublicPartitions,
     Shares,
     fermi_training,
+    public_partitions,
     release_shares,
     share_events,
     watched_targets,
@@ -79,7 +80,7 @@ def train(
         steps,
         config,
         randomness=randomness,
-        sampler=PublicPartitions(len(x), size, generator).next if public else None,
+        sampler=partial(next, public_partitions(len(x), size, generator)) if public else None,
         events=(steps.event, *shares.events),
     ).run(averaged_share=config.averaged_share)
     return Trained(model=model, events=events, noise=randomness.label)
@@ -452,9 +453,9 @@ def test_a_target_that_the_shares_alone_exceed_is_out_of_reach() -> None:
 
 
 def test_public_batches_divide_the_records_every_epoch() -> None:
-    batches = PublicPartitions(10, 4, torch.Generator().manual_seed(0))
+    batches = public_partitions(10, 4, torch.Generator().manual_seed(0))
     for _ in range(3):
-        epoch = [batches.next() for _ in range(3)]
+        epoch = [next(batches) for _ in range(3)]
         assert sorted(len(rows) for rows in epoch) == [2, 4, 4]
         assert sorted(torch.cat(epoch).tolist()) == list(range(10))
 

@@ -131,7 +131,7 @@ def test_whole_models_match(name: str) -> None:
     assert_matches_brute_force(model, x)
 
 
-@pytest.mark.parametrize(("name", "side"), [("resnet18", 12), ("densenet121", 32)])
+@pytest.mark.parametrize(("name", "side"), [("resnet18", 12), pytest.param("densenet121", 32, marks=pytest.mark.slow)])
 def test_backbones_that_overwrite_their_activations_match_too(name: str, side: int) -> None:
     model = build_model(ModelConfig(name=name), input_shape=(2, side, side), num_classes=3, generator_seed=0).double()  # type: ignore[arg-type]
     x, y = torch.rand(2, 2, side, side, dtype=torch.float64, generator=generator()), torch.arange(2)

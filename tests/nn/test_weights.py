@@ -25,7 +25,7 @@ from fairpate.nn.models import (
 )
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
 
-QUICK_AND_SLOW = [pytest.param(name, marks=pytest.mark.slow if name == "resnet50" else ()) for name in BACKBONES]
+QUICK_AND_SLOW = [pytest.param(name, marks=() if name == "resnet18" else pytest.mark.slow) for name in BACKBONES]
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 

@@ -95,6 +95,12 @@ OF_TRIALS = [
     for trials in (((SUMS,),), ((SAMPLED,), (SUMS, SUMS)), ((PURE,),))
 ]
 
+# Every kind of trials, and every law of their number, is among the quick ones.
+QUICK_AND_SLOW = [
+    pytest.param(events, marks=() if number % 3 == number // 3 % 3 else pytest.mark.slow)
+    for number, events in enumerate(OF_TRIALS)
+]
+
 ALL = [*WITH_DISTRIBUTION, *BY_CURVES, *OF_TRIALS]
 # Of sums over releases alone: no statement of a run holds one.
 NOT_RECOMPUTED = {"PartOfUnit"}
@@ -111,7 +117,9 @@ def test_where_only_curves_price_a_run_the_second_is_a_little_tighter(events: li
     assert 0.9 * by_curves < recomputed(*events) <= by_curves * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("events", OF_TRIALS, ids=lambda events: f"{events[0].expected_trials:g}, {events[0].eta:g}")
+@pytest.mark.parametrize(
+    "events", QUICK_AND_SLOW, ids=lambda events: f"{events[0].expected_trials:g}, {events[0].eta:g}"
+)
 def test_both_accountants_agree_on_the_best_of_secret_trials(events: list[Any]) -> None:
     for together in (events, [*events, SUMS]):
         by_curves = accountant.epsilon(together, target_delta=DELTA).epsilon

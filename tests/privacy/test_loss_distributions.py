@@ -17,10 +17,9 @@ from fairpate.privacy.loss_distributions import (
     composed,
     epsilon_and_excess,
     gaussians,
-    nothing,
+    on_poisson_sample,
     poisson_gaussians,
     randomised_response,
-    unsampled,
 )
 
 INTERVAL = 1e-3
@@ -55,7 +54,9 @@ def test_sampled_gaussians_are_those_of_dp_accounting(count: int, noise: float, 
 
 @pytest.mark.parametrize(("epsilon", "count"), [(0.1, 100), (0.8, 2), (5.0, 3), (50.0, 2), (1e-4, 1)])
 def test_laplace_releases_are_those_of_dp_accounting(epsilon: float, count: int) -> None:
-    ours = loss_distributions.repeated(unsampled(Laplace(scale=1 / epsilon), interval=INTERVAL), count)
+    ours = loss_distributions.repeated(
+        on_poisson_sample(Laplace(scale=1 / epsilon), sampling_rate=1, interval=INTERVAL), count
+    )
     agree(ours, pld.from_laplace_mechanism(1 / epsilon, value_discretization_interval=INTERVAL).self_compose(count))
 
 
@@ -75,11 +76,11 @@ def test_different_releases_and_chances_compose_as_in_dp_accounting() -> None:
     maybe = gaussian(2.0).compute_mixture(pld.identity(INTERVAL), 0.2)
     ours = [
         poisson_gaussians(10, 1.0, sampling_rate=0.1, interval=INTERVAL),
-        unsampled(Laplace(scale=1.0), interval=INTERVAL),
+        on_poisson_sample(Laplace(scale=1.0), sampling_rate=1, interval=INTERVAL),
         loss_distributions.mixed_with_nothing(gaussians(1, 2.0, interval=INTERVAL), 0.2),
     ]
     agree(composed(ours), sampled.compose(pure).compose(maybe))
-    agree(composed([*ours, nothing(INTERVAL)]), sampled.compose(pure).compose(maybe))
+    agree(composed([*ours, randomised_response(0.0, interval=INTERVAL)]), sampled.compose(pure).compose(maybe))
     assert composed([*ours, None]) is None
     assert epsilon_and_excess(None, 1e-5)[0] == math.inf
 
@@ -106,7 +107,11 @@ def test_an_epsilon_that_is_read_off_has_the_divergence_that_was_asked_for(delta
 
 def test_nothing_is_needed_where_the_divergence_is_small_anyway_and_nothing_suffices_where_mass_is_infinite() -> None:
     little = gaussians(1, 1e4, interval=INTERVAL)
-    assert epsilon_and_excess(little, 0.01)[0] == 0 == epsilon_and_excess(nothing(INTERVAL), 1e-12)[0]
+    assert (
+        epsilon_and_excess(little, 0.01)[0]
+        == 0
+        == epsilon_and_excess(randomised_response(0.0, interval=INTERVAL), 1e-12)[0]
+    )
     assert epsilon_and_excess(randomised_response(0.0, interval=INTERVAL), 1e-12)[0] == 0
     some = little.each(lambda losses, count: (loss_distributions.replace(losses, infinite=1e-4), count))
     assert epsilon_and_excess(some, 9e-5)[0] == math.inf > epsilon_and_excess(some, 2e-4)[0]

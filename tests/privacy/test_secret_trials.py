@@ -13,7 +13,7 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import PoissonGaussians, of_unit
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import PureReleases
-from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat, mean_trials, of_a_record
+from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat, mean_trials, part_of_unit
 from fairpate.report.records import described_event
 
 SHAPES = [(eta, expected) for eta in (-0.5, 0.0, 1.0, 2.5) for expected in (1.5, 3.0, 30.0)]
@@ -118,7 +118,7 @@ def test_events_of_trials_are_stored_and_moved_to_other_units() -> None:
     of_person = of_unit(event, "person")
     assert {inner.unit for inner in flat([of_person])} == {"person"}
     # Of a record, a person's event is priced as another one.
-    assert np.all(accountant.rdp([of_a_record(of_person)]) > accountant.rdp([event]))
+    assert np.all(accountant.rdp([part_of_unit(of_person, "record")]) > accountant.rdp([event]))
 
 
 def test_parameters_out_of_range_are_refused() -> None:

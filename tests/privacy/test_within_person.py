@@ -20,8 +20,7 @@ from fairpate.privacy.mechanism_events import (
     PartOfUnit,
     VoteSums,
     VoteTables,
-    of_a_record,
-    of_an_attribute,
+    part_of_unit,
 )
 
 ORDERS = np.array(DEFAULT_ORDERS)
@@ -33,7 +32,7 @@ def by_person(noise: float, rate: float = 1.0, count: int = 1) -> PoissonGaussia
 
 def test_a_gaussian_costs_at_least_what_twice_the_sensitivity_costs_and_hardly_more() -> None:
     """The person's clipped average may turn around, by twice the bound: D_a = a (2 / sigma)^2 / 2."""
-    ours = event_rdp(of_a_record(by_person(5.0)), ORDERS)
+    ours = event_rdp(part_of_unit(by_person(5.0), "record"), ORDERS)
     true = ORDERS * (2 / 5.0) ** 2 / 2
     assert (ours >= true).all()
     high = ORDERS >= 10
@@ -43,7 +42,7 @@ def test_a_gaussian_costs_at_least_what_twice_the_sensitivity_costs_and_hardly_m
 @pytest.mark.parametrize("rate", [0.02, 0.3, 1.0])
 def test_the_price_covers_replacing_a_person_by_an_independent_accountant(rate: float) -> None:
     """A person who loses a record is a person replaced: dp-accounting prices that by loss distributions."""
-    found = least_epsilon([of_a_record(by_person(4.0, rate, 20))], target_delta=1e-5)
+    found = least_epsilon([part_of_unit(by_person(4.0, rate, 20), "record")], target_delta=1e-5)
     replaced = PoissonGaussians(
         count=20, noise_multiplier=4.0, sampling_rate=rate, unit="person", relation="replace one"
     )
@@ -67,26 +66,28 @@ def divergence(p: np.ndarray, q: np.ndarray, order: float) -> float:
 
 def test_votes_of_a_person_may_move_and_a_teachers_may_not() -> None:
     table = VoteTables(count=1, noise_stddev_votes=8.0, unit="person")
-    assert isinstance(of_a_record(table), PartOfUnit)
+    assert isinstance(part_of_unit(table, "record"), PartOfUnit)
     # One cell loses the vote and another gains it: a Gaussian of sensitivity sqrt(2), as dp-accounting prices it.
     moved = google.RdpAccountant(ORDERS.tolist())
     moved.compose(dp_accounting.GaussianDpEvent(8.0 / np.sqrt(2)))
-    assert least_epsilon([of_a_record(table)], target_delta=1e-5) >= moved.get_epsilon(1e-5)
+    assert least_epsilon([part_of_unit(table, "record")], target_delta=1e-5) >= moved.get_epsilon(1e-5)
     sums = VoteSums(count=1, noise_stddev_votes=80.0, norm=10, unit="person")
-    assert least_epsilon([of_a_record(sums)], target_delta=1e-5) > least_epsilon([sums], target_delta=1e-5)
+    assert least_epsilon([part_of_unit(sums, "record")], target_delta=1e-5) > least_epsilon([sums], target_delta=1e-5)
     asked = ConfidentGnmaxQueries(count=3, threshold=5, threshold_stddev_votes=9, noise_stddev_votes=7, unit="person")
-    assert of_a_record(asked) == of_unit(asked, "record")
+    assert part_of_unit(asked, "record") == of_unit(asked, "record")
 
 
 def test_replacing_is_priced_as_it_is() -> None:
     event = PoissonGaussians(count=1, noise_multiplier=2.0, sampling_rate=0.1, unit="person", relation="replace one")
-    assert of_a_record(event) == of_unit(event, "record")
+    assert part_of_unit(event, "record") == of_unit(event, "record")
 
 
 def test_the_attribute_of_a_record_that_stays_is_a_record_replaced() -> None:
     added = PoissonGaussians(count=20, noise_multiplier=4.0, sampling_rate=0.3)
     replaced = PoissonGaussians(count=20, noise_multiplier=4.0, sampling_rate=0.3, relation="replace one")
-    assert least_epsilon([of_an_attribute(added)], target_delta=1e-5) >= epsilon_pld([replaced], target_delta=1e-5)
+    assert least_epsilon([part_of_unit(added, "sensitive attribute")], target_delta=1e-5) >= epsilon_pld(
+        [replaced], target_delta=1e-5
+    )
     # One teacher sees the record, and casts one vote with either attribute.
     asked = ConfidentGnmaxQueries(count=3, threshold=5, threshold_stddev_votes=9, noise_stddev_votes=7)
-    assert (event_rdp(of_an_attribute(asked), ORDERS) == event_rdp(asked, ORDERS)).all()
+    assert (event_rdp(part_of_unit(asked, "sensitive attribute"), ORDERS) == event_rdp(asked, ORDERS)).all()

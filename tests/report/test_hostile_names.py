@@ -207,7 +207,10 @@ def page(request, drawings):
         yield make, Parsed(make("plain"))
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, id=kind, marks=pytest.mark.slow if kind == "long" else ()) for kind, name in NAMES.items()],
+)
 def test_a_name_is_shown_as_it_is_and_changes_nothing_else(page, name: str) -> None:
     make, harmless = page
     html = make(name)

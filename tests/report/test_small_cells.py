@@ -240,9 +240,11 @@ def tables() -> list[Any]:
     return [table for table in found if table.sum() >= LEAST]  # of fewer records the number itself is public
 
 
-@pytest.mark.parametrize("case", range(len(tables())))
-def test_no_small_cell_follows_from_what_is_published(case: int) -> None:
-    table = tables()[case]
+@pytest.mark.parametrize(
+    "table",
+    [pytest.param(table, marks=pytest.mark.slow if number >= 60 else ()) for number, table in enumerate(tables())],
+)
+def test_no_small_cell_follows_from_what_is_published(table: Any) -> None:
     plain = json.loads(json.dumps(evaluation(table, num_replicates=2).to_json()))
     small = [(z, None) for z in range(len(table)) if 0 < table[z].sum() < LEAST]
     small += [(z, y) for z in range(len(table)) for y in range(table.shape[1]) if 0 < table[z, y].sum() < LEAST]

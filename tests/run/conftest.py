@@ -1,5 +1,3 @@
-import fcntl
-import os
 import shutil
 import sys
 from contextlib import contextmanager
@@ -75,21 +73,6 @@ def small_config():
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory):
-    """A folder of all workers of the session by its name, for one of them at a time."""
-    base = tmp_path_factory.getbasetemp()
-    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-    @contextmanager
-    def folder(name):
-        with (root / f"shared-{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield root / f"shared-{name}"
-
-    return folder
-
-
-@pytest.fixture(scope="session")
 def made_once(small_config, shared, drawings):
     """One run of FairPATE with a reject option, which `finished` copies; its pages hold their charts."""
     with shared("finished") as root, drawings(), few_replicates():  # made before fixtures of modules are
@@ -114,7 +97,10 @@ def trained(shared):
 
     def run_of(method):
         with shared(method) as folder:
-            train(folder, method)  # a second time finds what is there
+            made = folder.with_suffix(".made")
+            if not made.exists():
+                train(folder, method)
+                made.touch()
         return finished_run(folder)[0]
 
     return run_of

@@ -371,7 +371,14 @@ def test_overrides_reach_grids(tmp_path: Path) -> None:
     assert sweep.seeds == (1, 2)
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+# tests/deploy/test_quoted_results.py reads those of papers in `make test` too.
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.parent.name == "paper" else ())
+        for path in SWEEPS
+    ],
+)
 def test_every_sweep_that_is_offered_is_valid_and_its_commands_repeat_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,7 +246,7 @@ def test_votes_that_cannot_be_had_fail_the_cells_that_need_them(
         raise RuntimeError("no teacher came")
 
     monkeypatch.setattr("fairpate.run.compare.PateFamily.collect_votes", refused)
-    comparison = run(tmp_path, counted, methods=["dp_sgd", "pate"], grid={})
+    comparison = run(tmp_path, counted, methods=["dp_sgd", "pate"], grid={}, ray={"num_actors": 0})
     assert [(row.method, row.error) for row in comparison.rows] == [("dp_sgd", ""), ("pate", "failed")]
     assert [row.error for row in comparison.failed] == ["RuntimeError: no teacher came"]
 
@@ -322,6 +322,7 @@ def test_a_comparison_of_the_examples_reads_embedded_data_alone(
     fairpate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FAIRPATE_DATA", raising=False)
+    monkeypatch.setattr("fairpate.run.compare.frontier_figures", lambda _: {})  # drawn in tests/report
     small = ["methods=[dp_sgd]", "seeds=[0]", "data_sets.color_digits.grid={}", "data_sets.loans.grid={}"]
     small += [f"data_sets.{name}.settings.dp_sgd.epochs=1" for name in ("color_digits", "loans")]
     settings = [word for setting in small for word in ("--set", setting)]

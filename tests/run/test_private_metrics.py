@@ -518,9 +518,9 @@ def replicated(name: str, size: int, noise: float, count: int) -> list[Evaluatio
 @pytest.mark.parametrize(
     ("name", "size", "noise", "count"),
     [
-        pytest.param("two", 3000, 3.73, 150, id="two groups, 1"),
+        pytest.param("two", 3000, 3.73, 80, id="two groups, 1"),
         pytest.param("two", 3000, 11.24, 400, id="two groups, .3", marks=pytest.mark.slow),
-        pytest.param("equal", 800, 3.73, 100, id="no gap, 1"),
+        pytest.param("equal", 800, 3.73, 60, id="no gap, 1"),
         pytest.param("equal", 800, 3.73, 400, id="no gap, 1, often", marks=pytest.mark.slow),
         pytest.param("four", 1600, 3.73, 400, id="four groups, 1", marks=pytest.mark.slow),
     ],
@@ -530,7 +530,7 @@ def test_intervals_hold_the_population_that_test_records_were_drawn_from(
 ) -> None:
     """Each interval holds 95 % of replications within chance; those of largest differences may hold 97 %.
 
-    Of 150 replications even all may be chance: whether intervals are too wide, 400 tell, and the next test.
+    Of 80 replications even all may be chance: whether intervals are too wide, 400 tell, and the next test.
     """
     expected = truths(POPULATIONS[name])
     held: dict[str, list[bool]] = {metric: [] for metric in expected}
@@ -587,7 +587,7 @@ def test_the_ratio_of_a_group_to_itself_has_no_error() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "count", "gaps", "times"),
     [
-        ("two", 3000, 150, ("dp_one_vs_rest", "accuracy_parity", "false_negative_rate"), 1.25),
+        ("two", 3000, 80, ("dp_one_vs_rest", "accuracy_parity", "false_negative_rate"), 1.25),
         pytest.param(
             *("four", 1600, 400, ("dp_one_vs_rest", "accuracy_parity", "equal_opportunity", "impact_ratio"), 1.3),
             marks=pytest.mark.slow,

@@ -189,7 +189,10 @@ def test_half_the_noise_and_a_record_that_counts_twice_are_found(
     assert audited(root, wanted=is_refuted, num_canaries=KINDS[method][1]).refuted
 
 
-@pytest.mark.parametrize("fault", [None, halve_noise, pytest.param(count_twice, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(None, marks=pytest.mark.slow), halve_noise, pytest.param(count_twice, marks=pytest.mark.slow)],
+)
 def test_the_table_of_private_metrics_is_audited_too(runs: Any, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     root = runs("weighted_votes", evaluation={"metrics": "private", "score_edges": [0.5]})
     if fault is not None:
@@ -211,7 +214,7 @@ def test_the_table_of_a_model_of_embedded_records_is_audited(clinic: Path, tmp_p
     assert [each.part for each in audited(out, wanted=holds, num_canaries=303).releases] == ["private", "test"]
 
 
-@pytest.mark.parametrize("method", ["weighted_votes", "record_votes"])
+@pytest.mark.parametrize("method", ["weighted_votes", pytest.param("record_votes", marks=pytest.mark.slow)])
 def test_a_person_with_several_records_is_one_canary(runs: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     root = runs(method, persons=True)
     assert holds(audited(root, wanted=holds, num_canaries=1500))

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from pydantic import BaseModel
 from small_runs import QUIET, read_json
 from test_select import DECLARATION, candidate, clinic, parts_counted  # noqa: F401 - a fixture
 
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, PrivacyTarget
 from fairpate.methods.base import configured
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
@@ -267,10 +268,14 @@ def test_a_trial_that_fails_is_the_worst_and_all_failing_is_an_error_that_was_ch
 def test_scores_have_the_noise_that_is_charged() -> None:
     """The standard deviation of 400 draws: its own is 1 / sqrt(2 n) of it. One in ten million is farther than 5.5."""
 
-    def training(epsilon: float) -> list[tuple[PureReleases]]:
-        return [(PureReleases(count=1, epsilon=epsilon, unit="record", relation="add or remove one"),)]
+    class Pure(BaseModel):
+        target: PrivacyTarget = PrivacyTarget()
 
-    plan = plan_trials(training, epsilon=1.0, delta=1e-5, expected_trials=5.0)
+        def planned_events(self, _: Any) -> tuple[PureReleases]:
+            epsilon = self.target.epsilon
+            return (PureReleases(count=1, epsilon=epsilon, unit="record", relation="add or remove one"),)
+
+    plan = plan_trials([(Pure(), None)], epsilon=1.0, delta=1e-5, expected_trials=5.0)
     drawn = np.array([plan.with_noise(7 * choice.WEIGHT, OsEntropy()) for _ in range(400)]) / choice.WEIGHT
     assert abs((drawn - 7).std() / plan.noise_stddev_records - 1) < 5.5 / np.sqrt(800)
     assert abs(drawn.mean() - 7) < 5.5 * plan.noise_stddev_records / np.sqrt(400)

@@ -104,10 +104,10 @@ def test_voters_that_nobody_watches_any_more_do_not_count_as_answering(ray_sessi
 
     monkeypatch.setattr("teachers.ray_pool._PING_INTERVAL_S", 0.05)
     watch = VoterWatch([Lively.remote()])
-    until(lambda: watch.all_answer)
+    until(lambda: watch.are_answering())
     watch.close()
     monkeypatch.setattr("teachers.ray_pool._HANG_TIMEOUT_S", 0.5)
-    until(lambda: not watch.all_answer, timeout_s=10)
+    until(lambda: not watch.are_answering(), timeout_s=10)
 
 
 def test_a_service_makes_no_ledger_and_takes_no_older_one(finished, tmp_path):

@@ -14,11 +14,11 @@ import torch
 from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.data import Dataset
 from fairpate.methods.base import ReleasingMethod, configured
-from fairpate.run.compare import Comparison, compare, release_name
+from fairpate.run.compare import Comparison, compare, shared_file
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_statement
 from fairpate.run.release_log import Odometer, read_release
 from fairpate.run.run import run_method
-from fairpate.run.sweep import cells_of
+from fairpate.run.sweep import SweepFolder, cells_of
 from fairpate.terminal import Reporter
 
 pytestmark = pytest.mark.usefixtures("own_state")
@@ -140,7 +140,8 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
 def test_cells_of_methods_that_keep_no_release_have_none() -> None:
     values = {"data_sets": ["color_digits"], "methods": ["dp_sgd", "fairpate", *SHARED]}
     cells = cells_of(parse_config(values, SweepConfig), folder=Path())
-    assert [cell.method for cell in cells if release_name(cell) is not None] == list(SHARED)
+    files = {cell.method: shared_file(cell, SweepFolder(root=Path())) for cell in cells}
+    assert [method for method, file in files.items() if file and file.suffix == ".safetensors"] == list(SHARED)
 
 
 @pytest.mark.parametrize("method", SHARED)

@@ -53,9 +53,9 @@ def test_an_extra_that_is_not_installed_says_how_to_install_it(fairpate, monkeyp
     ("extra", "package", "module"),
     [
         ("serve", "grpc", "ray.serve"),
-        ("postgresql", "psycopg", "psycopg"),
-        ("onnx", "onnxscript", "onnxscript"),
-        ("traces", "opentelemetry", "opentelemetry.sdk"),
+        pytest.param("postgresql", "psycopg", "psycopg", marks=pytest.mark.slow),
+        pytest.param("onnx", "onnxscript", "onnxscript", marks=pytest.mark.slow),
+        pytest.param("traces", "opentelemetry", "opentelemetry.sdk", marks=pytest.mark.slow),
     ],
 )
 def test_an_extra_whose_packages_are_missing_is_not_installed(extra, package, module):

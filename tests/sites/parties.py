@@ -49,12 +49,12 @@ class Parties:
         if step == "hello":
             return site.hello()
         if step == "masked":
-            members = coordinator.members(place)
+            members = coordinator.listed("members", place)
             if members is None or not members[place]:
                 return None
             return site.masked(members, self.exact[place], self.source(place))
-        listed = coordinator.published("survivors" if step == "agreed" else "agreement")
-        survivors = coordinator.published("survivors")
+        listed = coordinator.listed("survivors" if step == "agreed" else "agreement")
+        survivors = coordinator.listed("survivors")
         if listed is None or not survivors[place]:
             return None
         return site.agreed(listed) if step == "agreed" else site.shares(listed)
@@ -73,5 +73,5 @@ class Parties:
         return self.coordinator.total_D
 
     def survivors(self) -> list[int]:
-        flags = self.coordinator.published("survivors")[: len(self.draw.sites)]
+        flags = self.coordinator.listed("survivors")[: len(self.draw.sites)]
         return [place for place, flag in enumerate(flags) if flag]

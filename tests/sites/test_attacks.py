@@ -38,7 +38,7 @@ def test_a_site_signs_one_list_of_survivors() -> None:
         kept = {key: value for key, value in parties.kept.items() if key not in {f"masked/{place}" for place in gone}}
         coordinator = Coordinator(parties.draw, kept)
         coordinator.advance(time_is_up=True)
-        lists.append(coordinator.published("survivors"))
+        lists.append(coordinator.listed("survivors"))
     first = parties.site(0).agreed(lists[0])
     with pytest.raises(SumError, match="another list of survivors"):
         parties.site(0).agreed(lists[1])
@@ -61,7 +61,7 @@ def test_messages_of_another_sum_or_plan_are_refused(other: dict[str, Any]) -> N
             parties.coordinator.advance(time_is_up=True)
     # Also a whole list: a site of the other sum finds that none of it is of its own.
     with pytest.raises(SumError):
-        two.site(0).agreed(one.coordinator.published("survivors"))
+        two.site(0).agreed(one.coordinator.listed("survivors"))
 
 
 def test_a_coordinator_with_another_database_gets_the_old_messages_or_none(tmp_path: Path) -> None:
@@ -238,11 +238,11 @@ def test_a_site_can_shift_the_sum_by_any_numbers_and_nobody_notices(lie: int) ->
     parties.send("hello", range(4))
     parties.coordinator.advance()
     parties.send("masked", range(3))
-    site, members = parties.site(3), parties.coordinator.members(3)
+    site, members = parties.site(3), parties.coordinator.listed("members", 3)
     assert members is not None
     message = site.masked(members, parties.exact[3], parties.source(3))
     body = (np.frombuffer(message[:-64], "<u8") + np.array(lie).astype(np.uint64)).tobytes()
-    signed = parties.draw.members_digest(site._members(members)[0]) + hashlib.sha256(body).digest()
+    signed = parties.draw.digest(site._members(members)[0]) + hashlib.sha256(body).digest()
     parties.coordinator.receive("masked", 3, body + site._signed("masked", signed))
     parties.coordinator.advance()
     for step in ("agreed", "shares"):
@@ -256,7 +256,7 @@ def test_a_second_message_never_takes_the_place_of_the_first() -> None:
     parties = Parties(draw_of(4))
     parties.send("hello", range(4))
     parties.coordinator.advance()
-    members = parties.coordinator.members(0)
+    members = parties.coordinator.listed("members", 0)
     first = parties.site(0).masked(members, parties.exact[0], parties.source(0))
     again = parties.site(0).masked(members, parties.exact[0] + 1, SeededSource(99))
     assert again == first

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -142,19 +143,27 @@ def test_a_coordinator_whose_disk_is_full_at_any_moment_continues(numbers: tuple
     assert network.charges == [1] * 4
 
 
-@pytest.mark.parametrize("at", range(_REQUESTS))
-def test_without_a_site_that_never_comes_back_the_others_have_a_sum(at: int, tmp_path: Path) -> None:
-    network = Network(tmp_path, 5, wait_s=2.0)  # the others must all be in time, on a busy machine too
-    with network.coordinator() as sums:
-        works = {k: lambda k=k: network.join(k) for k in (1, 2, 3, 4)}
-        lost = {0: lambda: network.join(0, at=at, after=True)}
-        found = network.together(works | lost | {"coordinator": lambda: network.draw(sums)})
-    # Its numbers are in the first sum if they arrived: its second message is request number 2.
-    (first, second), everybody = found["coordinator"], range(5)
-    assert np.array_equal(first, network.expected(0, everybody if at >= 2 else range(1, 5)))
-    assert np.array_equal(second, network.expected(1, range(1, 5)))
-    for k in (1, 2, 3, 4):
-        assert all(np.array_equal(a, b) for a, b in zip(found[k], found["coordinator"], strict=True))
+@pytest.mark.parametrize("points", [range(_REQUESTS // 2), range(_REQUESTS // 2, _REQUESTS)], ids=["sent", "listed"])
+def test_without_a_site_that_never_comes_back_the_others_have_a_sum(points: range, tmp_path: Path) -> None:
+    """Lost after each of these requests, in plans of their own that wait at the same time."""
+
+    def without(at: int) -> tuple[Network, dict[Any, Any]]:
+        (folder := tmp_path / str(at)).mkdir()
+        network = Network(folder, 5, wait_s=3.0)  # the others must all be in time, on a busy machine too
+        with network.coordinator() as sums:
+            works = {k: lambda k=k: network.join(k) for k in (1, 2, 3, 4)}
+            lost = {0: lambda: network.join(0, at=at, after=True)}
+            return network, network.together(works | lost | {"coordinator": lambda: network.draw(sums)})
+
+    with ThreadPoolExecutor(len(points)) as at_once:
+        every = dict(zip(points, at_once.map(without, points), strict=True))
+    for at, (network, found) in every.items():
+        # Its numbers are in the first sum if they arrived: its second message is request number 2.
+        (first, second), everybody = found["coordinator"], range(5)
+        assert np.array_equal(first, network.expected(0, everybody if at >= 2 else range(1, 5))), at
+        assert np.array_equal(second, network.expected(1, range(1, 5))), at
+        for k in (1, 2, 3, 4):
+            assert all(np.array_equal(a, b) for a, b in zip(found[k], found["coordinator"], strict=True)), at
 
 
 @pytest.mark.parametrize("messages", [(1, 2, 1, 1, 4), (3, 5, 3, 5), (4, 9, 4), (9, 16)])

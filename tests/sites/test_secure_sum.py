@@ -86,7 +86,7 @@ def lists_of(parties: Parties, places: Any) -> bytes:
     kept |= {f"masked/{k}": parties.kept[f"masked/{k}"] for k in places}
     other = Coordinator(parties.draw, kept)
     other.advance(time_is_up=True)
-    return other.published("survivors")
+    return other.listed("survivors")
 
 
 def test_a_site_signs_one_list_of_survivors_for_ever() -> None:
@@ -132,20 +132,20 @@ def test_sites_with_different_lists_of_participants_never_unmask() -> None:
     # The coordinator shows site 0 a list without site 5.
     fewer = Coordinator(parties.draw, {k: v for k, v in parties.kept.items() if k not in ("members", "hello/5")})
     fewer.advance(time_is_up=True)
-    parties.site(0).masked(fewer.members(0), parties.exact[0])
+    parties.site(0).masked(fewer.listed("members", 0), parties.exact[0])
     for place in range(1, 6):
         parties.send("masked", [place])
-    odd = parties.site(0).masked(fewer.members(0), parties.exact[0])
+    odd = parties.site(0).masked(fewer.listed("members", 0), parties.exact[0])
     with pytest.raises(SumError, match="Site 0"):
         parties.coordinator.receive("masked", 0, odd)
     with pytest.raises(SumError, match="another list of members"):
-        parties.site(0).masked(parties.coordinator.members(0), parties.exact[0])
+        parties.site(0).masked(parties.coordinator.listed("members", 0), parties.exact[0])
     # A coordinator that lists it all the same is found out by the others.
     body = parties.coordinator
     body._messages["masked"][0] = odd
     body.advance()
     with pytest.raises(SumError, match="Site 0"):
-        parties.site(1).agreed(body.published("survivors"))
+        parties.site(1).agreed(body.listed("survivors"))
 
 
 @pytest.mark.parametrize("changed", ["plan", "number"])

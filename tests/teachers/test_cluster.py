@@ -17,7 +17,7 @@ import ray
 
 from fairpate.config import RayConfig
 from teachers.ensemble import PoolError
-from teachers.ray_pool import HeadWatch, start_ray
+from teachers.ray_pool import head_watched, start_ray
 
 LIMIT_S = 20.0
 
@@ -36,7 +36,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 def test_a_head_that_goes_away_and_comes_back_is_told_of_once_each(caplog: pytest.LogCaptureFixture) -> None:
     head = listening()
     port = head.getsockname()[1]
-    with caplog.at_level(logging.WARNING), HeadWatch(f"127.0.0.1:{port}", interval_s=0.02):
+    with caplog.at_level(logging.WARNING), head_watched(f"127.0.0.1:{port}", interval_s=0.02):
         time.sleep(0.2)
         assert not caplog.messages
         head.close()

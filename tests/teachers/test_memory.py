@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,12 @@ def test_a_stack_of_real_steps_fits_and_trains_the_same_teachers(monkeypatch: py
     whole = train_stacked(shards, SPEC, range(7), device=CPU)
     widths: list[int] = []
     train = teacher._Stack.train
-    monkeypatch.setattr(teacher._Stack, "train", lambda stack: widths.append(len(stack._generators)) or train(stack))
+
+    def recorded(stack: Any, **rehearsal: bool) -> Any:
+        widths.extend([] if rehearsal else [len(stack._generators)])
+        return train(stack, **rehearsal)
+
+    monkeypatch.setattr(teacher._Stack, "train", recorded)
     probe = SavedForBackward(1e12)
     train_stacked(shards, SPEC, range(7), device=CPU, memory=probe)
     first, one, two, all_seven = probe.peaks

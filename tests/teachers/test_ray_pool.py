@@ -20,20 +20,13 @@ from fairpate.types import UserError
 from teachers.ensemble import BlockPool, PoolError, collect_votes, train_ensemble
 from teachers.ray_pool import RayPool, number_of_actors
 
-# An actor takes seconds to start. Those of the module stay until its end, and leave a CPU to others.
+# An actor takes seconds to start. The two of the module stay until its end, and leave a CPU to others.
 ONE_ACTOR = RayConfig(num_actors=1, num_cpus=0.1)
-TWO_ACTORS = RayConfig(num_actors=2, num_cpus=0.1)
-
-
-@pytest.fixture(scope="module")
-def one_actor(ray_session: None) -> Iterator[RayPool]:
-    with RayPool(ONE_ACTOR, stall_timeout_s=60) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")
 def two_actors(ray_session: None) -> Iterator[RayPool]:
-    with RayPool(TWO_ACTORS, stall_timeout_s=60) as pool:
+    with RayPool(RayConfig(num_actors=2, num_cpus=0.1), stall_timeout_s=60) as pool:
         yield pool
 
 
@@ -86,29 +79,29 @@ def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(two_actors: R
         assert quiet.read_bytes() == (tmp_path / "disturbed" / quiet.name).read_bytes()
 
 
-def test_results_come_with_their_positions(one_actor: RayPool) -> None:
-    results = dict(one_actor.run(lambda shared, item, device: (shared * item, device), 10, iter([1, 2, 3, 4])))
+def test_results_come_with_their_positions(two_actors: RayPool) -> None:
+    results = dict(two_actors.run(lambda shared, item, device: (shared * item, device), 10, iter([1, 2, 3, 4])))
     assert results == {0: (10, "cpu"), 1: (20, "cpu"), 2: (30, "cpu"), 3: (40, "cpu")}
 
 
-def test_an_item_is_read_when_its_turn_comes(one_actor: RayPool) -> None:
+def test_an_item_is_read_when_its_turn_comes(two_actors: RayPool) -> None:
     drawn: list[int] = []
     items = (drawn.append(i) or i for i in range(20))
-    for finished, _ in enumerate(one_actor.run(lambda *_: 0, None, items), start=1):
-        assert len(drawn) <= finished + 2  # one under way, and the next
+    for finished, _ in enumerate(two_actors.run(lambda *_: 0, None, items), start=1):
+        assert len(drawn) <= finished + 4  # two under way, and the next of each
 
 
-def test_workers_run_at_ordinary_priority_with_their_own_threads(one_actor: RayPool) -> None:
-    [(_, (niceness, threads))] = one_actor.run(lambda *_: (os.nice(0), torch.get_num_threads()), None, [0])
+def test_workers_run_at_ordinary_priority_with_their_own_threads(two_actors: RayPool) -> None:
+    [(_, (niceness, threads))] = two_actors.run(lambda *_: (os.nice(0), torch.get_num_threads()), None, [0])
     assert (niceness, threads) == (os.nice(0), 1)
 
 
-def test_a_remote_error_keeps_its_cause(one_actor: RayPool) -> None:
+def test_a_remote_error_keeps_its_cause(two_actors: RayPool) -> None:
     def fail(shared: Any, item: int, device: str) -> int:
         return 1 // item
 
     with pytest.raises(PoolError, match="by zero") as raised:
-        list(one_actor.run(fail, None, [0]))
+        list(two_actors.run(fail, None, [0]))
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
@@ -127,18 +120,18 @@ def test_a_worker_that_hangs_ends_the_run(ray_session: None) -> None:
         list(pool.run(lambda *_: time.sleep(120), None, [0]))
 
 
-def test_a_sum_is_the_same_in_whatever_order_ray_tells(one_actor: RayPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = one_actor._wait_for_one
+def test_a_sum_is_the_same_in_whatever_order_ray_tells(two_actors: RayPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = two_actors._wait_for_one
 
     def newest(pending: Mapping[Any, Any]) -> Any:
-        if one_actor._starting or not pending:
+        if two_actors._starting or not pending:
             return usual(pending)
         settled, _ = ray.wait(list(pending), num_returns=len(pending), timeout=60)
         return settled[-1]
 
-    monkeypatch.setattr(one_actor, "_wait_for_one", newest)
+    monkeypatch.setattr(two_actors, "_wait_for_one", newest)
     done: list[int] = []
-    total = one_actor.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), done.append)
+    total = two_actors.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), done.append)
     assert done != sorted(done)
     assert (total.tolist(), sorted(done)) == ([78, 78, 78], list(range(12)))
 
@@ -182,19 +175,19 @@ def test_what_a_lost_actor_had_added_is_counted_again_and_once(ray_session: None
             assert (total.tolist(), set(done)) == ([21, 21, 21], set(range(6)))
 
 
-def test_a_sum_that_was_interrupted_leaves_nothing_to_the_next(one_actor: RayPool) -> None:
+def test_a_sum_that_was_interrupted_leaves_nothing_to_the_next(two_actors: RayPool) -> None:
     def interrupt(_: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        one_actor.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), interrupt)
-    total = one_actor.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), lambda _: None)
+        two_actors.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), interrupt)
+    total = two_actors.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), lambda _: None)
     assert total.tolist() == [3, 3]
 
 
 def test_actors_without_a_place_are_waited_for_while_the_others_work(ray_session: None) -> None:
-    num_cpus = int(ray.cluster_resources()["CPU"])
-    with RayPool(RayConfig(num_actors=num_cpus + 3, wait_for_nodes_s=60)) as pool:
+    most = ray.cluster_resources()["CPU"] - 0.5  # of all CPUs but what the actors of the module have
+    with RayPool(RayConfig(num_actors=3, num_cpus=most, wait_for_nodes_s=60)) as pool:
         assert len(dict(pool.run(lambda *_: 0, None, range(9)))) == 9
     nowhere = RayConfig(num_cpus=1000, wait_for_nodes_s=0.5)
     with RayPool(nowhere) as pool, pytest.raises(PoolError, match=r"place within 0\.5 s: .*=1000 .*wait_for_nodes_s"):

@@ -9,7 +9,7 @@ import torch
 import teachers.ensemble
 from fairpate.config import FitConfig, ModelConfig
 from fairpate.nn.models import build_model
-from teachers.ensemble import count_block, count_votes, predict_votes
+from teachers.ensemble import CountTask, count_block, count_votes, predict_votes
 from teachers.teacher import Shard, StackedWeights, TeacherSpec, train_teachers
 
 
@@ -72,10 +72,10 @@ def test_many_queries_are_counted_a_few_at_a_time(
     weights = train_teachers([Shard(x=_records(shape, n, n), y=torch.arange(n) % 3) for n in (20, 9, 0)], spec)
     expected = count_votes(_one_at_a_time(weights, spec, queries), 3)
     monkeypatch.setattr(teachers.ensemble, "_MAX_VALUES_AT_ONCE", queries[0].numel() * 20)
-    read = _recorded(monkeypatch, "predict_logits" if model == "cnn" else "_predict_stacked")
+    read = _recorded(monkeypatch, "predict_logits" if model == "cnn" else "scale_bytes")
     built = _recorded(monkeypatch, "build_model")
-    np.testing.assert_array_equal(count_block(weights, spec, queries.numpy()), expected)
-    assert [len(part) for _, part, *_ in read] == [20, 20, 10] * (3 if model == "cnn" else 1)
+    np.testing.assert_array_equal(count_block(CountTask(spec=spec, queries=queries.numpy()), weights, "cpu"), expected)
+    assert [len(call[-1]) for call in read] == [20, 20, 10] * (3 if model == "cnn" else 1)
     assert len(built) == (model == "cnn")
 
 
