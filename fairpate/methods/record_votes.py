@@ -90,7 +90,7 @@ from fairpate.methods.base import (
 )
 from fairpate.methods.pate import fit_student, passing
 from fairpate.nn.fit import public_penalty
-from fairpate.nn.models import build_architecture
+from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
@@ -735,7 +735,7 @@ def rule_network(rule_CW: FloatArray) -> tuple[ModelConfig, nn.Module]:
     """The linear rule (C, W) over votes as a network over embedded records, and its architecture."""
     architecture = ModelConfig(name="bounded_logistic")
     width, num_classes = rule_CW.shape[1] - 1, len(rule_CW)
-    network = build_architecture(architecture, input_shape=(width,), num_classes=num_classes)
+    network = build_model(architecture, input_shape=(width,), num_classes=num_classes)
     # The network's features have the norm EMBEDDED_NORM where those of votes have norm one.
     scaled_CW = torch.from_numpy(rule_CW / _LENGTH * np.array([_CONSTANT] + [1 / EMBEDDED_NORM] * width))
     *_, linear = network.children()

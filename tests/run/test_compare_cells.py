@@ -525,7 +525,7 @@ def test_what_no_cell_reads_is_checked_all_the_same() -> None:
         ("settings.aggregator.num_queris", "did you mean num_queries"),
         ("settings.dp_sgd.epochs", "expected a number"),
         ("settings.aggregatr", "did you mean aggregator"),
-        ("settings.student.model.width", "is the one number of hidden of a cnn now"),
+        ("settings.student.model.width", "unknown field"),
         ("settings.sgd.epoch", "did you mean epochs"),
         ("grid.target.epsilon", "got 0."),
         ("grid.pf_ld.clip_norm", "expected > 0"),
