@@ -43,7 +43,7 @@ from fairpate import __version__
 from fairpate.config import AugmentConfig, ShardsConfig, TeachersTraining
 from fairpate.files import Location, Storage, exists, join, read, write
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
-from fairpate.nn.models import CONVOLUTIONAL, build_architecture, scale_bytes
+from fairpate.nn.models import CONVOLUTIONAL, build_model, scale_bytes
 from fairpate.types import UserError
 from teachers.teacher import Engine, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
@@ -317,7 +317,7 @@ def predict_votes(
     parts = [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
     if spec.model.name in CONVOLUTIONAL and spec.model.trainable == "all":
         shape = queries.shape[1:]
-        model = build_architecture(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
+        model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
         chosen = []
         for teacher in range(len(next(iter(weights.values())))):
             # Loaded into the network once for all queries.
@@ -443,7 +443,7 @@ def train_ensemble(
         size = _STACKED_BLOCK if workers.device == "cpu" else _ACCELERATED_BLOCK
         # Of a head few weights are stored, and every block computes the features of all queries.
         if config.model.trainable != "head":
-            model = build_architecture(config.model, input_shape=tuple(private.x.shape[1:]), num_classes=num_classes)
+            model = build_model(config.model, input_shape=tuple(private.x.shape[1:]), num_classes=num_classes)
             teacher_bytes = sum(int(value.nbytes) for value in model.state_dict().values())
             size = max(1, min(size if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None

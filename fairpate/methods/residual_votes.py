@@ -311,9 +311,10 @@ class RulesOfRecords(VotesOfRecords):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The settings that need public records. The rule itself needs none."""
+        """The settings that need public records. The rule itself needs none, unless its curvature is theirs."""
         idp3 = () if self.student.idp3 is None else ("student.idp3",)
-        return (*self.asking_student, *idp3, *super().needing_public[1:])
+        curvature = (f"{self.section}.curvature",) if getattr(self.own, "curvature", None) == "public" else ()
+        return (*self.asking_student, *idp3, *super().needing_public[1:], *curvature)
 
     @property
     def unread(self) -> dict[str, str]:
@@ -350,12 +351,6 @@ class ResidualVotes(RulesOfRecords):
     method: str = "residual_votes"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
-
-    @property
-    def needing_public(self) -> tuple[str, ...]:
-        """The settings that need public records. The rule itself needs none, unless its curvature is theirs."""
-        is_public = self.residual_votes.curvature == "public"
-        return (*super().needing_public, *(("residual_votes.curvature",) if is_public else ()))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:
         """The votes to expect, as for weighted votes, under the noise of the sums alone; None without public

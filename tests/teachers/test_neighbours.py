@@ -72,7 +72,7 @@ def test_a_record_enters_and_displaces_one_other_and_nothing_else(count: int) ->
     """All records against all samples of the others: sampled or not, near or far, fewer than k, of equal labels."""
     generator = np.random.default_rng(count)
     seen = set()
-    for _ in range(8):
+    for _ in range(5):
         records = some_records(generator, 5)
         query = np.array([generator.integers(-3, 4, 2)], dtype=np.int32)
         for one in records:
