@@ -252,6 +252,8 @@ class PostgresStore:
     def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:
         self._commits = Commits(place)
         self._place, self._name = self._commits.place, self._commits.name
+        # Ends the advisory lock too, and a transaction that was not committed.
+        self.close = self._commits.connection.close
         # In the transaction that locks the row once the epoch is taken.
         self.reader = partial(PostgresReader, place, self._commits.connection)
         try:
@@ -320,10 +322,6 @@ class PostgresStore:
         if found is not None and found[0] > _LAST_EPOCHS[url, self._name]:
             raise DeposedError(f"{self._place}: another writer took over; start this service again to write it.")
 
-    def close(self) -> None:
-        """End the connection, and with it the advisory lock and a transaction that was not committed."""
-        self._commits.connection.close()
-
     def _take_advisory_lock(self, *, take_over: bool) -> None:
         """Take the advisory lock, or only try to. LedgerError where another writer's connection lives."""
         connection = self._commits.connection
@@ -364,6 +362,7 @@ class DatabaseAnchor:
 
     def __init__(self, place: Place) -> None:
         self._at, self._commits = place, Commits(place)
+        self.close = self._commits.connection.close
         self._place, self._name = self._commits.place, self._commits.name
 
     def make(self, head: Head) -> None:
@@ -400,6 +399,3 @@ class DatabaseAnchor:
         )
         if moved.rowcount != 1:
             raise StoreError(f"{self._place}: is gone, or another writer noted an entry that this one does not have")
-
-    def close(self) -> None:
-        self._commits.connection.close()

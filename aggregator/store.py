@@ -344,19 +344,12 @@ def write_file(place: Place, header: Header, rows: Sequence[Row]) -> None:
         _write_whole(path, header, rows)
 
 
-def _look(path: Path) -> tuple[int, int, int]:
-    """Return device, inode and size of a file."""
-    # By lstat, so that a link in its place is seen as another file.
-    found = path.lstat()
-    return found.st_dev, found.st_ino, found.st_size
-
-
 class SqliteReader:
     """Reads a ledger in files while another connection may write it; closed by its owner, used in one thread.
 
     All of it raises UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
     ``header`` is read at once; ``noted`` is the last entry, as it was noted last; ``rows`` returns at most ``most``
-    entries after number ``after``.
+    entries after number ``after``; ``close()`` ends the connection.
     """
 
     def __init__(self, place: Place) -> None:
@@ -371,7 +364,8 @@ class SqliteReader:
             terms, key = "", ""
             with _reading_errors(path):
                 self._database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
-                unusable.callback(self._database.close)
+                self.close = self._database.close
+                unusable.callback(self.close)
                 (version,) = self._database.execute("SELECT version FROM chain").fetchone() or (None,)
                 # Asked only under the known schema: another one may have other columns.
                 if version == SCHEMA_VERSION:
@@ -387,9 +381,6 @@ class SqliteReader:
         with _reading_errors(self._path):
             return self._database.execute(_ENTRIES, (after, most)).fetchall()
 
-    def close(self) -> None:
-        self._database.close()
-
 
 class SqliteStore:
     """One ledger in files, open for its one writer, which reads it first and writes from :meth:`begin` on.
@@ -404,7 +395,8 @@ class SqliteStore:
         path = self._path = Path(place)
         self.reader = partial(SqliteReader, path)
         self._database: sqlite3.Connection | None = None
-        self._seen: dict[Path, tuple[int, int, int]] = {}  # the files of the open ledger at the last look
+        # The files of the open ledger at the last look; by lstat, so that a link in its place is seen as another file.
+        self._seen: dict[Path, os.stat_result] = {}
         with folder_held(path, create=create):
             if not os.path.lexists(path):
                 left, unfinished = ledger_files(path), Path(f"{path}.new")
@@ -421,10 +413,9 @@ class SqliteStore:
                     raise LedgerError(f"{path}: is gone{others}; {remedy}.")
                 else:
                     _write_whole(path, Header(terms), [])
-            found = path.lstat()
-            if not stat.S_ISREG(found.st_mode):
+            self._found = path.lstat()
+            if not stat.S_ISREG(self._found.st_mode):
                 raise LedgerError(f"{path}: is a link or not a file; put the ledger itself there.")
-            self._identity = found.st_dev, found.st_ino
             self.reader().close()  # a ledger of another schema is refused as such, also where its head is gone
         # Locked before it is read: no other writer moves the head in between.
         self._head_file: int | None = lock(head_path(path))
@@ -435,14 +426,14 @@ class SqliteStore:
         self._database = connect(self._path)
         # The writer must have opened what was verified, not what was put in its place since.
         last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
-        if _look(self._path)[:2] != self._identity or (last is not None and Head(*last) != head):
+        is_same = os.path.samestat(self._path.lstat(), self._found)
+        if not is_same or (last is not None and Head(*last) != head):
             raise LedgerError(f"{self._path}: was replaced while it was opened; open it again.")
         head_file = head_path(self._path)
         files = (self._path, Path(f"{self._path}-wal"), Path(f"{self._path}-shm"), head_file)
-        seen = {file: _look(file) for file in files}
+        seen = {file: file.lstat() for file in files}
         # The lock is on the file that was opened; its name must still lead there, or it excludes no writer.
-        held = os.fstat(self._head_file)
-        if seen[head_file][:2] != (held.st_dev, held.st_ino):
+        if not os.path.samestat(seen[head_file], os.fstat(self._head_file)):
             raise LedgerError(f"{head_file}: was replaced while it was opened; open the ledger again.")
         self._seen = seen
         if noted_head(head_file) != head:  # a crash came between an entry and its note; what it stored may leave now
@@ -467,12 +458,13 @@ class SqliteStore:
         # SQLite writes into a file that was unlinked without an error.
         for path, before in self._seen.items():
             try:
-                now = _look(path)
+                now = path.lstat()
             except OSError as error:
                 return f"{path.name} cannot be found ({error.strerror}); stop, and restore all its files from one copy"
             # None of the files ever shrinks: the log is written over in place.
-            if now[:2] != before[:2] or now[2] < before[2]:
-                change = "replaced" if now[:2] != before[:2] else "cut short"
+            is_same = os.path.samestat(now, before)
+            if not is_same or now.st_size < before.st_size:
+                change = "cut short" if is_same else "replaced"
                 return f"{path.name} was {change}; stop, and restore all its files from one copy"
             self._seen[path] = now
         return None

@@ -370,7 +370,8 @@ def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
 class Ensemble:
     """Trained teachers on disk, in blocks that cover ``range(num_teachers)`` in order.
 
-    ``storage`` holds them for every node; None means a folder that only this process reads.
+    ``storage`` holds them for every node; None means a folder that only this process reads, and then whoever counts
+    their votes is sent the weights.
     """
 
     spec: TeacherSpec
@@ -379,11 +380,6 @@ class Ensemble:
     digest: str
     """Sixteen hexadecimal digits that change with any shard, model, training, seed or library; private."""
     storage: Storage | None = None
-
-    def sources(self) -> Iterator[str | ArrayWeights]:
-        """The location of each block's weights in the storage, or without a storage the weights themselves."""
-        for block in self.blocks:
-            yield load_block(block.checkpoint) if self.storage is None else block.checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -484,7 +480,9 @@ def collect_votes(
     task = CountTask(spec=ensemble.spec, queries=queries_x.numpy(), count_type=count_type)
     sizes = [len(block.teacher_indices) for block in ensemble.blocks]
     workers = pool or BlockPool()
-    counts = workers.sum(count_block, task, ensemble.sources(), sizes=sizes, on_progress=on_progress)
+    places = (block.checkpoint for block in ensemble.blocks)
+    sources = map(load_block, places) if ensemble.storage is None else places
+    counts = workers.sum(count_block, task, sources, sizes=sizes, on_progress=on_progress)
     return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
 
 

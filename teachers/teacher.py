@@ -297,7 +297,22 @@ class _Stack:
             drawn += [change.new_zeros(1, *change.shape[1:]) for change in drawn[:1]]
             changes, learning_rate = torch.cat(drawn) if drawn else None, epoch_learning_rate(self._fit, epoch)
             for step in self._steps:
-                self._step(step, rows, changes, learning_rate)
+                # Teachers without a batch are computed too: the shape of a kernel must not follow who has one.
+                chosen_TB = rows.gather(1, step.positions_TB)
+                chosen, at_home = chosen_TB.flatten(), chosen_TB.flatten().to(self._home)
+                x = scale_bytes(self._x.index_select(0, at_home).to(self._device))
+                if changes is not None:
+                    x = apply_changes(x, self._augment, changes.index_select(0, chosen).to(self._device))
+                targets = self._targets.index_select(0, self._y.index_select(0, at_home).to(self._device))
+                x_TB, targets_TBC = (values.unflatten(0, chosen_TB.shape) for values in (x, targets))
+                gradients = [g.unbind() for g in self._gradients(x_TB, targets_TBC, step.weights_TB)]
+                own = [gradient[t] for t in step.teachers for gradient in gradients]
+                count = len(gradients)
+                # Updates of a teacher without a batch are left out: a gradient of 0 would still move momentum and step
+                # counts.
+                everyone = len(own) == count * len(chosen_TB)
+                only = None if everyone else [t * count + k for t in step.teachers for k in range(count)]
+                self._optimizer.step(own, learning_rate, only=only)
                 if is_rehearsal:
                     return []
         fixed = {name: value for name, value in self._template.state_dict().items() if name not in self._parameters}
@@ -305,24 +320,6 @@ class _Stack:
         stacked = {name: value.cpu() for name, value in (self._parameters | everyones).items()}
         # Cloned: a view would keep the whole stack in memory.
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
-
-    def _step(self, step: _Step, rows: Tensor, changes: Tensor | None, learning_rate: float) -> None:
-        """Make one step of every teacher that has this batch; ``changes`` are the augmentation of all records."""
-        # Teachers without a batch are computed too: the shape of a kernel must not follow who has one.
-        chosen_TB = rows.gather(1, step.positions_TB)
-        chosen, at_home = chosen_TB.flatten(), chosen_TB.flatten().to(self._home)
-        x = scale_bytes(self._x.index_select(0, at_home).to(self._device))
-        if changes is not None:
-            x = apply_changes(x, self._augment, changes.index_select(0, chosen).to(self._device))
-        targets = self._targets.index_select(0, self._y.index_select(0, at_home).to(self._device))
-        x_TB, targets_TBC = (values.unflatten(0, chosen_TB.shape) for values in (x, targets))
-        gradients = [g.unbind() for g in self._gradients(x_TB, targets_TBC, step.weights_TB)]
-        own = [gradient[t] for t in step.teachers for gradient in gradients]
-        count, num_teachers = len(gradients), len(chosen_TB)
-        # Updates of a teacher without a batch are left out: a gradient of 0 would still move momentum and step counts.
-        everyone = len(own) == count * num_teachers
-        only = None if everyone else [t * count + k for t in step.teachers for k in range(count)]
-        self._optimizer.step(own, learning_rate, only=only)
 
     def _gradients(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor) -> list[Tensor]:
         """Return every parameter's gradient (T, ...): in each row, that of its own teacher's loss alone."""

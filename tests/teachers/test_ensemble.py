@@ -20,6 +20,7 @@ from teachers.ensemble import (
     assign_teachers,
     collect_votes,
     count_votes,
+    load_block,
     predict_votes,
     shard_key,
     train_ensemble,
@@ -77,7 +78,7 @@ def test_votes_are_those_of_the_teachers_one_by_one(tmp_path: Path) -> None:
     ensemble, queries = _train(tmp_path), QUERIES.numpy()
     chosen = [
         predict_votes({name: torch.from_numpy(value) for name, value in weights.items()}, ensemble.spec, queries)
-        for weights in ensemble.sources()
+        for weights in (load_block(block.checkpoint) for block in ensemble.blocks)
     ]
     np.testing.assert_array_equal(collect_votes(ensemble, QUERIES), count_votes(np.concatenate(chosen), 2))
 
@@ -125,7 +126,15 @@ def test_workers_that_share_a_storage_read_and_write_it_themselves(tmp_path: Pat
     storage = open_storage(str(tmp_path / "shared"))
     ensemble = _train(storage, pool=pool)
     assert ensemble.digest == _train(tmp_path / "local").digest
-    assert list(ensemble.sources()) == [block.checkpoint for block in ensemble.blocks]
+    sent: list[Any] = []
+
+    class Seen(FakePool):
+        def run(self, function: Callable[..., Any], shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+            sent.extend(items)
+            return super().run(function, shared, sent)
+
+    collect_votes(ensemble, QUERIES, pool=Seen())
+    assert sent == [block.checkpoint for block in ensemble.blocks]
     for local, shared in zip(_train(tmp_path / "local").blocks, ensemble.blocks, strict=True):
         assert Path(local.checkpoint).read_bytes() == Path(shared.checkpoint).read_bytes()
     assert _train(storage, pool=again) == ensemble
