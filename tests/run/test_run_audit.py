@@ -165,8 +165,8 @@ def count_twice(patched: pytest.MonkeyPatch) -> None:
     table = dp_fair_learning.joint_table
     for module in (dp_fair_learning, run_audit):  # also where the attacker counts what it knows
         patched.setattr(module, "joint_table", lambda *given, **how: 2 * table(*given, **how))
-    draw = mechanism.ConfidentVotes.draw
-    patched.setattr(mechanism.ConfidentVotes, "draw", lambda self, votes_QC, **how: draw(self, 2 * votes_QC, **how))
+    answer = mechanism.ConfidentVotes.answer
+    patched.setattr(mechanism.ConfidentVotes, "answer", lambda self, votes_QC, **how: answer(self, 2 * votes_QC, **how))
     patched.setattr(private_metrics, "records_of_unit", lambda records: np.full(len(records), 0.5))
 
 
