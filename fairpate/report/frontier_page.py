@@ -269,27 +269,6 @@ class FrontierReport:
         """Rows that this page may show."""
         return [row for row in self.rows if self.for_operator or self.is_public(row)]
 
-    @property
-    def failed(self) -> list[Row]:
-        """Rows without a record that this page may show."""
-        return [row for row in self.shown if row.record is None]
-
-    @property
-    def covered(self) -> str:
-        """Words on which runs have metrics that a guarantee covers."""
-        kinds = Counter(row.record.metrics for row in self.shown if row.record is not None)
-        words: Mapping[MetricsKind, str] = {
-            "outside": "outside every guarantee",
-            "public": "of test records that the operator declares public",
-            "private": "estimated under the guarantee, where each run counts on the same records again",
-        }
-        said = [
-            f"{of_kind} (in {counted(kinds[kind], 'run')})" if len(kinds) > 1 else of_kind
-            for kind, of_kind in words.items()
-            if kinds[kind]
-        ]
-        return f"they are {', '.join(said or [words['outside']])}"
-
     def points(self) -> list[Point]:
         """The finished rows joined over seeds."""
         done = [(row.record, row.command) for row in self.shown if row.record is not None]
@@ -313,6 +292,19 @@ def frontier_report(report: FrontierReport) -> str:
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
     by_notion = [by_panel(found) for found in seen]
     done = [row for row in shown if row.record is not None]
+    failed = [row for row in shown if row.record is None]
+    # Which runs have metrics that a guarantee covers.
+    kinds = Counter(row.record.metrics for row in done if row.record is not None)
+    coverages: Mapping[MetricsKind, str] = {
+        "outside": "outside every guarantee",
+        "public": "of test records that the operator declares public",
+        "private": "estimated under the guarantee, where each run counts on the same records again",
+    }
+    covered = [
+        f"{words} (in {counted(kinds[kind], 'run')})" if len(kinds) > 1 else words
+        for kind, words in coverages.items()
+        if kinds[kind]
+    ]
     methods, data_sets = (sorted({getattr(row, name) for row in shown}) for name in ("method", "data"))
     on_frontiers = f"{count(len(members))} of them on a frontier by {NOTIONS[report.notion].measure}"
     seeds = counted(len({row.seed for row in done}), "seed")
@@ -339,8 +331,11 @@ def frontier_report(report: FrontierReport) -> str:
             ("Methods", count(len(methods)), ", ".join(methods)),
             ("Data sets", count(len(data_sets)), ", ".join(data_sets)),
             ("Configurations", count(len(points)), on_frontiers),
-            ("Runs", count(len(done)), f"{seeds}; {count(len(report.failed))} failed"),
+            ("Runs", count(len(done)), f"{seeds}; {count(len(failed))} failed"),
         ],
+        shown=shown,
+        failed=failed,
+        covered=f"they are {', '.join(covered or [coverages['outside']])}",
         points=points,
         # A point seen by another notion is another object, with the same index.
         index={point: index for found in seen for index, point in enumerate(found)},

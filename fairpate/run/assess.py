@@ -480,19 +480,17 @@ def _selections(
         for found_3G, drawn_RG in ((rate_3G, rate_RG), (ratio_3G, rates.divide(rate_RG, highest_R1))):
             known = np.flatnonzero(~np.isnan(found_3G[0]))
             found_3G[1:, known] = np.nanquantile(drawn_RG[:, known], tails, axis=0)
-    return tuple(
-        GroupSelection(
-            name=name,
-            num_records=None if not size_G[z] else round(size_G[z]),
-            num_selected=None if not size_G[z] else round(joint_GYC[z, 0, 1]),
-            rate=_estimate("share", rate_3G[:, z]),
-            ratio=_estimate("ratio", ratio_3G[:, z]),
-            is_rare=bool(is_rare_G[z] and size_G[z] > 0),
+    groups = []
+    for z, name in enumerate(names):
+        (rate, low, high), (ratio, least, most) = rate_3G[:, z].tolist(), ratio_3G[:, z].tolist()
+        groups.append(
+            GroupSelection(
+                name=name,
+                num_records=None if not size_G[z] else round(size_G[z]),
+                num_selected=None if not size_G[z] else round(joint_GYC[z, 0, 1]),
+                rate=Estimate(name="", kind="share", value=rate, low=low, high=high),
+                ratio=Estimate(name="", kind="ratio", value=ratio, low=least, high=most),
+                is_rare=bool(is_rare_G[z] and size_G[z] > 0),
+            )
         )
-        for z, name in enumerate(names)
-    )
-
-
-def _estimate(kind: Any, ends: npt.NDArray[np.float64]) -> Estimate:
-    value, low, high = map(float, ends)
-    return Estimate(name="", kind=kind, value=value, low=low, high=high)
+    return tuple(groups)

@@ -123,8 +123,7 @@ class Comparison:
         """The cells that have no result, with the cause: for the operator."""
         return [row for row in self.operators_rows if row.record is None]
 
-    def _repr_html_(self) -> str:
-        return comparison_html(self)
+    _repr_html_ = comparison_html
 
 
 def compare_methods(
