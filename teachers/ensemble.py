@@ -92,16 +92,27 @@ class BlockPool:
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
-    def sum(self, function: BlockFunction, shared: Any, items: Iterable[Any], on_done: Callable[[int], None]) -> Counts:
+    def sum(
+        self,
+        function: BlockFunction,
+        shared: Any,
+        items: Iterable[Any],
+        *,
+        sizes: Sequence[int] = (),
+        on_progress: Progress | None = None,
+    ) -> Counts:
         """Return the sum of all results, arrays of equal shape and type. ValueError without items.
 
-        ``on_done(position)`` is called for each item.
+        ``on_progress`` counts items by their ``sizes``.
         """
         total: Counts | None = None
+        done = 0
         for position, counts in self.run(function, shared, items):
             # Not in place, because arrays from Ray's store are read-only.
             total = counts if total is None else total + counts
-            on_done(position)
+            if on_progress is not None:
+                done += sizes[position]
+                on_progress(done, sum(sizes))
         if total is None:
             raise ValueError("Expected at least one item to add up, got none.")
         return total
@@ -468,17 +479,12 @@ def collect_votes(
 
     Workers count and add up; each returns one total.
     """
-    sizes, done = [len(block.teacher_indices) for block in ensemble.blocks], list[int]()
-
-    def finished(position: int) -> None:
-        done.append(sizes[position])
-        if on_progress is not None:
-            on_progress(sum(done), sum(sizes))
-
     # Counts travel in the smallest type that holds all teachers.
     count_type = np.min_scalar_type(ensemble.num_teachers).name
     task = CountTask(spec=ensemble.spec, queries=queries_x.numpy(), count_type=count_type)
-    counts = (pool or BlockPool()).sum(count_block, task, ensemble.sources(), finished)
+    sizes = [len(block.teacher_indices) for block in ensemble.blocks]
+    workers = pool or BlockPool()
+    counts = workers.sum(count_block, task, ensemble.sources(), sizes=sizes, on_progress=on_progress)
     return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
 
 
