@@ -125,10 +125,7 @@ def show(output: Output) -> int:
     """Print ``output`` and return its exit code."""
     words = output.words
     if is_for_program():
-        if output.failure is None:
-            tell_program(output.facts)
-        else:
-            tell_program(output.facts, error=output.failure, code=output.code)
+        tell_program(output.facts, error=output.failure, code=output.code)
     elif isinstance(words, Iterator):
         for line in words:
             terminal().print(line, soft_wrap=True)
