@@ -118,7 +118,6 @@ def main() -> None:
     listed = parser.parse_args().list
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        os.environ["FAIRPATE_STATE"] = str(folder / "state")  # these releases are no operator's
         walks: dict[str, Callable[[], Walk]] = {
             "fairpate run to a label": lambda: run_walk(folder, "labels", DIGITS, "write_labels"),
             "weighted votes to a student": lambda: run_walk(
@@ -126,7 +125,9 @@ def main() -> None:
             ),
             "one charged query": lambda: query_walk(folder),
         }
-        for title, recorded in walks.items():
+        for number, (title, recorded) in enumerate(walks.items()):
+            # No operator's releases, and not those of another walk, which this one would price again.
+            os.environ["FAIRPATE_STATE"] = str(folder / f"state-{number}")
             walk = recorded()
             print(f"{title:30} {len(walk.modules()):4} modules {len(walk.functions):4} functions")
             if listed:
