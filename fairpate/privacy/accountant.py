@@ -370,7 +370,7 @@ def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG00
     Each event type registers its function with ``event_rdp.register``; it is never called with a ``count`` of 0.
     """
     raise TypeError(
-        f"No Renyi curve is known for the event type {type(event).__name__}; register one with event_rdp.register."
+        f"Expected an event with a known Renyi curve, got {type(event).__name__}; register one with event_rdp.register."
     )
 
 
@@ -381,7 +381,7 @@ def _(
     match event:
         case ThresholdChecks():
             stddev = event.threshold_stddev_votes
-            single_A = gnmax.threshold_rdp_data_independent(threshold_stddev_votes=stddev, orders_A=orders_A)
+            single_A = gnmax.gaussian_rdp(1.0, "threshold_stddev_votes", stddev, orders_A)
         case NoisyArgmaxes():
             stddev = event.noise_stddev_votes
             single_A = gnmax.gnmax_rdp_data_independent(noise_stddev_votes=stddev, orders_A=orders_A)
@@ -492,7 +492,7 @@ def event_pld(event: object, interval: float) -> LossDistribution | None:  # noq
     Event types register their functions with ``event_pld.register``; they are called with a ``count`` of at least 1.
     """
     raise TypeError(
-        f"No loss distribution is known for the event type {type(event).__name__}; use Renyi accounting ('rdp')."
+        f"Expected an event with a known loss distribution, got {type(event).__name__}; use Renyi curves ('rdp')."
     )
 
 
@@ -600,7 +600,7 @@ def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tu
     for event in events:
         if event_rdp.dispatch(type(event)) is event_rdp.dispatch(object):
             raise TypeError(
-                f"No Renyi curve is known for the event type {type(event).__name__}; register one with "
+                f"Expected events with known Renyi curves, got {type(event).__name__}; register one with "
                 "event_rdp.register."
             )
     holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})

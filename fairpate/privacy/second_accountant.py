@@ -199,7 +199,9 @@ KINDS: Mapping[str, tuple[str | None, str | None]] = {
 
 def guarantee_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the unit and the relation for which an event is defined. NotRecomputedError for an unknown kind."""
-    unit, relation = _kind(event)
+    if event.get("kind") not in KINDS:
+        raise NotRecomputedError(f"the second accountant does not know the kind of event {event.get('kind')!r}")
+    unit, relation = KINDS[event["kind"]]
     return unit or event["unit"], relation or event["relation"]
 
 
@@ -240,7 +242,8 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
 
 
 def _require_valid(event: Mapping[str, Any]) -> None:
-    _kind(event)  # for its error
+    # For its error: an event inside of trials may leave out what the outer one names.
+    guarantee_of({"unit": None, "relation": None} | dict(event))
     if event["kind"] == "SecretTrials":
         if not 1 < event["expected_trials"] < math.inf or not -1 < event["eta"] < math.inf or not all(event["trials"]):
             raise ValueError(
@@ -269,13 +272,6 @@ def _require_valid(event: Mapping[str, Any]) -> None:
             raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
     if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
         raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
-
-
-def _kind(event: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    kind = KINDS.get(event.get("kind", ""))
-    if kind is None:
-        raise NotRecomputedError(f"the second accountant does not know the kind of event {event.get('kind')!r}")
-    return kind
 
 
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
