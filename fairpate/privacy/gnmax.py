@@ -515,8 +515,11 @@ def _log_answer_probability(
 
 
 def gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """RDP of noise of ``stddev`` for any votes, shape (A,); the bit of a threshold has the sensitivity 1, since the
-    largest count moves by at most 1. ``field`` names the standard deviation in errors."""
+    """Return the RDP of Gaussian noise of standard deviation ``stddev``, for any votes, shape (A,).
+
+    ``squared_sensitivity`` is 1 for a threshold bit, since the largest count changes by at most 1. ``field`` names the
+    standard deviation in error messages.
+    """
     orders = _checked_orders(orders_A)
     if not 0 <= stddev < math.inf:
         raise ValueError(f"Expected 0 <= {field} < inf, got {stddev}.")
