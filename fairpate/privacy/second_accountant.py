@@ -260,8 +260,8 @@ def _require_valid(event: Mapping[str, Any]) -> None:
             found = guarantee_of({"unit": event["unit"], "relation": event["relation"]} | dict(inner))
             if found != guarantee_of(event):
                 raise ValueError(
-                    f"SecretTrials holds for {guarantee_of(event)}, but its event {inner['kind']} holds for {found}; "
-                    "state the same unit and relation in both"
+                    f"SecretTrials is for {guarantee_of(event)}, but its event {inner['kind']} is for {found}; state "
+                    "the same unit and relation in both"
                 )
         return
     not_numbers = ("kind", "noun", "unit", "relation", "threshold")
