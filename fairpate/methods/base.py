@@ -775,7 +775,7 @@ def check_release_of(config: Method, source: Path) -> None:
     """Raise ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
     if not isinstance(config, ReleasingMethod):
         raise ConfigError(
-            f"method: {config.method} stores no release that another run could learn from; choose the method of that "
+            f"method: {config.method} keeps no release that another run could learn from; choose the method of that "
             "run."
         )
     found = RunDirectory(root=source).released

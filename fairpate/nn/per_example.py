@@ -619,8 +619,8 @@ class GradientClipper:
             own_axes = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm) else 1
             if layer_input.ndim < 1 + (3 if isinstance(layer, nn.Conv2d) else own_axes):
                 raise ValueError(
-                    f"{name} reads an input of shape {tuple(layer_input.shape)} without an axis for records; keep the "
-                    "records on the first axis."
+                    f"{name} reads records without an axis of their own: {tuple(layer_input.shape)}; keep the records "
+                    "on the first axis."
                 )
             if layer_input._version != version:
                 raise ValueError(
