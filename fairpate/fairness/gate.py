@@ -45,7 +45,7 @@ class DemographicParityGate:
         if counts_GC.shape != (num_groups, num_classes):
             raise ValueError(f"Expected counts_GC of shape {(num_groups, num_classes)}, got {counts_GC.shape}.")
         if not np.issubdtype(counts_GC.dtype, np.integer) or (counts_GC < 0).any():
-            raise ValueError("Expected counts_GC to hold integers >= 0.")
+            raise ValueError("Expected counts_GC to hold integers >= 0; pass the counts_GC of an earlier gate.")
         # Lists and kept sums: a decision reads a handful of numbers, for which arrays are slow.
         self._rows: list[list[int]] = counts_GC.tolist()
         self._group_sizes = [sum(row) for row in self._rows]

@@ -616,7 +616,8 @@ class Method(Section):
         if option is not None:
             raise ConfigError(
                 f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "
-                "public, but with true they show it; set it to false, or choose a method that protects whole records."
+                "public, but with true they contain the attribute; set it to false, or choose a method that protects "
+                "whole records."
             )
 
 

@@ -512,8 +512,7 @@ def published_num_rounds(
 
 
 class OracleLearner(PrivateMethod):
-    """DP-oracle-learner for two classes, with noise calibrated to the target, which protects one sensitive
-    attribute."""
+    """DP-oracle-learner for two classes; noise is calibrated to the target, for one sensitive attribute."""
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
@@ -754,8 +753,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
 
 
 class Postprocessing(DpSgdFamily):
-    """DP-postprocessing, with noise calibrated to the target, which protects one sensitive attribute, or one record
-    with a private base classifier."""
+    """DP-postprocessing, which protects one sensitive attribute, or one record with a private base classifier."""
 
     title: ClassVar[str] = "DP-postprocessing"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 1"

@@ -445,8 +445,7 @@ class FermiTrained(Trained):
 
 
 class DpFermi(DpSgdFamily):
-    """DP-FERMI, with noise calibrated to the target, which protects records, persons, or only the sensitive
-    attribute."""
+    """DP-FERMI, calibrated to the target, which protects one record or person, or only one sensitive attribute."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-FERMI"

@@ -283,7 +283,7 @@ class ValueAlong:
 
 
 def project(values_J: npt.ArrayLike, *, cap: float = math.inf) -> FloatArray:
-    """Return the nearest point whose entries lie in [0, ``cap``]. ValueError for infinite or NaN values, and unless
+    """Return ``values_J`` with every entry clipped to [0, ``cap``]. ValueError for infinite or NaN values, and unless
     ``cap`` > 0."""
     if not cap > 0:
         raise ValueError(f"Expected cap > 0, got {cap}.")

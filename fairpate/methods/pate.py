@@ -949,7 +949,9 @@ class PateFamily(GnmaxMethod):
                 f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
             )
         if storage is not None and urlsplit(storage).password is not None:
-            raise ValueError("Expected no password in the URI, it would be stored with the run; use the environment")
+            raise ValueError(
+                "Expected no password in the URI, as it would be stored with the run; set it in the environment"
+            )
         return storage
 
     @property

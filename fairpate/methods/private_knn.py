@@ -172,8 +172,7 @@ class PrivateKnnConfig(Section):
 
 
 class PrivateKnn(VotingMethod):
-    """Private-kNN, which protects one record or person, added or removed; noise is calibrated to a target or as
-    configured."""
+    """Private-kNN, in which the nearest sampled records vote; it protects one record or person, added or removed."""
 
     protects_persons: ClassVar[bool] = True
     rate_tells_size: ClassVar[bool] = False
@@ -206,7 +205,9 @@ class PrivateKnn(VotingMethod):
         epsilon above 20, and for a data-dependent budget."""
         super().check()
         if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
-            raise ConfigError("private_knn.queries: typical needs aggregator.num_queries, the number of clusters.")
+            raise ConfigError(
+                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set it."
+            )
         if self.private_knn.queries == "typical" and self.queries.admission is not None:
             raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:

@@ -387,8 +387,7 @@ def noisy_votes(
 
 
 class RecordVotes(VotesOfRecords):
-    """Each private record votes once, for its label at the nearest public prototype; noise is calibrated to the
-    target."""
+    """Each private record votes once, for its label at the nearest public prototype; one noisy table is released."""
 
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; related: McSherry 2009, arXiv 2406.08039"

@@ -190,13 +190,14 @@ _Part = tuple[Whole, IntArray, IntArray | None]
 
 
 def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
-    """Return 1 at each record's label and 0 elsewhere, (N, C): the left factor of sums by class."""
+    """Return 1 at each record's label and 0 elsewhere, (N, C), with which :meth:`RecordSums.total` gives sums by
+    class."""
     found_NC: IntArray = (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
     return found_NC
 
 
 def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
-    """Return the votes themselves: the left factor of second moments."""
+    """Return the votes themselves, with which :meth:`RecordSums.total` gives second moments."""
     return phi_NW
 
 

@@ -204,7 +204,7 @@ def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_de
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
     costs, orders = np.asarray(rdp_A, dtype=np.float64), np.asarray(orders_A, dtype=np.float64)
     if not np.all(costs >= 0):
-        raise ValueError("Expected a Renyi curve without NaN or negative values.")
+        raise ValueError("Expected a Renyi curve without NaN or negative values; check the costs that were added up.")
     with np.errstate(divide="ignore", invalid="ignore"):
         epsilon_A = costs + np.log1p(-1 / orders) - np.log(target_delta * orders) / (orders - 1)
     # As in dp_accounting: orders near 1 are left out, and a divergence this small is covered by delta alone.
@@ -273,7 +273,7 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
         raise ValueError(f"Expected 0 <= sampling_rate <= 1, got {sampling_rate}.")
     orders = np.asarray(orders_A, dtype=np.float64)
     if not np.all(orders > 1):
-        raise ValueError("Expected orders > 1.")
+        raise ValueError(f"Expected Renyi orders > 1, got {orders_A!r}.")
     if sampling_rate == 0:
         return np.zeros(len(orders))
     below_A, above_A = np.floor(orders), np.ceil(orders)
@@ -508,7 +508,7 @@ def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
 
 
 def has_loss_distributions(events: Sequence[Event]) -> bool:
-    """True if every event has a loss distribution, so that :func:`epsilon_pld` can price them."""
+    """Return True if every event type has a loss distribution, which :func:`epsilon_pld` needs."""
     unknown = event_pld.dispatch(object)
     return all(event_pld.dispatch(type(event)) is not unknown for event in events)
 
@@ -708,9 +708,9 @@ class AdaptiveLimit:
     """A limit of ``epsilon`` at ``delta`` on releases of any kind, where each release may depend on all earlier ones.
 
     It is a Renyi filter at a single order of ``DEFAULT_ORDERS``, at which all curves must be evaluated: the order at
-    which most releases of a Gaussian mechanism fit, a function of epsilon and delta alone. It admits 71 to 94 % of the
-    Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520) admits, for epsilon from .01
-    to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
+    which the most releases of one Gaussian mechanism fit, a function of epsilon and delta alone. It admits 71 to 94 %
+    of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520) admits, for epsilon
+    from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
     """
 
     epsilon: float

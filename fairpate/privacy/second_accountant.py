@@ -271,7 +271,7 @@ def _require_valid(event: Mapping[str, Any]) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value) >= 0:
             raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
     if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
-        raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
+        raise ValueError(f"{event['kind']}: expected a whole number as count and 0 < sampling_rate <= 1")
 
 
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
