@@ -444,7 +444,7 @@ class Method(Section):
     )
     training: TrainingConfig = Field(
         TrainingConfig(),
-        description="Read where teachers or a student learn; a method without either reads it only for "
+        description="Optimiser of teachers and students; a method without either reads it only for "
         "public_data.self_label.",
     )
     augment: AugmentConfig = Field(
@@ -632,7 +632,7 @@ class PrivateMethod(Method):
     """A private method whose noise is calibrated to a target epsilon and delta."""
 
     target: PrivacyTarget = PrivacyTarget()
-    noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
+    noise: Noise = Field("os_entropy", description="Source of noise; `seeded` reproduces a run and gives no privacy.")
 
     @property
     def is_private(self) -> bool:  # type: ignore[override]

@@ -127,7 +127,7 @@ class DpOracleLearnerConfig(ParityConfig):
     learning_rate: Positive | None = Field(
         0.5, description="Learning rate eta of the multipliers; null: by the paper's formula."
     )
-    ridge: Positive = Field(1.0, description="Added to X'X.")
+    ridge: Positive = Field(1.0, description="Ridge penalty, added to the diagonal of X'X.")
     num_directions: Count | None = Field(
         16,
         description="Number of principal directions of the features in which fairness prices change the rules; null:"
@@ -214,7 +214,8 @@ def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_grou
 
 
 def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int) -> FloatArray:
-    """Return the violations +-(rate_a - rate_ref) - ``max_gap`` of all groups a except the reference, (S, O, E)."""
+    """Return the violations (S, O, E): plus and minus the gap rate_a - rate_ref, less ``max_gap``, for each group a
+    except the reference."""
     gap_OE = np.delete(rates_GE - rates_GE[reference_group], reference_group, axis=0)
     violations: FloatArray = np.stack([gap_OE, -gap_OE]) - max_gap
     return violations
@@ -338,7 +339,7 @@ class Sides:
 
 
 def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> FloatArray:
-    """Return beta1 - beta0 without prices: the ridge regression on public features and labels only."""
+    """Return the coefficients beta1 - beta0 of the rule without prices: a ridge regression on features and labels."""
     costs_N = 1.0 - 2.0 * cells.labels_N  # 1[Y != 1] - 1[Y != 0]
     factor = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
     return cho_solve(factor, features.T @ costs_N)
@@ -411,8 +412,10 @@ def linear_sides(setting: Setting) -> Sides:
 
 
 class GroupRules:
-    """The finite class of rules by group and public label; ``said_N`` are the public classifier's predictions (0 or 1)
-    for private records."""
+    """The finite class of rules that read only the group and a public classifier's label.
+
+    ``said_N`` are the public classifier's predictions, 0 or 1, for the private records.
+    """
 
     def __init__(self, cells: ParityCells, said_N: npt.NDArray[Any]) -> None:
         self._cells, self._said_N = cells, said_N.astype(np.int64)
@@ -422,8 +425,8 @@ class GroupRules:
         np.add.at(self.counts_GYJ, (cells.groups_N, cells.labels_N, self._said_N), 1)
 
     def choose(self, prices_GE: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
-        """Choose a rule by the exponential mechanism; return its prediction for every group and public label, (G,
-        J)."""
+        """Choose a rule by the exponential mechanism; return its prediction for every group and public label,
+        (G, J)."""
         differences_GY = self.differences(prices_GE)
         sensitivity = sensitivity_of(differences_GY)
         chosen = []

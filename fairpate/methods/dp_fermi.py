@@ -79,7 +79,7 @@ class DpFermiConfig(Section):
     mode: Literal["all", "sens_public_batches", "sens_secret_batches"] = Field(
         "all", description="What is protected: the whole record, or the sensitive attribute alone."
     )
-    weight: NotNegative = Field(1.0, description="lambda; 0 is DP-SGD.")
+    weight: NotNegative = Field(1.0, description="lambda, weight of the fairness term; 0 is DP-SGD.")
     radius: Positive | None = Field(
         None, description="R, largest norm of each W; null: 1.5 times the root of the number of classes."
     )
@@ -88,7 +88,9 @@ class DpFermiConfig(Section):
     shares: tuple[tuple[Fraction, ...], ...] | None = Field(
         None, description="Public share of each group in each event, declared; null releases them."
     )
-    share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records or persons.")
+    share_noise: Positive = Field(
+        30.0, description="Standard deviation of the noise on the released counts, in records or persons."
+    )
     min_share: float = Field(0.01, gt=0, lt=1, description="Released shares below this one are raised to it.")
     averaged_share: Fraction = Field(
         0.5, description="Share of the last steps whose weights are averaged; 0: the last step alone."

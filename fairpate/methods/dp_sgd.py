@@ -277,7 +277,7 @@ class DpSgd(DpSgdFamily):
 class FairDpSgdConfig(DpfrConfig):
     """Settings of the parity regulariser of FairDP-SGD on public records."""
 
-    weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
+    weight: NotNegative = Field(0.3, description="lambda, weight of the regulariser; 0 switches it off.")
     variant: Literal["as_in_paper", "post"] = Field(
         "post",
         description="`as_in_paper`: the regulariser's gradient is added to every gradient before clipping; `post`: "
@@ -289,8 +289,8 @@ class FairDpSgdConfig(DpfrConfig):
 def regulariser_gradient(
     public_x: Tensor, public_groups: Tensor, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
-    """Return a function of a model: the regulariser's weighted gradient lambda r on a new batch of public records (M,
-    ...) at each call.
+    """Return a function of a model: the regulariser's weighted gradient lambda r on a new batch of public records
+    (M, ...) at each call.
 
     Errors as :func:`fairpate.nn.fit.group_batches`.
     """

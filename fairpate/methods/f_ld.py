@@ -117,7 +117,7 @@ class FairLoopConfig(Section):
     dual_step: NotNegative = Field(
         0.5, description="How much a violation of 1 adds to its multiplier; 0 switches the constraint off."
     )
-    max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")
+    max_multiplier: NotNegative = Field(5.0, description="lambda_max, largest multiplier; 0 is plain training.")
 
 
 class FldConfig(FairLoopConfig):
@@ -382,7 +382,9 @@ class PfLdConfig(FldConfig):
     dual_share: float = Field(0.2, gt=0, lt=1, description="Share of the budget for the violations.")
     size_share: float = Field(0.02, gt=0, lt=1, description="Share of the budget for the sizes of groups.")
     group_sizes: tuple[Positive, ...] | None = Field(
-        None, description="Public sizes, those of one label after another for equalized odds; null: released once."
+        None,
+        description="Declared public sizes of groups, for equalized odds one label after another; null: noisy sizes "
+        "are released once.",
     )
     min_group_share: float = Field(
         0.02, gt=0, le=1, description="Declared least share of a group in its population; smaller sizes count as that."

@@ -59,7 +59,7 @@ GROUP, EVERYONE = "group", "everyone"
 class VotesConfig(Section):
     """A file of votes, and the meaning of its columns."""
 
-    path: Path | None = Field(None, description="CSV, or Parquet (.parquet).")
+    path: Path | None = Field(None, description="File of votes: CSV, or Parquet (.parquet).")
     unit: str | None = Field(
         None,
         pattern="^[a-z][a-z ]{0,39}$",

@@ -671,7 +671,7 @@ class VotingMethod(Method):
     keeps_teachers: ClassVar[bool] = True
 
     target: QueriesTarget = QueriesTarget()
-    noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
+    noise: Noise = Field("os_entropy", description="Source of noise; `seeded` reproduces a run and gives no privacy.")
     ray: RayConfig = RayConfig()
     aggregator: AskedConfig = AskedConfig()
 

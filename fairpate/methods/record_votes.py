@@ -188,8 +188,8 @@ class VotesOfRecords(ReleasingMethod):
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the released table by group, and for every public record its vote (M, W) and label probabilities (M,
-        C)."""
+        """Return the released table by group, and for every public record its vote (M, W) and label probabilities
+        (M, C)."""
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:

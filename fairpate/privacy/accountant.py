@@ -521,8 +521,8 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     interval^2 / 12. With None it is chosen: 1e-4, or 1e-5 times an epsilon above 10, which a finer grid hardly lowers,
     and smaller where the grid would add more than a fifth of a percent. Below a delta of 1e-20 the masses left out of
     distributions are not proven to be negligible, so Renyi curves give the epsilon. ValueError where such curves are
-    needed and not known, for mixed units or relations, for events that hold private votes and unless 0 < target_delta <
-    1; TypeError for an event without a loss distribution.
+    needed and not known, for mixed units or relations, for events that hold private votes and unless 0 <
+    target_delta < 1; TypeError for an event without a loss distribution.
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")

@@ -263,8 +263,8 @@ class JointPricing:
             exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
 
     def _live_chunks(self) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield, for each chunk of pairs whose cost Theorem 6 may lower, its range of rows and their joint moments (B,
-        R), at the orders where it may."""
+        """Yield, for each chunk of pairs whose cost Theorem 6 may lower, its range of rows and their joint moments
+        (B, R), at the orders where it may."""
         starts_K = self.distinct.starts_K
         stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
         table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, self.reach_K], axis=1)[self.reach_K > 0]

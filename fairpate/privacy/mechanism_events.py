@@ -438,8 +438,8 @@ def _argmax_log_q(gaps_UC: IntArray, noise_stddev: float, offset_votes: float) -
 
 @lru_cache(maxsize=64)
 def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
-    """Return the least shift in votes, about 1/2, with which the continuous tail bounds the discrete one at every gap
-    >= 1.
+    """Return the least shift in votes, about 1/2, with which the continuous tail bounds the discrete one at every
+    gap >= 1.
 
     The bound is continuous because the proof of :func:`argmax_sensitivity` needs a continuous tail. Gap 0 needs no
     bound: q >= 1/2 there, beyond q0 under either tail.
