@@ -527,7 +527,7 @@ class OracleLearner(PrivateMethod):
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
     def check(self) -> None:
-        """Raise ConfigError for another relation and for a published model that is not linear."""
+        """Raise ConfigError for a relation other than "replace one", and for a published model that is not linear."""
         super().check()
         self.require_mixture(of_linear_rules=True)
 
@@ -777,7 +777,8 @@ class Postprocessing(DpSgdFamily):
         return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
 
     def check(self) -> None:
-        """Raise ConfigError for settings that would change the mixed predictions, and for another relation."""
+        """Raise ConfigError for settings that would change the mixed predictions, and for a relation that the attribute
+        cannot have."""
         self.require_mixture(of_linear_rules=False)
         super().check()
 

@@ -126,7 +126,8 @@ class RandomisedResponse(PrivateMethod):
         return super().unread | others | {f"randomised_response.{field}": cause for field, cause in causes.items()}
 
     def check(self) -> None:
-        """Raise ConfigError for another relation, and for settings that do not fit the published model."""
+        """Raise ConfigError for a relation other than "replace one", and for settings that do not fit the published
+        model."""
         settings = self.randomised_response
         super().check()
         if settings.learner == "exponentiated_gradient":

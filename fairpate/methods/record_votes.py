@@ -398,7 +398,7 @@ class RecordVotes(VotesOfRecords):
     record_votes: RecordVotesConfig = RecordVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """Return an estimate of the votes, in which every cell has an equal share of the records."""
+        """Return an estimate of the votes on a public record, if all prototypes have equally many votes."""
         (_, noise), pool = self.event(dataset.unit), len(dataset.public)
         stddev = noise * self.label_noise(dataset.num_groups)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
@@ -658,7 +658,7 @@ class WeightedVotes(VotesOfRecords):
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """Return an estimate of the votes, in which private records are distributed like public ones."""
+        """Return an estimate of the votes on a public record, if private records are distributed like public ones."""
         ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
         votes = ballot.similar(dataset.public.x, num_records)
         labels = round(self.weighted_votes.taught_share * len(dataset.public))

@@ -358,8 +358,8 @@ class ResidualVotes(RulesOfRecords):
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:
-        """Return an estimate of the votes, as for weighted votes and with the noise of the first sums; None without
-        public records."""
+        """Return an estimate of the votes on a public record, as for weighted votes and with the noise of the first
+        sums; None without public records."""
         if not len(dataset.public):
             return None
         ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)

@@ -224,7 +224,7 @@ class IdealAttack:
         return found
 
     def separation(self, *, num_canaries: int) -> Separation | None:
-        """Return the expected separation of the scores; None for randomised response, whose scores are not normal."""
+        """Return the median separation of the scores; None for randomised response, whose scores are not normal."""
         if self.mu is None:
             return None
         each = num_canaries // 2
