@@ -211,7 +211,7 @@ class IdealAttack:
         return included / (included + left_out)
 
     def guesses(self, *, num_canaries: int, delta: float) -> Guesses:
-        """Return the number of guesses with the highest lower bound on epsilon, and the expected number of right
+        """Return the number of guesses with the highest lower bound on epsilon, and the median number of right
         ones."""
         best, found = -1.0, Guesses(num_canaries=num_canaries, num_guesses=0, num_correct=0)
         for share in np.geomspace(min(1.0, max(0.004, 10 / num_canaries)), 1.0, 12):
