@@ -1,1 +1,1 @@
-"""Group fairness with numpy alone: the gate that releases labels, rates by group, and the gaps between them."""
+"""Group fairness: the gate that decides which labels are released, rates by group, and the gaps between groups."""

@@ -1,18 +1,19 @@
-"""The demographic-parity gate: may this label be released for this group, given what was released before?
+"""The demographic-parity gate: it decides whether a label may be released for a group, given all earlier releases.
 
-One rule serves three places: CF-GNMax while it answers (FairPATE, Algorithm 1), P_pre in front of a student
-(Algorithm 3) and IDP3 behind one (Algorithm 2). The gate sees released labels and public groups only, so each of
-its decisions is post-processing.
+The same rule is used by CF-GNMax while it answers (FairPATE, Algorithm 1), by P_pre, which filters a student's training
+labels (Algorithm 3), and by IDP3, which filters a student's predictions (Algorithm 2). The gate reads released labels
+and public groups only, so its decisions are post-processing.
 
-With r(z, k) the share of label k among the labels released to group z, the one on offer included, a label is accepted
-during the cold start, and then where its gap stays strictly below the margin: the excess of r(z, k) over the rate of k
-in all other groups together (``one_vs_rest``), in the other group that has it least (``pairwise``), or in all groups
-(``overall``); FairPATE, Appendix H. All three are signed: a release can only raise its own rate, and a gate on absolute
-distances would refuse the very labels that close a gap. (On the appendix's data it soon refuses everything; signed, it
-answers about as many as published.) A gap that is undefined because no other group has an answer counts as cold start.
+Let r(z, k) be the share of label k among the labels released to group z, including the label to be decided. A label is
+accepted during the cold start, and afterwards if its gap is strictly below the margin ``max_disparity``. The gap is
+r(z, k) minus the rate of k in all other groups together (``one_vs_rest``), in the other group with the lowest rate
+(``pairwise``), or in all groups (``overall``); FairPATE, Appendix H. All three are signed: a release can only raise its
+own rate, and a gate on absolute distances would refuse the very labels that close a gap. (On the appendix's data such a
+gate soon refuses everything; the signed one answers about as many as published.) While no other group has an answer,
+the gap is undefined and the label is accepted, as during the cold start.
 
 Counts and gaps are compared in whole numbers: whether a gap reaches the margin never depends on rounding. The margin is
-the decimal that ``max_disparity`` prints: at 0.1 a gap of exactly 1/10 is refused, although the binary number is
+the decimal number that ``max_disparity`` prints: at 0.1 a gap of exactly 1/10 is refused, although the binary number is
 larger. Shapes: G groups, C classes, N records in stream order, R streams; ``counts_GC[z, k]`` counts the labels k
 released to group z.
 """
@@ -31,20 +32,20 @@ from fairpate.types import GateRule, IntArray
 
 
 class DemographicParityGate:
-    """A rule and the counts of what was released under it.
+    """The gate with its rule and the counts of the labels released so far.
 
-    Starts empty, or from ``counts_GC`` of an earlier gate to resume: decisions depend on the counts alone.
+    It starts empty, or from the ``counts_GC`` of an earlier gate, to resume: decisions depend on the counts alone.
     """
 
     def __init__(self, rule: GateRule, *, num_groups: int, num_classes: int, counts_GC: IntArray | None = None) -> None:
-        """Raise ValueError when ``counts_GC`` has another shape, or holds anything but integers >= 0."""
+        """Create the gate. ValueError if ``counts_GC`` has another shape or does not hold integers >= 0."""
         self.rule = rule
         if counts_GC is None:
             counts_GC = np.zeros((num_groups, num_classes), dtype=np.int64)
         if counts_GC.shape != (num_groups, num_classes):
             raise ValueError(f"Expected counts_GC of shape {(num_groups, num_classes)}, got {counts_GC.shape}.")
         if not np.issubdtype(counts_GC.dtype, np.integer) or (counts_GC < 0).any():
-            raise ValueError("Expected counts_GC to hold integers >= 0.")
+            raise ValueError("Expected counts_GC to hold integers >= 0; pass the counts_GC of an earlier gate.")
         # Lists and kept sums: a decision reads a handful of numbers, for which arrays are slow.
         self._rows: list[list[int]] = counts_GC.tolist()
         self._group_sizes = [sum(row) for row in self._rows]
@@ -56,17 +57,21 @@ class DemographicParityGate:
 
     @property
     def counts_GC(self) -> IntArray:
-        """The number of labels released by group and label: a read-only copy."""
+        """The number of labels released so far by group and label, as a read-only copy."""
         counts_GC = np.array(self._rows, dtype=np.int64)
         counts_GC.flags.writeable = False
         return counts_GC
 
     def accepts_any(self, group: int) -> bool:
-        """False if every label would be refused for this group: refuse before any vote is read, at no cost."""
+        """Return False if every label would be refused for this group.
+
+        The caller can then refuse the query before any vote is read, at no privacy cost.
+        """
         return any(self.admit(group, label, counted=False) for label in range(len(self._label_sizes)))
 
     def admit(self, group: int, label: int, *, counted: bool = True) -> bool:
-        """Decide on ``label`` for ``group`` and, when accepted, count it as released, unless that is not asked.
+        """Return whether ``label`` may be released for ``group``; with ``counted``, count an accepted label as
+        released.
 
         IndexError for a group or label that the gate does not have.
         """
@@ -107,7 +112,10 @@ class DemographicParityGate:
 
 
 def _is_below(margin: tuple[int, int], hits: Any, size: Any, other_hits: Any, other_size: Any) -> Any:
-    """True where hits / size - other_hits / other_size is strictly below the margin, of integers or arrays of them."""
+    """Return True where hits / size - other_hits / other_size is strictly below the margin (numerator, denominator).
+
+    Hits and sizes are integers or arrays of integers.
+    """
     numerator, denominator = margin
     # Cross-multiplied: whole numbers compare exactly where quotients would round.
     return (hits * other_size - other_hits * size) * denominator < numerator * size * other_size
@@ -116,7 +124,10 @@ def _is_below(margin: tuple[int, int], hits: Any, size: Any, other_hits: Any, ot
 def filter_stream(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, rule: GateRule, num_groups: int, num_classes: int
 ) -> npt.NDArray[np.bool_]:
-    """P_pre and IDP3: True where a fresh gate accepts the label, in stream order (the order matters)."""
+    """Return True for every label that an initially empty gate accepts, shape (N,), as P_pre and IDP3 do.
+
+    The gate decides in stream order, and the order matters.
+    """
     labels, groups = np.asarray(labels_N).tolist(), np.asarray(groups_N).tolist()
     if len(labels) != len(groups):
         raise ValueError(f"Expected one group per label, got {len(labels)} labels and {len(groups)} groups.")
@@ -127,7 +138,7 @@ def filter_stream(
 
 @lru_cache
 def as_decimal(margin: float) -> Fraction:
-    """A margin as the shortest decimal of its float: 0.1 means 1/10 and not the binary number."""
+    """Return a margin as the fraction of its shortest decimal: 0.1 means 1/10 and not the nearest binary number."""
     return Fraction(repr(float(margin)))
 
 
@@ -137,7 +148,7 @@ _LARGEST = 2**62  # the difference of two products below this fits int64
 def filter_streams(
     labels_RN: IntArray, groups_RN: IntArray, *, rule: GateRule, num_groups: int, num_classes: int
 ) -> npt.NDArray[np.bool_]:
-    """:func:`filter_stream` of many streams at once, (R, N): resampling passes thousands through fresh gates."""
+    """Return :func:`filter_stream` of many streams at once, shape (R, N), for bootstraps with thousands of streams."""
     num_streams, length = labels_RN.shape
     margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)
     # An infinite margin refuses nothing.

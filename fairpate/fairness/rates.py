@@ -1,40 +1,42 @@
-"""Rates per group, the gaps between them, and the notions of fairness that name them.
+"""Prediction rates per group, the gaps between groups, and the named notions of fairness.
 
 **One table.** Every metric is a function of the prediction mass by group z, true label y and predicted label k. A hard
-label puts mass 1 on its class; a probabilistic prediction spreads it. So hard labels, probabilities and mixtures are
-treated alike, and a bootstrap evaluates every replicate at once. A rate with an empty denominator is NaN, never 0, and
-no denominator carries a small constant: an empty group has no rate. Rates are over answered records.
+label has mass 1 on its class; a probabilistic prediction has a mass on every class. So hard labels, probabilities and
+mixtures are treated alike, and a bootstrap evaluates every replicate at once. A rate with an empty denominator is NaN,
+never 0, and no small constant is added to denominators: an empty group has no rate. Rates are over answered records.
 
-**Metrics.** A metric is a set of events (a prediction, given a condition) times a comparison of groups (one against the
-rest, pairwise, against all), and its value is the largest difference, with the cell that attains it. Definitions:
-FairPATE eq. 1 and RaCO-DP (one against the rest), DP-FERMI eqs. 2, 10 and 11 and its ERMI. A cell without records is
-left out and counted; NaN remains when no two groups can be compared. A maximum over noisy cells is biased upwards: read
-it together with its smallest cell. Intervals are bootstrap percentiles over the evaluated records, or over their
-persons where these are named (:func:`bootstrap_interval`).
+**Metrics.** A metric is a set of events (a prediction, given a condition) together with a comparison of groups (one
+against the rest, pairwise, against all). Its value is the largest difference of an event's rates between groups, with
+the event and the groups that attain it, called its cell. Definitions: FairPATE eq. 1 and RaCO-DP (one against the
+rest), DP-FERMI eqs. 2, 10 and 11 and its ERMI. A cell without records is left out and counted; the value is NaN if no
+two groups can be compared. A maximum over noisy cells is biased upwards: read it together with the size of its smallest
+cell. Intervals are bootstrap percentiles over the evaluated records, or over persons if persons are known
+(:func:`bootstrap_interval`).
 
-**Notions.** A notion is a metric with a name and a description, in one table for metrics, columns, demands, cards,
-pages and figures. Five compare groups: their value is a gap, and 0 is equal treatment. Three bound how often a
-prediction is wrong over all groups: their value is that rate, and RaCO-DP (appendix A.2) calls them constraints of
-performance. Of two classes the second is the positive one, to which equal opportunity and the error rates refer; of
-more, each class is compared with all others, and the worst one counts. Among more than two groups demographic parity
-compares each with all others together, as FairPATE and RaCO-DP do, and the other gaps the two groups that are furthest
-apart.
+**Notions.** A notion is a metric with a name and a description; one table of notions serves metrics, requirements,
+cards, pages and figures. Five notions compare groups: their value is a gap, and 0 is equal treatment. Three bound how
+often a prediction is wrong over all groups: their value is that rate, and RaCO-DP (appendix A.2) calls them constraints
+of performance. Of two classes the second is the positive one, to which equal opportunity and the error rates refer; of
+more classes, each is compared with all others, and the largest value is taken. Among more than two groups demographic
+parity compares each with all others together, as FairPATE and RaCO-DP do; the other gaps compare the two groups that
+are furthest apart.
 
 **The private population.** The second half estimates the rates of a published student among *private* records, from a
-noisy table and public records. The table has, for every group z and label y, the noisy sum S[z, y] of its private
-records' votes: vectors phi(x), or for counts the unit vector of a record's cell. The number of them for which a student
-predicts j is estimated by
+noisy table and public records. The table has, for every group z and label y, the noisy sum S[z, y] of the votes of its
+private records: a vote is a vector phi(x), or, for counts, the unit vector of the record's cell. The number of those
+records for which the student predicts j is estimated by
 
     J[z, y, j] = <beta[z, y, j], S[z, y]>
 
-where beta is the regression of "x is predicted j" on phi(x) over the public records of group z, each weighted by
-p(y | x), the probability that the release gives x the label y (regression estimators of surveys: Deville and Sarndal
-1992). For counts it is the weighted share of j in the cell. Rates and gaps are ratios of such sums. All is
+where beta is the regression of "x is predicted j" on phi(x) over the public records of group z, each weighted by p(y |
+x), the probability that the release gives x the label y (regression estimators of surveys: Deville and Sarndal 1992).
+For counts, beta is the weighted share of j in the cell. Rates and gaps are ratios of such sums. All of it is
 post-processing. It is assumed that over the private records of a group and label the residual of the regression is 0 on
-average, as over the public records of that group under these weights. In cells: a private record is predicted like the
-public records of its cell and group, weighted by their probability of that label. Where a group has no public record in
-a cell, those of all groups are used, and where there is none at all, the label's average: each fit is shrunk towards
-the coarser one with the weight of one record.
+average, as over the public records of that group under these weights. For counts this means: a private record is
+predicted like the public records of its cell and group, weighted by their probability of that label. If a group has no
+public record in a cell, the records of all groups are used; if no group has one, the average of the label is used. To
+this end each group's fit is shrunk towards the fit over all groups, and this one towards the average, with the weight
+of one record.
 
 Shapes: G groups, Y true labels, C predicted classes, N records, R bootstrap replicates, E events: ``hits_EG /
 sizes_EG`` is the rate of an event in a group. Y equals C, or is 1 when true labels are not known. A leading ``...``
@@ -69,11 +71,10 @@ def joint_table(
     labels_N: npt.ArrayLike | None = None,
     answered_N: npt.ArrayLike | None = None,
 ) -> FloatArray:
-    """Prediction mass by group, true label and predicted label: shape (G, Y, C).
+    """Return the prediction mass by group, true label and predicted label, shape (G, Y, C).
 
-    ``predictions`` holds hard labels (N,) or probabilities (N, C). Only records with ``answered_N`` count; what the
-    others hold is not read. ValueError for lengths that differ, labels or groups out of range and rows that are not
-    probabilities.
+    ``predictions`` holds hard labels (N,) or probabilities (N, C). Only records where ``answered_N`` is True are read.
+    ValueError for lengths that differ, labels or groups out of range and rows that are not probabilities.
     """
     groups, labels, mass_NC = _answered_records(
         predictions, groups_N, labels_N, answered_N, num_groups=num_groups, num_classes=num_classes
@@ -96,11 +97,11 @@ def resampled_tables(
     answered_N: npt.ArrayLike | None = None,
     persons_N: npt.ArrayLike | None = None,
 ) -> FloatArray:
-    """``joint_table`` of ``num_replicates`` bootstrap samples of the answered records: shape (R, G, Y, C).
+    """Return ``joint_table`` of ``num_replicates`` bootstrap samples of the answered records, shape (R, G, Y, C).
 
-    Hard labels are resampled as one multinomial of the table, which is the same distribution. ``persons_N`` names the
-    person of each record: whole persons are drawn then, because the records of one are alike and drawing records would
-    make intervals too narrow.
+    Hard labels are resampled as one multinomial of the table, which has the same distribution. ``persons_N`` names the
+    person of each record: then whole persons are drawn, because the records of one person are alike and drawing single
+    records would make intervals too narrow.
     """
     groups, labels, mass_NC = _answered_records(
         predictions, groups_N, labels_N, answered_N, num_groups=num_groups, num_classes=num_classes
@@ -141,7 +142,8 @@ def resampled_tables(
 def cumulative_tables(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, num_classes: int
 ) -> FloatArray:
-    """The table after each released label of a stream, shape (N, G, 1, C), to follow a gap over the stream."""
+    """Return the :func:`joint_table` after each released label of a stream, shape (N, G, 1, C), to follow a gap over
+    time."""
     groups, _, mass_NC = _answered_records(
         labels_N, groups_N, None, None, num_groups=num_groups, num_classes=num_classes
     )
@@ -151,20 +153,20 @@ def cumulative_tables(
 
 
 def group_rates(joint_GYC: FloatArray) -> FloatArray:
-    """r(z, k), the share of group z that is predicted k. Shape (..., G, C)."""
+    """Return r(z, k), the share of group z for which label k is predicted, shape (..., G, C)."""
     counts_GC = joint_GYC.sum(axis=-2)
     return divide(counts_GC, counts_GC.sum(axis=-1, keepdims=True))
 
 
 def accuracies(joint_GYC: FloatArray) -> tuple[float, FloatArray]:
-    """Selective accuracy, over all answered records and per group (G,); NaN where none is answered."""
+    """Return the accuracy among answered records, overall and per group (G,); NaN where no record was answered."""
     right_G = np.trace(joint_GYC, axis1=-2, axis2=-1)
     size_G = joint_GYC.sum(axis=(-2, -1))
     return float(divide(right_G.sum(), size_G.sum())), divide(right_G, size_G)
 
 
 def coverages(groups_N: npt.ArrayLike, answered_N: npt.ArrayLike, *, num_groups: int) -> tuple[float, FloatArray]:
-    """The share of records that were answered, over all and per group (G,); NaN for a group without records."""
+    """Return the share of records that were answered, overall and per group (G,); NaN for a group without records."""
     groups, answered = indices("groups_N", np.asarray(groups_N), num_groups), np.asarray(answered_N, dtype=np.bool_)
     size_G = np.bincount(groups, minlength=num_groups)
     answered_G = np.bincount(groups[answered], minlength=num_groups)
@@ -172,7 +174,7 @@ def coverages(groups_N: npt.ArrayLike, answered_N: npt.ArrayLike, *, num_groups:
 
 
 def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
-    """The quotient, NaN where the denominator is 0."""
+    """Return the quotient, elementwise; NaN where the denominator is 0."""
     top, bottom = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
     # Only where it is defined: a division by 0 would warn, and an infinite rate would be compared.
     quotient: FloatArray = np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom != 0)
@@ -206,12 +208,17 @@ def _answered_records(
             raise ValueError(f"Expected predictions of shape (N,) or (N, {num_classes}), got {predicted.shape}.")
         # Softmax in float32 sums to 1 up to rounding.
         if not ((mass_NC >= 0).all() and np.allclose(mass_NC.sum(axis=1), 1, atol=1e-4)):
-            raise ValueError("Expected every row of predictions to be probabilities that sum to 1.")
+            raise ValueError(
+                "Expected every row of predictions to hold probabilities that sum to 1; apply softmax to logits."
+            )
     return indices("groups_N", groups[keep], num_groups), indices("labels_N", labels[keep], num_labels), mass_NC
 
 
 def indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IntArray:
-    """The values as codes below ``stop``. ValueError for any that is none, under the argument's ``name``."""
+    """Return the values as integers from 0 to ``stop`` - 1.
+
+    ValueError for any other value; the message names the argument as ``name``.
+    """
     indices_N = values_N.astype(np.int64)
     # Numbers that are not whole are refused, and not truncated to codes.
     if (indices_N != values_N).any() or (indices_N < 0).any() or (indices_N >= stop).any():
@@ -224,11 +231,12 @@ ErrorRate = Literal["fnr", "fpr", "fdr"]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCell:
-    """The cell in which a metric attains its value. ``None`` means every group, or no condition.
+    """A cell of a metric: an event and the group or groups it is measured in.
 
-    ``label`` is the predicted label (None for a rate over all labels, such as accuracy), or the one that is missed when
-    ``label_is`` is False; ``given_label`` is the true label conditioned on, or the one excluded when ``given_is`` is
-    False. ``other_group`` is set by pairwise comparisons.
+    ``group`` None means all groups together; ``other_group`` is the second group of a pairwise comparison. ``label`` is
+    the predicted label, or with ``label_is`` False a label that is not predicted; None for a rate over all labels, such
+    as accuracy. ``given_label`` is the true label of the records counted, or with ``given_is`` False a label that they
+    do not have; None without such a condition.
     """
 
     group: int | None = None
@@ -241,10 +249,10 @@ class GroupCell:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstCase:
-    """The largest value over the defined cells, or NaN.
+    """The ``value`` of a metric: the largest value over the defined cells, or NaN if there is none.
 
     ``n_undefined`` counts the rates left out: without records, or without another group to compare with.
-    ``min_cell_size`` is the number of records in the smallest cell that took part (0 when none did); ``where`` is the
+    ``min_cell_size`` is the number of records in the smallest cell that was compared (0 if none was); ``where`` is the
     cell that attains ``value``.
     """
 
@@ -256,7 +264,10 @@ class WorstCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A percentile interval at ``level``; ``n_undefined`` of its replicates had no value and were left out."""
+    """A bootstrap percentile interval at ``level``, such as 0.95.
+
+    ``n_undefined`` of the ``num_replicates`` bootstrap replicates had no value and were left out.
+    """
 
     low: float
     high: float
@@ -267,7 +278,8 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """The rates of a set of events by group, as numerators and denominators; ``cells`` describes each event."""
+    """The rates of a set of events by group: numerators ``hits_EG``, denominators ``sizes_EG``, and each event's
+    cell."""
 
     hits_EG: FloatArray
     sizes_EG: FloatArray
@@ -286,7 +298,7 @@ class Metric:
     compare: _Comparison
 
     def __call__(self, joint_GYC: FloatArray) -> WorstCase:
-        """The worst case of one table of shape (G, Y, C)."""
+        """Return the metric's largest value, with its cell, for one table of shape (G, Y, C)."""
         events = self.events(joint_GYC)
         differences = self.compare(events.hits_EG, events.sizes_EG)
         # A level needs records alone; a comparison needs another group with records as well.
@@ -300,7 +312,7 @@ class Metric:
         )
 
     def values(self, joint_RGYC: FloatArray) -> FloatArray:
-        """The value alone for every replicate, shape (R,); NaN where undefined."""
+        """Return the metric's value for every replicate, shape (R,); NaN where undefined."""
         events = self.events(joint_RGYC)
         differences = self.compare(events.hits_EG, events.sizes_EG)
         values_RD = differences.reshape(len(joint_RGYC), math.prod(differences.shape[1:]))
@@ -310,9 +322,9 @@ class Metric:
 
 
 def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float = 0.95) -> Interval:
-    """The percentile interval of ``metric`` over ``resampled_tables``; NaN bounds when no replicate has a value.
+    """Return the percentile interval of ``metric`` over ``resampled_tables``; NaN bounds if no replicate has a value.
 
-    It covers the sampling of the evaluated records, neither training nor privacy noise.
+    The interval covers the sampling of the evaluated records, but neither training nor privacy noise.
     """
     if not 0 < level < 1:
         raise ValueError(f"Expected 0 < level < 1, got {level}.")
@@ -331,7 +343,7 @@ def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float =
 
 
 def predicted(joint_GYC: FloatArray) -> Events:
-    """The events of predicting each label, without a condition."""
+    """Return the events "label k is predicted" for each k: selection rates."""
     counts_GC = joint_GYC.sum(axis=-2)
     hits_EG = counts_GC.swapaxes(-1, -2)
     sizes_EG = np.broadcast_to(counts_GC.sum(axis=-1)[..., None, :], hits_EG.shape)
@@ -339,7 +351,7 @@ def predicted(joint_GYC: FloatArray) -> Events:
 
 
 def predicted_given_label(joint_GYC: FloatArray) -> Events:
-    """The events of predicting each label, given each true label."""
+    """Return the events "label k is predicted" among records with the true label y, for each k and y."""
     _require_labels(joint_GYC)
     num_classes = joint_GYC.shape[-1]
     batch = joint_GYC.shape[:-3]
@@ -354,7 +366,8 @@ def predicted_given_label(joint_GYC: FloatArray) -> Events:
 
 
 def found_or_mistaken(joint_GYC: FloatArray) -> Events:
-    """For each label against all others, the events of predicting it when it is true (TPR) and when it is not (FPR)."""
+    """Return, for each label k against all others, the events "k is predicted" where k is the true label (true-positive
+    rate) and where it is not (false-positive rate)."""
     _require_labels(joint_GYC)
     true_YG = joint_GYC.sum(axis=-1).swapaxes(-1, -2)
     size_1G = true_YG.sum(axis=-2, keepdims=True)
@@ -369,7 +382,7 @@ def found_or_mistaken(joint_GYC: FloatArray) -> Events:
 
 
 def correct(joint_GYC: FloatArray) -> Events:
-    """The event that the prediction is right."""
+    """Return the one event "the prediction is correct"."""
     _require_labels(joint_GYC)
     right_1G = np.diagonal(joint_GYC, axis1=-2, axis2=-1).swapaxes(-1, -2).sum(axis=-2, keepdims=True)
     sizes_1G = joint_GYC.sum(axis=(-2, -1))[..., None, :]
@@ -377,13 +390,13 @@ def correct(joint_GYC: FloatArray) -> Events:
 
 
 def one_vs_rest(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    """Each group's rate minus the rate of all others together, signed."""
+    """Return each group's rate minus the rate of all other groups together, shape (..., E, G), signed."""
     others_EG, of_others_EG = (values.sum(axis=-1, keepdims=True) - values for values in (hits_EG, sizes_EG))
     return divide(hits_EG, sizes_EG) - divide(others_EG, of_others_EG)
 
 
 def to_overall(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    """The distance of each group's rate to the overall rate."""
+    """Return the absolute difference between each group's rate and the overall rate, shape (..., E, G)."""
     overall_E1 = divide(hits_EG.sum(axis=-1, keepdims=True), sizes_EG.sum(axis=-1, keepdims=True))
     distance_EG = np.abs(divide(hits_EG, sizes_EG) - overall_E1)
     # One group alone is the whole, and has no distance to it.
@@ -391,7 +404,7 @@ def to_overall(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
 
 
 def pairwise(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    """Each group's rate minus that of each other group: shape (..., E, G, G)."""
+    """Return each group's rate minus that of each other group, shape (..., E, G, G); NaN on the diagonal."""
     rates_EG = divide(hits_EG, sizes_EG)
     # A group's gap to itself is 0: left in, it would hide that there is no other group to compare with.
     itself_GG = np.eye(rates_EG.shape[-1], dtype=np.bool_)
@@ -399,9 +412,10 @@ def pairwise(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
 
 
 def below_other(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    """How far each group's rate lies below that of each other group, as a share of the other's: shape (..., E, G, G).
+    """Return 1 - rate / other rate for each pair of groups, shape (..., E, G, G): how far a group's rate lies below the
+    other's, as a share of the other's.
 
-    The largest is 1 less the impact ratio, because the other group then has the highest rate.
+    The largest value is 1 minus the impact ratio, because the other group then has the highest rate.
     """
     rates_EG = divide(hits_EG, sizes_EG)
     itself_GG = np.eye(rates_EG.shape[-1], dtype=np.bool_)
@@ -409,7 +423,7 @@ def below_other(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
 
 
 level = divide
-"""The rates themselves, without a comparison between groups."""
+"""The comparison of a metric that is a rate: it returns the rates themselves and compares no groups."""
 
 
 dp_one_vs_rest = Metric(events=predicted, compare=one_vs_rest)
@@ -423,20 +437,20 @@ accuracy_parity = Metric(events=correct, compare=pairwise)
 found_apart = Metric(
     events=lambda joint_GYC: _select(found_or_mistaken(joint_GYC), _positive_classes(joint_GYC)), compare=pairwise
 )
-"""Equal opportunity: of two classes the gap of the second, of more the largest gap."""
+"""Equal opportunity: the gap in true-positive rates, of the second of two classes, or of more classes the largest."""
 
 
 impact_shortfall = Metric(
     events=lambda joint_GYC: _select(predicted(joint_GYC), _positive_classes(joint_GYC)), compare=below_other
 )
-"""The impact ratio of selection rates as a shortfall: 0.2 is four fifths of the highest group's rate."""
+"""1 minus the impact ratio: 0.2 means that the lowest selection rate is four fifths of the highest."""
 
 
 def error_rate(kind: ErrorRate) -> Metric:
-    """An error rate over all groups, which is a level and not a gap: of two classes the second's, of more the worst.
+    """Return the metric of an error rate over all groups together; its value is a rate and not a gap.
 
-    ``fnr`` is P[not predicted c | true c], ``fpr`` P[predicted c | not true c], ``fdr`` P[not true c | predicted c],
-    which is 1 - precision.
+    It is the rate of the second of two classes, or of more classes the largest. ``fnr`` is P[not predicted c | true c],
+    ``fpr`` P[predicted c | not true c], ``fdr`` P[not true c | predicted c], which is 1 - precision.
     """
 
     def errors(joint_GYC: FloatArray) -> Events:
@@ -455,9 +469,10 @@ def error_rate(kind: ErrorRate) -> Metric:
 
 
 def ermi(joint_GYC: FloatArray) -> float:
-    """DP-FERMI's exponential Renyi mutual information of prediction and group: sum p_jr^2 / (p_j p_r) - 1.
+    """Return DP-FERMI's exponential Renyi mutual information of prediction and group: sum p_jr^2 / (p_j p_r) - 1.
 
-    0 exactly when they are independent, at most min(G, C) - 1. NaN with fewer than two groups that have records.
+    It is 0 exactly if they are independent, and at most min(G, C) - 1; NaN with fewer than two groups that have
+    records.
     """
     counts_GC = joint_GYC.sum(axis=-2)
     share_G = divide(counts_GC.sum(axis=-1), counts_GC.sum())
@@ -470,9 +485,10 @@ def ermi(joint_GYC: FloatArray) -> float:
 
 
 def ermi_given_label(joint_GYC: FloatArray) -> float:
-    """``ermi`` within each true label, averaged by its share of the records (DP-FERMI's equalized odds).
+    """Return :func:`ermi` within each true label, averaged by the labels' shares of the records (DP-FERMI's equalized
+    odds).
 
-    Labels held by fewer than two groups are left out; NaN when none remains.
+    True labels that occur in fewer than two groups are left out; NaN if none remains.
     """
     _require_labels(joint_GYC)
     within_Y = np.array([ermi(joint_GYC[:, [y]]) for y in range(joint_GYC.shape[1])])
@@ -482,7 +498,8 @@ def ermi_given_label(joint_GYC: FloatArray) -> float:
 
 
 def located(differences: FloatArray, cells: Sequence[GroupCell]) -> GroupCell:
-    """The cell of the largest of the ``differences`` that a comparison computed."""
+    """Return the cell of the largest of the ``differences`` that a comparison returned; ``cells`` describe its
+    events."""
     event, *groups = map(int, np.unravel_index(np.nanargmax(differences), differences.shape))
     if differences.shape[1] == 1:  # a rate over all groups
         return cells[event]
@@ -521,8 +538,8 @@ DEFAULT = DEFAULT_NOTION
 class Notion:
     """A notion of fairness, as one row of the table of notions.
 
-    ``measure`` is its name on axes and in columns of a page, ``words`` describes what is compared, ``formula`` says it
-    in symbols (g, h: groups; k: a class; y: the true, p: the predicted one). ``source`` cites its definition.
+    ``measure`` names it on axes and in columns of a page, ``words`` describe what is compared, ``formula`` is its
+    definition (g, h: groups; k: a class; y: the true, p: the predicted class), and ``source`` cites the definition.
     """
 
     name: NotionName
@@ -535,12 +552,12 @@ class Notion:
 
     @property
     def bounds_rate(self) -> bool:
-        """True if the value is a rate and not a gap."""
+        """True if the value is an error rate over all groups and not a gap between groups."""
         return self.metric.compare is level
 
     @property
     def reading(self) -> str:
-        """Name of the metric in ``metrics.json``."""
+        """Name of the notion's metric in ``metrics.json``."""
         return {"demographic_parity": "dp_one_vs_rest", "equalized_odds": "eo_lowy"}.get(self.name, self.name)
 
 
@@ -625,10 +642,10 @@ NAMES: tuple[NotionName, ...] = get_args(NotionName)
 
 
 def notion_named(name: str) -> NotionName:
-    """The notion called ``name``. ValueError with the nearest known name for any other."""
+    """Return ``name`` if it is the name of a notion. ValueError, with the nearest known name, for any other."""
     found = next((known for known in NAMES if known == name.strip()), None)
     if found is None:
-        raise ValueError(f"no notion {name!r}{nearest(name, NAMES)}.")
+        raise ValueError(f"no notion of fairness is called {name!r}{nearest(name, NAMES)}.")
     return found
 
 
@@ -641,9 +658,10 @@ _LEAST_STDDEVS = 4.0  # of a count: below, it is no denominator
 def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -> tuple[IntArray, FloatArray]:
     """Split a noisy table, with noise of ``stddev`` on every number, into two tables with independent noise.
 
-    A student that had learned from the very noise of the estimate would fit it and look better than it is. So the
-    student learns from the first table, and the second is kept for the estimate (Leiner et al. 2023, arXiv 2112.11079).
-    Noise of the first is ``TAUGHT_NOISE`` times as wide, of the second ``KEPT_NOISE`` times. Anyone may repeat it.
+    The student learns from the first table, and its rates are estimated from the second (Leiner et al. 2023, arXiv
+    2112.11079): a student fits the noise it learned from, and would look better than it is under the same noise. The
+    noise of the first table is ``TAUGHT_NOISE`` times as wide, that of the second ``KEPT_NOISE`` times. Because the
+    noisy table is released already, ``generator`` may be seeded.
     """
     # Floats will do here: both tables are made of one that is released already.
     drawn = generator.normal(scale=stddev, size=table.shape)
@@ -653,9 +671,9 @@ def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -
 
 @dataclass(frozen=True, kw_only=True)
 class TableByGroup:
-    """A released table: sums of votes by group and label, each number with noise of ``stddev``.
+    """A released table: sums of votes by group and label, each number with noise of standard deviation ``stddev``.
 
-    ``one_W``: the combination of a vote's numbers that is one for every record, so that it counts records.
+    ``one_W``: coefficients whose product with any vote is 1, so that their product with a sum of votes counts records.
     """
 
     sums_GYW: FloatArray
@@ -665,7 +683,7 @@ class TableByGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRecords:
-    """Public records with their votes, groups, probabilities of each label, and outcomes as 0 or 1."""
+    """Public records: their votes, groups, probabilities of each label, and the outcome predicted for each, one-hot."""
 
     votes_MW: FloatArray
     groups_M: IntArray
@@ -675,7 +693,8 @@ class LabelledRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class Population:
-    """Estimated counts by group, label and outcome (G, Y, J), and draws that contain their error (R, G, Y, J)."""
+    """Estimated counts of private records by group, label and outcome (G, Y, J), and random draws around the estimate
+    that show its error (R, G, Y, J)."""
 
     joint_GYJ: FloatArray
     draws_RGYJ: FloatArray
@@ -683,7 +702,7 @@ class Population:
 
 @dataclass(frozen=True, kw_only=True)
 class PopulationEstimate:
-    """A number with its interval; NaN where it is undefined."""
+    """An estimated number with its confidence interval; NaN where it is undefined."""
 
     value: float
     low: float
@@ -692,7 +711,8 @@ class PopulationEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class GapEstimate(PopulationEstimate):
-    """A largest difference, the cell that attains it, and the number of rates with too few records for the noise."""
+    """An estimated gap, the cell that attains it, and the number of rates left out, which have too few records compared
+    with the noise."""
 
     where: GroupCell | None
     n_undefined: int
@@ -701,10 +721,11 @@ class GapEstimate(PopulationEstimate):
 def estimated_population(
     table: TableByGroup, public: LabelledRecords, *, generator: np.random.Generator, num_draws: int = 2000
 ) -> Population:
-    """The estimate and its error; NaN for a group without public records, on which there is no information.
+    """Return the estimated counts of a student's predictions among private records, with draws of their error.
 
-    The error covers the release's noise, ``sigma^2 |beta|^2``; the sampling of public records, by the influence of each
-    on J (linearisation); and the sampling of private records, by the residuals. A false assumption is not covered.
+    Groups without public records are NaN. The error covers the noise of the release, ``sigma^2 |beta|^2``; the sampling
+    of public records, by the influence of each record on J (linearisation); and the sampling of private records, by the
+    residuals. It does not cover a violation of the assumption in the module's docstring.
     """
     num_groups, num_labels, _ = table.sums_GYW.shape
     num_outcomes = public.outcome_MJ.shape[1]
@@ -748,7 +769,8 @@ def estimated_population(
 def estimated_rates(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95
 ) -> list[list[PopulationEstimate]]:
-    """Every rate by event and group with an interval of its own, cut to 0 and 1; undefined for too few records."""
+    """Return the estimated rate of every event in every group, each with its interval, clipped to [0, 1]; NaN for too
+    few records."""
     hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(events, joint_GYC, draws_RGYC)
     value_EG, rates_REG = divide(hits_EG, sizes_EG), divide(hits_REG, sizes_REG)
     low_EG, high_EG = np.quantile(rates_REG, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -760,9 +782,10 @@ def estimated_rates(
 
 
 def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95) -> GapEstimate:
-    """The largest difference of ``metric`` among the private records, with its interval.
+    """Return the estimated value of ``metric`` among the private records, with its interval.
 
-    The interval comes from simultaneous intervals for all differences, so its coverage is at least theirs.
+    The interval comes from simultaneous intervals for all differences, so it covers the true value with probability at
+    least ``level``.
     """
     hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(metric.events, joint_GYC, draws_RGYC)
     differences = metric.compare(hits_EG, sizes_EG)
@@ -815,7 +838,10 @@ class _Fit:
 def _large_enough(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Hits and sizes (E, G) of the table and of the draws. Both are 0 where a size is not significantly above 0."""
+    """Return hits (E, G) and sizes (E, G) of the table, and hits and sizes (R, E, G) of the draws.
+
+    Hits and sizes are set to 0 where the size is not significantly above 0.
+    """
     found, drawn = events(joint_GYC), events(draws_RGYC)
     # A ratio over a size that may be 0 has no interval, so such rates are left out beforehand.
     error_EG = np.sqrt(np.square(drawn.sizes_EG - found.sizes_EG).mean(axis=0))

@@ -1,1 +1,1 @@
-"""The methods: a file per family of papers, from equations to class; ``base`` says what a method is."""
+"""All methods, one file per family of papers with its equations and classes; ``base`` defines what a method is."""

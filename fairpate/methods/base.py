@@ -1,31 +1,31 @@
-"""One class per method, with its configuration, checks and training; and the registry of all methods.
+"""The base class of all methods, with configuration, checks and training; the registry; and default settings.
 
-A method takes private records and gives a model and the events that touched them. It states no epsilon: :func:`price`
-asks the one accountant, under the unit and the relation that the events name. The fields of a :class:`Method` are all
-that a run of it reads, so that the digest of a run, the command that repeats it, ``--help`` and the estimator are made
-from the class. Names of sections are shared: ``dp_sgd`` means the same wherever a method has it.
+A method reads private records and returns a model and the events that touched these records. It states no epsilon:
+:func:`price` computes it with the accountant, under the unit and the relation that the events name. The fields of a
+:class:`Method` are all settings that a run reads, so the digest of a run, the command that repeats it, ``--help`` and
+the estimator are derived from the class. Sections are shared: ``dp_sgd`` means the same in every method that has it.
 
-Each method is one file, named after its paper; a line of ``_OURS`` makes it known to the command line, sweeps,
-estimators and pages. Another package adds its own under the entry point group ``fairpate.methods``, or is named as
-``module:Class``.
+Each method is in one file, named after its paper; a line of ``_OURS`` registers it for the command line, sweeps,
+estimators and pages. Another package registers a method under the entry point group ``fairpate.methods``, or its method
+is named as ``module:Class``.
 
-A configuration is read from YAML and ``section.field=value`` for one method. A file may serve several methods: what
-another method reads in it is checked and left out, and what none reads is an error. An option that the method does not
-read is an error, since it would change nothing, and so is one that other settings leave unread; a file may hold such
-options, as the configuration of a finished run does.
+The configuration of one method is read from YAML and ``section.field=value``. A file may serve several methods:
+settings of other methods are checked and ignored, and settings of no method are an error. An option
+``section.field=value`` that the method does not read is an error, since it would change nothing, and so is one that
+another setting disables; a file may contain disabled settings, as the configuration of a finished run does.
 
 Without a configuration, settings are chosen that fit the data set and the budget. The choice reads the kind of the
-records, the publisher's own count of them, or of persons if these are protected, and the size of the public pool: never
-a record, so that it costs no privacy. The values are defaults; options take precedence.
+records, their number as published (or that of persons, if these are protected), and the size of the public pool, which
+is the set of public records. It never reads a record, so it costs no privacy. Options take precedence over it.
 
-    every method     a public embedding and logistic regression on it: seconds, and little for noise to spoil
-    DP-SGD methods   five epochs of batches of a fiftieth of the records or persons
-    trained teachers linear, of about a hundred of them each, no confidence check, all noisy counts released
-    neighbours       asked like teachers; few records, about clusters of the pool, so that few queries label all of it
+    every method     a public embedding and logistic regression on it: fast, and accurate under noise
+    DP-SGD methods   five epochs, batches of a fiftieth of the records or persons
+    trained teachers linear teachers with about 100 records or persons each, no confidence check, noisy counts released
+    neighbours       queries as for teachers; with few records, one query per cluster of the public pool
 
-If no method is named, every private record votes (`residual_votes`): its releases are priced before any record is read,
-and public records may be few or missing. Where many classes have too few records for that, one count per record is
-released instead (:func:`default_method`).
+If no method is named, every private record votes (`residual_votes`): the cost of its releases is known before any
+record is read, and public records may be few or missing. If there are too few records per class for that, one count per
+record is released instead (:func:`default_method`).
 
 Shapes: N private records, M public ones, G groups, C classes.
 """
@@ -131,7 +131,7 @@ _OURS = {
     "randomised_response": "randomised_response:RandomisedResponse",
 }
 _ELSEWHERE = {"own_votes": "own_votes:OwnVotes"}
-"""Found by name and not listed: it trains no voters, and needs a file of votes (`fairpate aggregate`)."""
+"""Methods that are found by name but not listed: `own_votes` trains nothing and needs a file of votes."""
 
 
 @cache
@@ -144,7 +144,10 @@ def method_names() -> Mapping[str, str]:
 
 @cache
 def find_method(name: str) -> type[Method]:
-    """The class of a registered name, or of ``module:Class``. ConfigError if it does not exist or cannot run."""
+    """Return the class of a method, by its registered name or as ``module:Class``.
+
+    ConfigError if it does not exist, cannot be imported or is incomplete.
+    """
     place = name if PLACE.fullmatch(name) else method_names().get(name)
     if name in _ELSEWHERE:
         place = f"{_GROUP}.{_ELSEWHERE[name]}"
@@ -154,8 +157,8 @@ def find_method(name: str) -> type[Method]:
         found = named_object(place)
     except Exception as error:  # anything that a module of another package raises
         raise ConfigError(
-            f"method: {name} cannot be imported ({type(error).__name__}: {error}); give module:Class, its folder in "
-            "PYTHONPATH or as the working directory."
+            f"method: {name} cannot be imported ({type(error).__name__}: {error}); name it as module:Class, and start "
+            "in the module's folder or add that folder to PYTHONPATH."
         ) from error
 
     if not isinstance(found, type) or not issubclass(found, Method):
@@ -175,14 +178,14 @@ def find_method(name: str) -> type[Method]:
 
 
 def method_title(name: str) -> str:
-    """The name of a method on pages. A method of another package appears under its registered name, so that its code
-    need not be imported."""
+    """Return the name of a method on pages: its title, or for a method of another package its registered name, so that
+    its code need not be imported."""
     return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
 
 
 def all_methods() -> dict[str, type[Method]]:
-    """Import every registered method; return them by name. A method of another package that cannot be imported is left
-    out."""
+    """Import every registered method and return the classes by name, without methods of other packages that cannot be
+    imported."""
     found = {}
     for name in method_names():
         try:
@@ -195,8 +198,10 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 class Stream(IntEnum):
-    """The parts of a run that draw random numbers other than private noise. The numbers must never change, because
-    earlier runs could not be reproduced."""
+    """The parts of a run that draw random numbers other than private noise, each with a fixed number for its seed.
+
+    The numbers must never change: earlier runs could not be reproduced otherwise.
+    """
 
     STUDENT = 1
     BOOTSTRAP = 2
@@ -219,14 +224,14 @@ class Stream(IntEnum):
 
 
 def stream_seed(seed: int, stream: Stream) -> int:
-    """The seed of one part of a run with ``seed``, below 2**63."""
+    """Return the seed, below 2**63, for one part of a run with the given ``seed``."""
     # Hashed together: by a sum, one part of this seed would draw the numbers of another part of the next.
     # 63 bits, because torch's seeds are signed.
     return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def torch_generator(seed: int, stream: Stream) -> torch.Generator:
-    """A generator for one part of a run with ``seed``."""
+    """Return a generator for one part of a run with the given ``seed``."""
     return torch.Generator().manual_seed(stream_seed(seed, stream))
 
 
@@ -236,15 +241,16 @@ NO_NOISE = "no noise: not private"
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A trained ``model`` in evaluation mode, and all ``events`` that touched private records.
+    """The result of a training: a ``model`` in evaluation mode, and all ``events`` that touched private records.
 
     ``noise`` is the label of the noise source, which decides whether the run is private. ``mixing_GCC[a, j, k]`` is the
-    probability of predicting k for a member of group a where the model says j, None predicts what it says; a
-    :class:`fairpate.nn.fit.Mixture` predicts by a member that it draws. ``remarks`` belong in the statement.
-    ``architecture`` is that of ``model``, if it is another than ``student.model``.
+    probability of predicting k for a member of group a if the model's label is j; None: the model's label is the
+    prediction. ``remarks`` are written into the statement. ``architecture`` is that of ``model``, if it differs from
+    ``student.model``.
 
-    Of methods that ask teachers, ``queries`` are how their queries ended, ``epsilon_bound`` is the guarantee that was
-    fixed before the first, ``num_training_labels`` how many labels the model learned from.
+    Methods whose voters answer queries also set ``queries``, the numbers of queries by outcome, and ``epsilon_bound``,
+    the guarantee that was fixed before the first query. ``num_training_labels``: how many released labels the model
+    learned from.
     """
 
     model: nn.Module
@@ -258,14 +264,16 @@ class Trained:
     num_training_labels: int | None = None
 
     def of_unit(self, unit: Unit) -> Self:
-        """The same training with events for ``unit``, such as a person. They must bound what all records of the unit do
-        together."""
+        """Return the same result with events for ``unit``, such as a person.
+
+        The events must already cover all records of such a unit together.
+        """
         return replace(self, events=tuple(of_unit(event, unit) for event in self.events))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """An epsilon with everything that it depends on; ``inf`` if nothing is guaranteed."""
+    """An epsilon with delta, unit, relation and accounting, on which it depends; ``inf`` is no guarantee."""
 
     epsilon: float
     delta: float
@@ -277,14 +285,18 @@ class Price:
 def price(
     events: Sequence[Event], *, delta: float, relation: Relation | None = None, accounting: Accounting = "pld"
 ) -> Price:
-    """The accountant's epsilon of ``events`` at ``delta``; ``relation`` None is the events' own.
+    """Return the epsilon of ``events`` at ``delta``; ``relation`` None: that of the events.
 
-    If an event has no loss distribution, Renyi curves price all; pure guarantees may just add up. ValueError for events
-    under another relation, for units or relations that differ, for no event, and for those that hold private votes.
+    If an event has no loss distribution, Renyi curves are used for all. If all events are pure, the sum of their
+    epsilons is used where it is smaller. ValueError for events under another relation, for units or relations that
+    differ, for no event, and for events that hold private votes.
     """
     relation = relation or (events[0].relation if events else None)
     if relation is None or any(event.relation != relation for event in events):
-        raise ValueError(f"Expected events under relation {relation!r}, got {[e.relation for e in events]}.")
+        raise ValueError(
+            f"Expected events under relation {relation!r}, got {[e.relation for e in events]}; set target.relation to "
+            "that of the method."
+        )
     # One accountant for all events: a curve and a loss distribution do not compose with each other.
     if not accountant.has_loss_distributions(events):
         accounting = "rdp"
@@ -300,31 +312,31 @@ def price(
 
 
 def noise_within(target: PrivacyTarget, events_of: Callable[[float], Sequence[Event]]) -> float:
-    """The least noise at which ``events_of(noise)`` stay within the target; as :func:`accountant.least_noise`."""
+    """Return the least noise at which ``events_of(noise)`` cost at most the target; see
+    :func:`accountant.least_noise`."""
     return accountant.least_noise(
         events_of, target_epsilon=target.epsilon, target_delta=target.delta, accounting=target.accounting
     )
 
 
 class NoisySum(Protocol):
-    """Draws noisy sums of tables of whole numbers over several sites; this process holds the table of one site."""
+    """Computes noisy sums of tables of whole numbers over several sites; this process has the table of one site."""
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum of all sites' tables with noise N_Z(0, stddev^2) on every number, the same at every site.
 
-        ``exact_RW`` is this site's table; ``name`` says which sum of the release it is; ``about`` is the file of the
-        model that the table describes, if any: tables of different models do not add up. All sites ask for the same
-        sums in the same order.
+        ``exact_RW`` is this site's table; ``name`` identifies the sum within the release; ``about`` is the file of the
+        model that the table describes, if any: tables of different models are not added up. All sites must request the
+        same sums in the same order.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The context that a method trains in: the data set, the model to start from, the folder, and where progress is
-    reported.
+    """The inputs of :meth:`Method.train`: data set, initial model, run directory, reporter of progress and seed.
 
-    ``log`` counts and keeps releases; None for an estimator, whose releases are neither counted nor kept.
-    ``noisy_sum`` draws the sums of a release over several sites; None: all private records are here.
+    ``log`` charges and stores releases; None for an estimator, whose releases are neither charged nor stored.
+    ``noisy_sum`` computes the sums of a release over several sites; None: all private records are on this site.
     """
 
     dataset: Dataset
@@ -336,10 +348,10 @@ class Training:
     noisy_sum: NoisySum | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
-        """Check that the release limits have room for all ``events`` of a method of several releases, before the first.
+        """Check, before the first of several releases, that the release limits have room for the ``events`` of all.
 
-        LimitReachedError if there is no room. Then all of them are one plan: from the first charge on, no other run
-        takes the room of the rest.
+        LimitReachedError if there is no room. After the check the events are one plan: from the first charge on, no
+        other run can use the room that the remaining releases need.
         """
         if self.log is not None:
             self.log.admit(events, noise=noise)
@@ -348,8 +360,8 @@ class Training:
         """Charge ``events`` durably, before their noise is drawn.
 
         LimitReachedError, with nothing charged, if the release limits have no room: a refusal after the draw would
-        reveal its outcome. An error or a crash after this call leaves all of them charged, a training that ends charges
-        what it released. Sites charge a sum themselves, when its first message leaves.
+        reveal its outcome. After an error or a crash all of ``events`` stay charged; a training that finishes is
+        charged only for what it released. Sites of a joint sum charge it themselves, when they send its first message.
         """
         if self.log is not None and self.noisy_sum is None:
             self.log.reserve(events, noise=noise)
@@ -357,12 +369,12 @@ class Training:
     def release(
         self, draw: Callable[[], Released], *, settings: dict[str, Any], noise: str, name: str = ""
     ) -> Released:
-        """Return one release of arrays: the one that the run has stored, or else the result of ``draw``, which is
-        counted before it is stored.
+        """Return one release of arrays: the stored one of this run, or the result of ``draw``, which is charged and
+        then stored.
 
-        ``settings`` are all that determines it, except records, noise and earlier releases
-        (:meth:`Method.settings_without`). A method of several releases calls it for each, the first without a ``name``;
-        what it computes in between follows from the earlier ones, from public records and from the seed. Errors as
+        ``settings`` are all settings that determine the release, besides records, noise and earlier releases
+        (:meth:`Method.settings_without`). A method with several releases calls this for each, for the first without a
+        ``name``; in between it may read only earlier releases, public records and the seed. Errors as
         :meth:`fairpate.run.release_log.ReleaseLog.step`.
         """
         if self.log is None:
@@ -373,14 +385,14 @@ class Training:
         return self.log.step(draw, settings=settings, pool=pool, noise=noise, name=name)
 
     def generator(self, stream: Stream) -> torch.Generator:
-        """A generator for one part of the run, independent of the others."""
+        """Return a generator for one part of the run, independent of those of other parts."""
         return torch_generator(self.seed, stream)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedVotes:
-    """The expected number of ``votes`` that decide a label, the noise on each count, and the number of public records
-    with ``labels``."""
+    """An estimate for planning: the number of ``votes`` that decide a label, the standard deviation of the noise on
+    each count, and the number of public records that get ``labels``."""
 
     votes: int
     noise_stddev_votes: float
@@ -388,18 +400,18 @@ class ExpectedVotes:
 
 
 class Method(Section):
-    """One method, with the configuration of one run of it. A subclass adds sections, :meth:`train` and a name.
+    """A method with the configuration of one run. A subclass adds sections, :meth:`train` and a name.
 
-    ``title`` and ``paper`` are its words in pages and documentation. ``asks_teachers``: it releases votes on public
-    records through a ledger, which a service may continue. ``releases_model``: the trained model is a release itself,
-    and not only learned from earlier ones. ``reads_groups``: it looks at the groups of private records.
-    ``protects_persons``: its events bound what all records of a person do together, where the data set names persons;
-    a method that does not is refused such data. ``is_private``: it guarantees any privacy; nothing is published of a
-    run without. ``protects_attribute_only``: the sensitive attribute alone is protected, and features count as public.
-    ``has_student``: a student learns from released labels, as ``student`` says; other methods read these settings for
-    ``public_data.self_label`` alone. ``reads_public``: it uses public records beyond the settings in ``public_data``.
-    ``rate_tells_size``: the sampling rate reveals the real number of private records, as one for a declared number does
-    not.
+    ``title`` and ``paper`` name it on pages and in the documentation. ``asks_teachers``: it releases votes on public
+    records through a ledger, from which a service can continue. ``releases_model``: the trained model is itself a
+    release, not only learned from earlier releases. ``reads_groups``: it reads the groups of private records.
+    ``protects_persons``: its events cover all records of a person together; without this, data sets that name persons
+    are refused. ``is_private``: it has a privacy guarantee; without one, nothing of a run is published.
+    ``protects_attribute_only``: only the sensitive attribute is protected, and features count as public.
+    ``learns_two_classes``: it refuses data sets with more than two classes. ``has_student``: a student learns from
+    released labels, as ``student`` configures; other methods read these settings only for ``public_data.self_label``.
+    ``reads_public``: it uses public records even without a setting in ``public_data``. ``rate_tells_size``: the
+    published sampling rate reveals the real number of private records (not if it is set for a declared number).
     """
 
     title: ClassVar[str]
@@ -432,7 +444,7 @@ class Method(Section):
     )
     training: TrainingConfig = Field(
         TrainingConfig(),
-        description="Read where teachers or a student learn; a method without either reads it only for "
+        description="Optimiser of teachers and students; a method without either reads it only for "
         "public_data.self_label.",
     )
     augment: AugmentConfig = Field(
@@ -446,7 +458,7 @@ class Method(Section):
 
     @property
     def networks(self) -> dict[str, ModelConfig]:
-        """The architectures with what they start from, by the section that names them."""
+        """The architectures with their initial weights, by the section that names each."""
         found = {}
         for section in ("teachers", "student"):
             if getattr(self, section, None) is not None:
@@ -471,14 +483,14 @@ class Method(Section):
 
     @property
     def student_training(self) -> StudentTraining:
-        """The student's section, with its initial weights and its optimiser."""
+        """The settings of the student, with its initial weights and optimiser."""
         student = self.student
         learning = {name: getattr(student, name) for name in LearningConfig.model_fields}
         fit = FitConfig(**dict(student.fit), **dict(self.training), label_smoothing=student.label_smoothing)
         return StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
 
     def teachers_training(self, teachers: TeachersConfig) -> TeachersTraining:
-        """The section of the teachers, with their initial weights and their optimiser."""
+        """Return the settings of the teachers, with their initial weights and optimiser."""
         shards = {name: getattr(teachers, name) for name in ShardsConfig.model_fields}
         fit = FitConfig(**dict(teachers.fit), **dict(self.training))
         return TeachersTraining(model=self.networks["teachers.model"], fit=fit, **shards)
@@ -490,13 +502,13 @@ class Method(Section):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The settings that need public records: the dotted fields, and `method` if the method itself does."""
+        """The dotted settings that need public records; `method` is one of them if the method itself needs them."""
         uses = (f"public_data.{name}" for name, use in self.public_data if use is not None)
         return ("method",) * self.reads_public + tuple(uses)
 
     @property
     def unit(self) -> str:
-        """The protected unit, in words."""
+        """The unit of privacy, in words for pages."""
         if not self.is_private:
             return "nothing"
         if self.protects_attribute_only:
@@ -504,7 +516,7 @@ class Method(Section):
         return "record or person" if self.protects_persons else "record"
 
     def unit_of(self, dataset: Dataset) -> Unit:
-        """The unit of privacy that the method's events are priced for on this data set."""
+        """Return the unit of privacy of the method's events on this data set."""
         return "sensitive attribute" if self.protects_attribute_only else dataset.unit
 
     @property
@@ -514,23 +526,26 @@ class Method(Section):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields and sections (dotted) that are not read under these settings, each with the field that switches it
-        off. Digests leave them out."""
+        """The dotted fields and sections that another setting disables, each with that setting; digests leave them
+        out."""
         if self.has_student or self.public_data.self_label is not None:
             return {}
         return dict.fromkeys(LEARNING_FIELDS, "public_data.self_label")
 
     def check(self) -> None:
-        """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
+        """Raise ConfigError for settings that exclude each other, before anything is read or written."""
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError for a data set that the method cannot learn from, before anything is written; also if it
-        names persons and nothing bounds what a person's records do together, or has fewer records than teachers."""
+        """Raise ConfigError for a data set that the method cannot learn from, before anything is written.
+
+        Reasons are persons whose records the events do not cover together, fewer records than teachers, missing public
+        records, and more than two classes for a method of two.
+        """
         # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
         if dataset.unit == "person" and self.is_private and (self.protects_attribute_only or not self.protects_persons):
-            reason = "has no bound on what all records of a person do together"
+            reason = "has no privacy guarantee for all records of a person together"
             if self.protects_attribute_only:
-                reason = "protects the sensitive attribute of one record, and a person's stands in several"
+                reason = "protects the sensitive attribute of one record, and a person may have several records"
             raise ConfigError(
                 f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
                 "protects each record by itself, or choose another method."
@@ -541,7 +556,7 @@ class Method(Section):
         if count > dataset.private.num_protected:
             raise ConfigError(
                 f"teachers.num_teachers: {count} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
-                "that most would learn from nothing; lower it."
+                "that some would have no records; lower it."
             )
         if not len(dataset.public) and (needing := self.needing_public):
             others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}
@@ -557,41 +572,41 @@ class Method(Section):
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
-        """Return the votes to expect on a public record for a public number ``num_records`` of private records, or None
-        for a method without votes."""
+        """Return an estimate of the votes on a public record if there are ``num_records`` private records, a public
+        number; None for a method without votes."""
         return None
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:  # noqa: ARG002
-        """Return all events of a training on ``dataset``, if they are known before it, or None.
+        """Return all events of a training on ``dataset`` if they are known beforehand, else None.
 
-        Of private records their number alone is read.
+        Only the number of private records is read, not the records.
         """
         return None
 
     def train(self, training: Training) -> Trained:
-        """The model, and all events that touched private records.
+        """Train and return the model, with all events that touched private records.
 
-        What it releases before the model goes through :meth:`Training.release`. Such a method returns the events of
-        all of them, and sets ``releases_model`` to False if the model is learned from them and public records alone.
+        Releases before the model go through :meth:`Training.release`, and their events are returned too. If the model
+        is learned only from these releases and from public records, the method sets ``releases_model`` to False.
         """
         raise NotImplementedError
 
     def settings_without(self, *fields: str) -> dict[str, Any]:
-        """All settings that determine the run's result, without the dotted ``fields``, which a release does not
-        read."""
+        """Return all settings that determine a release: those of the run without the dotted ``fields`` that the release
+        does not read."""
         # Evaluation follows the release and does not change it.
         return without(determining_values(self), (*fields, "evaluation"))
 
     def price(self, trained: Trained) -> Price:
-        """The price to publish of ``trained``: the accountant's price of its events, or its own larger bound."""
+        """Return the epsilon to publish: that of the events of ``trained``, or its ``epsilon_bound`` if there is
+        one."""
         known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
         cost = price(trained.events, delta=self.target.delta, **known)
-        # A limit that was fixed before the first query holds also where later ones were chosen in view of answers.
+        # A limit that was fixed before the first query also holds if later queries depended on earlier answers.
         return cost if trained.epsilon_bound is None else replace(cost, epsilon=trained.epsilon_bound)
 
     def require_trainable(self) -> None:
-        """Raise ConfigError for what :meth:`check` refuses, and for an attribute among features that count as
-        public."""
+        """Raise ConfigError as :meth:`check`, and for a sensitive attribute among features that count as public."""
         self.check()
         if not self.protects_attribute_only:
             return
@@ -601,30 +616,31 @@ class Method(Section):
         if option is not None:
             raise ConfigError(
                 f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "
-                "public, but with true they show it; set it to false, or choose a method that protects whole records."
+                "public, but with true they contain the attribute; set it to false, or choose a method that protects "
+                "whole records."
             )
 
 
 class UnprotectedMethod(Method):
-    """A method without noise, for comparison only. Its event has infinite cost, and its run is for the operator
+    """A method without noise, for comparison only: its epsilon is infinite, and its results are for the operator
     only."""
 
     is_private: ClassVar[bool] = False
 
 
 class PrivateMethod(Method):
-    """A method whose noise is computed from a target."""
+    """A private method whose noise is calibrated to a target epsilon and delta."""
 
     target: PrivacyTarget = PrivacyTarget()
-    noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
+    noise: Noise = Field("os_entropy", description="Source of noise; `seeded` reproduces a run and gives no privacy.")
 
     @property
     def is_private(self) -> bool:  # type: ignore[override]
-        """True if the target asks for noise."""
+        """True if the target epsilon is finite, so that there is noise."""
         return self.target.epsilon < math.inf
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
-        """The source of secret samples and Gaussian noise."""
+        """Return the source of secret samples and Gaussian noise."""
         # With torch, which reading a configuration does not need.
         from fairpate.nn.private_fit import OsRandomness, SeededRandomness
 
@@ -636,7 +652,7 @@ class PrivateMethod(Method):
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
     def check(self) -> None:
-        """Raise ConfigError for a relation that no sensitive attribute has, if the attribute alone is protected."""
+        """Raise ConfigError for another relation than "replace one" if only the sensitive attribute is protected."""
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
@@ -645,12 +661,13 @@ class PrivateMethod(Method):
             )
 
     def require_mixture(self, *, of_linear_rules: bool) -> None:
-        """Raise ConfigError for settings that would change the published randomised classifier, and, if it mixes linear
-        rules, for a published model that is not linear."""
+        """Raise ConfigError for settings that would change a published randomised classifier, and, with
+        ``of_linear_rules``, for a published model that is not linear."""
         for field in ("calibration", "self_label"):
             if getattr(self.public_data, field):
                 raise ConfigError(
-                    f"public_data.{field}: {self.method} publishes a randomised classifier; leave it out."
+                    f"public_data.{field}: {self.method} publishes a randomised classifier, which this would change; "
+                    "leave it out."
                 )
         if of_linear_rules and self.student.model.name != "logistic":
             raise ConfigError(
@@ -662,9 +679,9 @@ class PrivateMethod(Method):
 class ReleasingMethod(PrivateMethod):
     """A method that draws one release of arrays and then learns from it.
 
-    ``afterwards`` lists the dotted fields that only learning reads. Runs that differ in these fields alone may share a
-    release at no privacy cost. A change of any other field makes a new release, which is counted: a field that is
-    missing from the list costs budget but never breaks the guarantee.
+    ``afterwards`` lists the dotted fields that only learning reads. Runs that differ only in these fields can share a
+    release at no privacy cost. A change of any other field makes a new release, which is charged: a field that is
+    missing in the list costs budget but never breaks the guarantee.
     """
 
     releases_model: ClassVar[bool] = False
@@ -677,11 +694,12 @@ class ReleasingMethod(PrivateMethod):
 
     @property
     def release_alone(self) -> ReleasingMethod:
-        """The same method with all fields that only learning reads at their defaults: it draws the same release."""
+        """A method that draws the same release, with all fields that only learning reads at their defaults."""
         return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
 
     def release(self, training: Training) -> Released:
-        """Return the stored release of the run, or measure the private records once, count the release and store it."""
+        """Return the stored release of the run; without one, measure the private records once, charge and store the
+        release."""
         # With the rule of a hashed split, which data from Python have without any setting that says so.
         rule = {"parts": training.dataset.parts} if training.dataset.parts else {}
         settings = self.release_settings | rule
@@ -692,7 +710,8 @@ class ReleasingMethod(PrivateMethod):
         raise NotImplementedError
 
     def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
-        """The release where ``noisy_sum`` answers for all private records: those of ``dataset`` are not read."""
+        """Return the release that :meth:`measure` computes without private records: ``noisy_sum`` returns all its
+        sums."""
         training = Training(
             dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
             model=torch.nn.Identity(),
@@ -704,9 +723,9 @@ class ReleasingMethod(PrivateMethod):
         return self.measure(training)
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
-        """Return the events of the release, rehearsed without a private record."""
+        """Return the events of the release, found by a rehearsal that reads no private record."""
         events = self.rehearse(dataset, lambda exact_RW, **_: np.zeros_like(exact_RW)).events
-        # Without records, persons are not known either.
+        # The rehearsal has no records, so it does not know persons either: the unit is set here.
         return tuple(of_unit(event, dataset.unit) for event in events)
 
     def learn(self, training: Training, released: Released) -> Trained:
@@ -722,15 +741,15 @@ class ReleasingMethod(PrivateMethod):
         dataset: Dataset,  # noqa: ARG002
         student: Student,  # noqa: ARG002
     ) -> PrivatePopulation | None:
-        """Estimate how ``student`` treats the groups of private records; None if the release does not allow an
-        estimate."""
+        """Return an estimate of the rates of ``student`` by group among private records; None if the release does not
+        allow one."""
         return None
 
 
 def config_digest(config: Method) -> str:
     """Return twelve hexadecimal digits that identify what ``config`` computes, on any machine.
 
-    Left out are the places where that happens, and what the configuration does not read.
+    Paths and settings that are not read are left out.
     """
     return values_digest(determining_values(config))
 
@@ -738,7 +757,7 @@ def config_digest(config: Method) -> str:
 def determining_values(config: Method, values: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the plain values that determine what ``config`` computes, without paths and without unread settings.
 
-    ``values`` None are those of ``config``.
+    ``values`` are plain values of a configuration; None: those of ``config``.
     """
     kept = without(config.model_dump(mode="json") if values is None else values, (*PLACES, *config.unread))
     # Left out at their defaults, so that runs from before they could be set keep their digests.
@@ -756,7 +775,10 @@ def determining_values(config: Method, values: dict[str, Any] | None = None) -> 
 def check_release_of(config: Method, source: Path) -> None:
     """Raise ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
     if not isinstance(config, ReleasingMethod):
-        raise ConfigError(f"method: {config.method} keeps no release that another run could learn from.")
+        raise ConfigError(
+            f"method: {config.method} keeps no release that another run could learn from; choose the method of that "
+            "run."
+        )
     found = RunDirectory(root=source).released
     if not found.is_file():
         raise RunFolderError(f"{source}: holds no release ({found.name}); give the folder of a finished run.")
@@ -767,7 +789,8 @@ def check_release_of(config: Method, source: Path) -> None:
 
 
 def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
-    """The arguments that every trainer takes: the model and private records, with their groups if asked."""
+    """Return the arguments of training functions: model, private records and generator, and with ``groups`` the
+    records' groups."""
     private = training.dataset.private
     records = {"model": training.model, "x": private.x, "y": private.y}
     return records | ({"groups": private.z} if groups else {}) | {"generator": training.generator(Stream.TRAINING)}
@@ -775,11 +798,12 @@ def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
 
 Values = dict[str, Any]
 Names = tuple[str, ...]
-"""A field: the names of the sections that it is in, then its own."""
+"""The path of a field: the names of its sections, then its own name."""
 
 
 def require_trusted(method: Any, path: Path) -> None:
-    """Raise ConfigError if the file ``path`` names a method as ``module:Class`` and may not name code."""
+    """Raise ConfigError if the configuration file ``path`` names its method as ``module:Class`` and files are not
+    trusted to run code."""
     if isinstance(method, str) and PLACE.fullmatch(method) and not may_run(method):
         raise ConfigError(f"method: {path} names {method}, code that would run with your rights; {REMEDY}.")
 
@@ -791,25 +815,25 @@ def configured(
     method: str | None = None,
     exactly: bool = False,
 ) -> Method:
-    """The checked configuration of one method.
+    """Return the checked configuration of one method.
 
     Args:
         source: A mapping of sections, the path of a YAML file, or None for the method's defaults. A file may serve
             several methods: sections of other methods are checked and left out.
-        overrides: ``section.field=value``, read as YAML, or a field and its value, on top of ``source``. One that the
-            method does not read is an error.
-        method: The method's name, or ``module:Class``; None: the one that ``overrides`` or ``source`` name, or
+        overrides: Strings ``section.field=value``, with the value in YAML, or pairs of a field and its value. They
+            replace values of ``source``. A field that the method does not read is an error.
+        method: The method's name, or ``module:Class``; None: the method that ``overrides`` or ``source`` name, or
             ``fairpate``.
         exactly: Whether a field in ``source`` that the method does not read is an error, as in ``overrides``.
 
     Raises:
-        ConfigError: Lists every fault with its field, value and remedy.
+        ConfigError: The message lists every fault with its field, value and remedy.
     """
     values, said = source if isinstance(source, dict) else {}, _said(overrides)
     if isinstance(source, Path | str):
         values = read_yaml(source)
         if {"methods", "data_sets"} & values.keys():
-            raise ConfigError(f"{source}: a sweep, with methods and data_sets; `fairpate compare` runs it.")
+            raise ConfigError(f"{source}: a sweep, with methods and data_sets; run it with `fairpate compare`.")
         # A file may come from anybody; an option was typed by its user.
         if method is None and "method" not in said:
             require_trusted(values.get("method"), Path(source))
@@ -853,8 +877,8 @@ def configured(
 
 
 def why_unread(config: Method, field: str, settings: Mapping[str, Any]) -> str | None:
-    """The setting that keeps ``config`` from reading ``field``, or None. ``settings`` are its values by dotted
-    names."""
+    """Return the setting of ``config`` that disables ``field``, or None. ``settings`` are the values of ``config`` by
+    dotted names."""
     # With a dot behind both, as the name of one field may begin that of another.
     own = (cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}."))
     return next(own, None) or unread_because_of(field, settings)
@@ -868,7 +892,7 @@ def _said(overrides: Sequence[Override]) -> Values:
 
 
 def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
-    """``values`` without the fields that the method or section does not read."""
+    """Return ``values`` without the fields that the method or section ``schema`` does not have."""
     # Without fields of its own it takes any name, as the options of a loader do.
     own = _fields(schema)
     return {
@@ -879,7 +903,7 @@ def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
 
 
 def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str) -> Iterator[tuple[Names, Any]]:
-    """Fields that none of ``schemas`` has, with their values."""
+    """Yield the paths of the fields in ``values`` that none of ``schemas`` has, with their values."""
     own = [_fields(schema) for schema in schemas]
     if not all(own):  # any name is allowed here, or its own type says which
         return
@@ -892,10 +916,10 @@ def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str)
 
 
 def refused(path: Names, value: Any) -> list[str]:
-    """The reasons why no method takes ``value`` as its field ``path``; none if one does.
+    """Return the reasons why no method accepts ``value`` for the field ``path``; an empty list if some method does.
 
-    Methods are imported one by one until one takes it, the method that the section is named after first: a file with
-    sections of several methods is read without importing them all.
+    Methods are imported one by one until one accepts it, starting with the method after which the section is named: a
+    file with sections of several methods is read without importing all methods.
     """
     *sections, last = path
     for name in reversed(path):
@@ -930,7 +954,7 @@ def refused(path: Names, value: Any) -> list[str]:
 
 
 def _fields(annotation: Any) -> Values:
-    """The fields of a section, also of one that may be null."""
+    """Return the fields of a section with their types, also of a section that may be null."""
     # A section that may be null is a union, and one of its parts the section.
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
@@ -942,7 +966,7 @@ FITTED = "residual_votes"
 """The method that is used if none is named and :func:`default_method` finds no reason for another."""
 COUNTS = "record_votes"
 STDDEVS_PER_CELL = 4
-"""How far a count of `record_votes` should stand out from its noise, in standard deviations."""
+"""The least useful count of `record_votes`, in standard deviations of its noise."""
 _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
 _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
@@ -954,10 +978,10 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
 def resolved(overrides: Sequence[Override], method: str | None = None, *, num_sites: int = 1) -> Method:
-    """The configuration of a run without a file: settings that suit the data set, with ``overrides`` on top.
+    """Return the configuration of a run without a file: settings that fit the data set, replaced by ``overrides``.
 
-    `fairpate run` without a file uses it, and commands that are printed rely on it. ``num_sites`` sites each have as
-    many records as the data set declares.
+    `fairpate run` without a file uses it, and printed commands rely on it. ``num_sites`` sites each have as many
+    records as the data set declares.
     """
     said, start = _said(overrides), Values()
     name = said.get("method") if method is None else method
@@ -970,14 +994,15 @@ def resolved(overrides: Sequence[Override], method: str | None = None, *, num_si
 
 
 def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tuple[str, str]:
-    """The method that is used under ``overrides`` if none is named, and the reason; both from public facts alone.
+    """Return the method that is used if ``overrides`` name none, and the reason; both depend on public facts only.
 
-    The first release of residual votes is a sum of vectors of norm at most one for each of C classes, with noise of
-    standard deviation s on each number. The means of C classes differ in C - 1 directions, in which the noise has norm
-    s sqrt(C - 1); the n / C records of a class make its sum n / C long at most. Where the noise is longer, the sums
-    tell classes apart badly. Then each record adds one count, at the nearest of few prototypes (`record_votes`), if the
-    counts allow as many prototypes as there are classes. Both never hold for fewer than five classes. Not for persons,
-    whose one vote is spread over the cells of all their records.
+    The method is `residual_votes` or `record_votes`. The first release of residual votes is a sum of vectors of norm at
+    most one for each of C classes, with noise of standard deviation s on each number. The means of C classes differ in
+    C - 1 directions, in which the noise has norm s sqrt(C - 1); a class has n / C records, so its sum has norm at most
+    n / C. If the noise has a larger norm, the sums hardly distinguish classes. Then `record_votes` is used, in which
+    each record adds one count at the nearest of few prototypes, if the counts allow as many prototypes as there are
+    classes. This never happens for fewer than five classes, and not for persons, whose one vote is spread over the
+    cells of all their records.
     """
     said = _said(overrides)
     data = parse_config(said.get("data", {}), DataConfig)
@@ -1009,7 +1034,7 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
 
 
 def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -> Values:
-    """Settings of ``method`` that suit ``data``; None: of :data:`FITTED`."""
+    """Return settings of ``method`` that fit the data set ``data``; None: settings of :data:`FITTED`."""
     name, entry = FITTED if method is None else method, entry_for(data)
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry.rows is not None
@@ -1020,11 +1045,10 @@ def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -
 
 
 def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> Values:
-    """Settings that suit ``count`` protected records or persons at each site and ``num_public`` public records.
+    """Return settings that fit ``count`` protected records or persons at each site and ``num_public`` public records.
 
-    Teachers are those of a site; what is computed from the sum over all sites follows from all records.
-
-    Values that the method's class sets itself take precedence.
+    The number of teachers follows from the records of one site; settings of a sum over sites follow from the records of
+    all. Values that the method's class sets itself take precedence.
     """
     method = find_method(name)()
     own = {section: value for section, value in method if isinstance(value, Section)}

@@ -2,42 +2,43 @@
 
 **DP-oracle-learner**, Algorithm 3: parity as a game between a learner and an auditor, the exponentiated gradient of
 Agarwal et al. 2018 (arXiv 1803.02453) under privacy. Only the sensitive attribute is protected, so features X, labels Y
-and their number m are public. The auditor holds multipliers of two signs for each group but the reference and each
-event of
-:mod:`fairpate.methods.parity`,
+and their number m are public. The auditor has multipliers of two signs for each event of :mod:`fairpate.methods.parity`
+and each group except the reference group,
 
     lambda = B exp(theta) / (1 + sum exp(theta)),    theta <- theta + eta (+-(rate_a - rate_ref) - max_gap)
 
-The learner sees prices: predicting 1 for a record of group a in event e costs, in addition to its error, W[a, e] / q[a,
-e]. W is the difference of the two signs (for the reference, minus the sum of these differences) and q[a, e] that cell's
-share of all records. With exact q, the mean cost of a rule h is its error plus sum lambda (+-)(rate_a - rate_ref). The
-outcome is the uniform mixture of the learner's answers. :func:`play` is the game; two pairs of sides play it.
+The learner gets prices: predicting 1 for a record of group a in event e costs, in addition to its error, W[a, e] / q[a,
+e]. W is the difference of the two multipliers (for the reference group, minus the sum of these differences) and q[a, e]
+is that cell's share of all records. With exact q, the mean cost of a rule h is its error plus sum lambda (+-)(rate_a -
+rate_ref). The outcome is the uniform mixture of the learner's answers. :func:`play` is the game, for two classes of
+rules:
 
-**Linear rules** (:func:`linear_sides`) do not need the attribute at prediction:
+**Linear rules** (:func:`linear_sides`), which do not need the attribute at prediction:
 
     learner:   beta1 = (X'X + ridge)^-1 (X' C1 + Laplace),   beta0 = (X'X + ridge)^-1 X' C0,   h = 1[x beta1 < x beta0]
     auditor:   positives of h per group and event + Laplace, over the released sizes of these cells
 
-q is released once, before the first round, so that the prices W / q of every round are public. One changed z moves one
-entry of C1, so X' C1 changes in L1 by at most the maximum over events of (largest |x_i|_1 in the event) (largest price
-- smallest price), computed exactly from public values. If q were exact and recomputed, every record of two cells would
-change. Totals over groups are public, so the reference group's counts follow from those of the others, and one changed
-z moves these by 2 in L1, or by 1 with two groups. Two ways to less noise are defaults. ``release`` once: X' C1 is a sum
-over cells of price times the cell's feature sum, so those sums alone, released once, answer every round.
-``num_directions``: the part of beta1 - beta0 without z is computed without noise; prices tilt it within the leading
-principal directions of X, which are public.
+C0 and C1 are the records' costs of predicting 0 and 1. q is released once, before the first round, so that the prices W
+/ q of every round are public. A change of one attribute z changes one entry of C1, so X' C1 changes in L1 by at most
+the maximum over events of (largest |x_i|_1 in the event) (largest price - smallest price), computed exactly from public
+values. If q were exact, every record of two cells would have another price. Totals over groups are public, so the
+reference group's counts follow from those of the others; one changed z changes these by 2 in L1, or by 1 with two
+groups. Two ways to less noise are defaults. With ``release`` once: X' C1 is a sum over cells of price times the cell's
+feature sum, so these sums, released once, suffice for every round. With ``num_directions``: the part of beta1 - beta0
+that does not depend on z is computed without noise; prices change it only within the leading principal directions of X,
+which are public.
 
-**Rules by group** (:func:`group_sides`; Section 4.1, Theorem 4.5): for every group 0, 1, the prediction of one public
-classifier, and its contrary, so 4^G rules. The indicator of every group and its complement are among them, as the
-theorem asks; it also asks for a ``dual_bound`` above G - 1, and bounds equal false positives alone. The mixture is a
-table that needs the group at prediction.
+**Rules by group** (:func:`group_sides`; Section 4.1, Theorem 4.5): a rule predicts, in every group, always 0, always 1,
+the label of one public classifier, or the opposite label, so there are 4^G rules. The indicator of every group and its
+complement are among them, as the theorem requires; it also requires a ``dual_bound`` above G - 1, and covers only equal
+false positives. The mixture is a table that needs the group at prediction.
 
     learner:   P[rule] ~ exp(-epsilon cost(rule) / (2 S)),   cost = sum over records where it predicts 1 of c[a, y]
     auditor:   how many of each cell the rule predicts 1 for, + Laplace(2 / epsilon)
 
-c[a, y] = C1 - C0 is 1 - 2 y plus the price of group a in the event of label y: public. One changed z takes a record's
-part from one group to another, so S is the largest |c[a, y]| and |c[a, y] - c[a', y]|. A cost is a sum over groups,
-which are therefore chosen one by one: the product of their odds is that of the whole rule.
+c[a, y] = C1 - C0 is 1 - 2 y plus the price of group a in the event of label y, and so public. One changed z moves a
+record's cost from one group to another, so S is the largest |c[a, y]| and |c[a, y] - c[a', y]|. The cost of a rule is a
+sum over groups, so each group's part is drawn separately: the product of their odds is that of the whole rule.
 
 The accountant composes the sizes of cells and ``num_rounds`` answers of each side; the noise of a round is calibrated
 to (epsilon, delta). benchmarks/posthoc.py has the paper's bounds on error and gaps.
@@ -47,14 +48,16 @@ Deviations from the paper:
   and its private cell shares guarantee nothing: benchmarks/reproductions/oracle_as_in_paper.py.
 - The auditor releases counts over public sizes rather than rates, whose denominators are private too.
 - Demographic parity and equal opportunity in addition to equalized odds; several groups against a reference.
-- T, eta and B are settings: eta and T of the paper are reconstructed from a damaged text. ``num_rounds=None`` takes the
-  T of its Theorem, an error where that is below one round, as it is for linear rules on data of common size.
-- The finite class is ours: the paper names none. The two ways to less noise above.
-- Regression answers the learner's question heuristically: the bounds for a perfect answer do not hold.
+- T, eta and B are settings; the paper's formulas for eta and T are reconstructed from a damaged text.
+  ``num_rounds=None`` uses the T of its theorem; it is an error if that is below one round, as it is for linear rules on
+  data of common size.
+- The finite class of rules is ours: the paper names none. The two ways to less noise above are not in the paper.
+- Regression is a heuristic for the learner's problem: the paper's bounds for an exact solution do not hold.
 - Noise is exact discrete Laplace on a fine grid.
 
-**DP-postprocessing**, Algorithm 1. A classifier Yhat was trained without the sensitive attribute. Its joint counts with
-labels and groups are released under Laplace noise, and a linear programme on them mixes its predictions per group:
+**DP-postprocessing**, Algorithm 1. A classifier Yhat was trained without the sensitive attribute. The joint counts of
+its predictions, labels and groups are released under Laplace noise, and a linear programme on them mixes its
+predictions per group:
 
     n~[j, a, y] = n[j, a, y] + Lap(2 / epsilon)          one changed z moves two counts by 1
     p[k | j, a]: minimise the error of the mixture on n~, subject for every event to
@@ -112,7 +115,7 @@ RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float
 
 
 class DpOracleLearnerConfig(ParityConfig):
-    """Jagielski et al. 2019, Algorithm 3."""
+    """Settings of DP-oracle-learner (Jagielski et al. 2019, Algorithm 3)."""
 
     rules: Literal["linear", "by_group"] = Field(
         "linear",
@@ -124,7 +127,7 @@ class DpOracleLearnerConfig(ParityConfig):
     learning_rate: Positive | None = Field(
         0.5, description="Learning rate eta of the multipliers; null: by the paper's formula."
     )
-    ridge: Positive = Field(1.0, description="Added to X'X.")
+    ridge: Positive = Field(1.0, description="Ridge penalty, added to the diagonal of X'X.")
     num_directions: Count | None = Field(
         16,
         description="Number of principal directions of the features in which fairness prices change the rules; null:"
@@ -145,8 +148,8 @@ class DpOracleLearnerConfig(ParityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GameRules:
-    """``dual_bound``: B, the most that all multipliers add up to. ``max_gap``: the parity asked for, in [0, 1].
-    ``learning_rate``: eta."""
+    """The parameters of the game: ``dual_bound`` B bounds the sum of all multipliers, ``learning_rate`` is eta, and
+    ``max_gap`` is the allowed gap to the reference group, in [0, 1]."""
 
     num_rounds: int
     dual_bound: float
@@ -172,10 +175,11 @@ def play(
     violations: Callable[[Rule], FloatArray],
     on_round: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[tuple[Rule, ...], FloatArray]:
-    """Play the game for all rounds: the learner's answer in every round, and the mean multipliers (S, O, E).
+    """Play the game; return the learner's rule of every round, and the mean multipliers (S, O, E).
 
-    ``answer`` maps prices (G, E) to the learner's rule, and ``violations`` maps a rule
-    to the step of theta (S, O, E) before the learning rate."""
+    ``answer`` maps prices (G, E) to the learner's rule, and ``violations`` maps a rule to its violations (S, O, E),
+    along which theta moves. ``shares_GE``: the cells' shares of all records.
+    """
     num_groups, num_events = shares_GE.shape
     # Two signs, because each gap is bounded on both sides.
     theta = np.zeros((2, num_groups - 1, num_events))
@@ -191,7 +195,7 @@ def play(
 
 
 def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
-    """B exp(theta) / (1 + sum exp(theta)): all positive, their sum below B."""
+    """Return the multipliers B exp(theta) / (1 + sum exp(theta)): all are positive, and their sum is below B."""
     # The 1 of the denominator is exp(0): shifted by the largest exponent of all, none overflows.
     largest = max(float(theta.max()), 0.0)
     weights = np.exp(theta - largest)
@@ -200,7 +204,8 @@ def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
 
 
 def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_group: int) -> FloatArray:
-    """The prices W / q (G, E) of a positive prediction: signed multipliers divided by the shares of the cells."""
+    """Return the prices W / q (G, E) of predicting 1: signed multipliers divided by the cells' shares of all
+    records."""
     signed_OE = multipliers_SOE[0] - multipliers_SOE[1]
     # Every gap is measured to the reference, whose weight is therefore minus the sum of all others.
     weights_GE = np.insert(signed_OE, reference_group, -signed_OE.sum(axis=0), axis=0)
@@ -209,14 +214,15 @@ def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_grou
 
 
 def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int) -> FloatArray:
-    """+-(rate_a - rate_ref) - ``max_gap``, shape (S, O, E)."""
+    """Return the violations (S, O, E): plus and minus the gap rate_a - rate_ref, less ``max_gap``, for each group a
+    except the reference."""
     gap_OE = np.delete(rates_GE - rates_GE[reference_group], reference_group, axis=0)
     violations: FloatArray = np.stack([gap_OE, -gap_OE]) - max_gap
     return violations
 
 
 def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:
-    """For each record, the cost of predicting 1 minus the cost of predicting 0, shape (N,)."""
+    """Return, for each record, the cost of predicting 1 minus the cost of predicting 0, shape (N,)."""
     inside = cells.events_N != NO_EVENT
     differences: FloatArray = (1.0 - 2.0 * cells.labels_N).astype(np.float64)
     differences[inside] += prices_GE[cells.groups_N[inside], cells.events_N[inside]]
@@ -224,10 +230,10 @@ def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:
 
 
 def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: GameRules) -> tuple[Any, ...]:
-    """Play with exact rates and an ``estimator`` that takes ``sample_weight``: the reduction, without privacy.
+    """Play the game with exact rates, without privacy; return the members of a uniform mixture of binary classifiers.
 
-    Returns the members of a uniform mixture of fitted binary classifiers: a prediction draws one. ValueError for an
-    empty cell.
+    This is the reduction of Agarwal et al. 2018. ``estimator`` is a scikit-learn classifier that accepts
+    ``sample_weight``. ValueError for an empty cell.
     """
     features, counts_GE = np.asarray(x), cells.counts()
     if not counts_GE.all():
@@ -253,7 +259,10 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Inputs of a game: public features with a constant one, cells, settings, and the source of noise."""
+    """The inputs of a private game: public features with a constant one, cells, settings, and the source of noise.
+
+    ``reserve(events, noise)`` charges events before their release.
+    """
 
     features: FloatArray
     cells: ParityCells
@@ -266,11 +275,11 @@ class Setting:
     def begin(
         self, count: int, *kinds: type[PureReleases], others: tuple[PureReleases, ...] = ()
     ) -> tuple[float, tuple[PureReleases, ...], FloatArray]:
-        """Charge all that the game will release, and release the share of all records that each cell has, once, so that
-        prices are public.
+        """Charge all releases of the game, and release each cell's share of all records, so that prices are public.
 
-        The game makes ``count`` releases of each kind, and ``others``. Return the epsilon of one of ``count``, all
-        events and the shares. ValueError, before anything is released, for a target that leaves nothing for the rounds.
+        The game makes ``count`` releases of each of ``kinds``, and ``others``. Return the epsilon of one of the
+        ``count`` releases, all events, and the shares. ValueError, before anything is released, if the target leaves
+        nothing for the rounds.
         """
         sizes = LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
         epsilon = release_epsilon_for(
@@ -291,7 +300,10 @@ class Setting:
         return epsilon, events, shares_GE
 
     def noisy_sums(self, values: FloatArray, *, norm: float, epsilon: float) -> FloatArray:
-        """Noisy sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
+        """Return noisy sums of ``values`` (N, ...) by group and event, shape (G, E, ...).
+
+        The values are public, with an L1 norm of at most ``norm`` per record; only the groups are private.
+        """
         cells, reference = self.cells, self.config.reference_group
         inside_NE = cells.events_N[:, None] == np.arange(cells.num_events)
         totals = np.tensordot(inside_NE.astype(np.float64), values, axes=(0, 0))
@@ -306,7 +318,7 @@ class Setting:
         return np.insert(noisy, reference, totals - noisy.sum(axis=0), axis=0)
 
     def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:
-        """Violations by released counts over released sizes, (S, O, E)."""
+        """Return the violations (S, O, E) of rates that are noisy counts divided by released sizes."""
         # Noise leaves the range of rates; clipping is post-processing.
         rates_GE = np.clip(positives_GE / (len(self.features) * shares_GE), 0.0, 1.0)
         return violations_of(rates_GE, max_gap=self.rules.max_gap, reference_group=self.rules.reference_group)
@@ -314,7 +326,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Sides:
-    """The noisy learner and auditor of the game, with the events of all their releases."""
+    """The private learner (``answer``) and auditor (``violations``) of a game, with the events of all releases.
+
+    ``round_epsilon`` is the epsilon of one release in a round.
+    """
 
     answer: Callable[[FloatArray], FloatArray]
     violations: Callable[[FloatArray], FloatArray]
@@ -324,17 +339,19 @@ class Sides:
 
 
 def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> FloatArray:
-    """beta1 - beta0 without prices: ridge regression on features and labels alone."""
+    """Return the coefficients beta1 - beta0 of the rule without prices: a ridge regression on features and labels."""
     costs_N = 1.0 - 2.0 * cells.labels_N  # 1[Y != 1] - 1[Y != 0]
     factor = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
     return cho_solve(factor, features.T @ costs_N)
 
 
 class Regression:
-    """The learner's answer except its private part: beta1 - beta0 = public part + lift (sums over F' prices).
+    """The public parts of the learner's answer beta1 - beta0 = ``public`` + ``lift`` F' p, where p are the records'
+    prices.
 
-    F are the features or, with ``num_directions``, their leading principal components of unit length: a price then
-    tilts the rules in these directions alone, and far less noise is needed.
+    F (``components``) are the features or, with ``num_directions``, their leading principal components of unit length:
+    prices then change the rules in these directions only, and far less noise is needed. ``norms_E``: the largest L1
+    norm of a record's row of F, by event.
     """
 
     def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
@@ -357,13 +374,13 @@ class Regression:
 
 
 def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
-    """The largest L1 change of X' C1 when one record changes its group; ``norms_E`` are the largest L1 norms of a
+    """Return the largest L1 change of X' C1 if one record changes its group; ``norms_E`` are the largest L1 norms of a
     record per event."""
     return float(((prices_GE.max(axis=0) - prices_GE.min(axis=0)) * norms_E).max())
 
 
 def linear_sides(setting: Setting) -> Sides:
-    """The learner and the auditor of linear rules."""
+    """Return the learner and the auditor for linear rules."""
     config, features = setting.config, setting.features
     regression = Regression(features, setting.cells, ridge=config.ridge, num_directions=config.num_directions)
     num_rounds, once = setting.rules.num_rounds, config.release == "once"
@@ -395,8 +412,10 @@ def linear_sides(setting: Setting) -> Sides:
 
 
 class GroupRules:
-    """The finite class of rules by group and public label. ``said_N`` holds the public classifier's prediction for each
-    private record, 0 or 1."""
+    """The finite class of rules that read only the group and a public classifier's label.
+
+    ``said_N`` are the public classifier's predictions, 0 or 1, for the private records.
+    """
 
     def __init__(self, cells: ParityCells, said_N: npt.NDArray[Any]) -> None:
         self._cells, self._said_N = cells, said_N.astype(np.int64)
@@ -406,7 +425,8 @@ class GroupRules:
         np.add.at(self.counts_GYJ, (cells.groups_N, cells.labels_N, self._said_N), 1)
 
     def choose(self, prices_GE: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
-        """Choose a rule by the exponential mechanism: its prediction for every group and public label, (G, J)."""
+        """Choose a rule by the exponential mechanism; return its prediction for every group and public label,
+        (G, J)."""
         differences_GY = self.differences(prices_GE)
         sensitivity = sensitivity_of(differences_GY)
         chosen = []
@@ -419,7 +439,8 @@ class GroupRules:
         return RULES_KJ[chosen]
 
     def differences(self, prices_GE: FloatArray) -> list[list[Fraction]]:
-        """The cost of predicting 1 less that of predicting 0, (G, Y): exact, so that the odds are not rounded."""
+        """Return the cost of predicting 1 minus that of predicting 0, (G, Y), as exact fractions, so that odds are not
+        rounded."""
         return [
             [
                 Fraction(1 - 2 * label) + (Fraction(0) if event == NO_EVENT else Fraction(float(price_E[event])))
@@ -429,21 +450,21 @@ class GroupRules:
         ]
 
     def positives(self, rule_GJ: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
-        """Noisy number of records of each group and event for which the rule predicts 1, (G, E)."""
+        """Return the noisy number of records of each group and event for which the rule predicts 1, (G, E)."""
         exact_GE = self._cells.sums(rule_GJ[self._cells.groups_N, self._said_N])
         # One changed z leaves a cell and enters another.
         return add_laplace(exact_GE, l1_sensitivity=2.0, epsilon=epsilon, source=source)
 
 
 def sensitivity_of(differences_GY: list[list[Fraction]]) -> Fraction:
-    """The largest change of any rule's cost when one record changes its group."""
+    """Return the largest change of any rule's cost if one record changes its group."""
     by_label = zip(*differences_GY, strict=True)
     return max((max(*map(abs, of_G), max(of_G) - min(of_G)) for of_G in by_label), default=Fraction(0))
 
 
 def group_sides(setting: Setting) -> Sides:
-    """The learner and the auditor of rules by group: in each round an exponential mechanism and a noisy table of
-    counts."""
+    """Return the learner and the auditor for rules by group: an exponential mechanism and a noisy table of counts in
+    each round."""
     features, cells, source = setting.features, setting.cells, setting.source
     # As with all rules here, a score below 0 predicts 1.
     class_of_rules = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
@@ -465,10 +486,11 @@ def group_sides(setting: Setting) -> Sides:
 
 @dataclass(frozen=True, kw_only=True)
 class OracleTrained(Trained):
-    """The trained mixture: its rules (x, 1) . c_t < 0 as rows c_t, the game's outcome, and the epsilon' of one release
-    in a round.
+    """The trained mixture and the outcome of the game.
 
-    For rules by group, the one row is the public rule; ``mixing_GCC`` holds the table over it.
+    ``coefficients_RD``: a row c per rule, which predicts 1 if (x, 1) . c < 0. For rules by group there is one row, the
+    public rule, and ``mixing_GCC`` is the table over its predictions. ``round_epsilon``: the epsilon of one release in
+    a round.
     """
 
     coefficients_RD: FloatArray
@@ -480,9 +502,9 @@ class OracleTrained(Trained):
 def published_num_rounds(
     config: DpOracleLearnerConfig, target: PrivacyTarget, *, num_records: int, num_groups: int, vc_dimension: int
 ) -> float:
-    """The paper's T, a real number; below 1 it says that epsilon is too small for its theorem.
+    """Return the paper's number of rounds T, a real number; below 1, epsilon is too small for the paper's theorem.
 
-    A finite class has the logarithm of its size instead of ``vc_dimension`` ln ``num_records`` (Remark 4.2).
+    For a finite class, the logarithm of its size replaces ``vc_dimension`` ln ``num_records`` (Remark 4.2).
     """
     by_group = config.rules == "by_group"
     size = num_groups * math.log(len(RULES_KJ)) if by_group else vc_dimension * math.log(num_records)
@@ -493,7 +515,7 @@ def published_num_rounds(
 
 
 class OracleLearner(PrivateMethod):
-    """Noise is calibrated to the target for one sensitive attribute; a mixture of linear rules for two classes."""
+    """DP-oracle-learner for two classes; noise is calibrated to the target, for one sensitive attribute."""
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
@@ -505,13 +527,13 @@ class OracleLearner(PrivateMethod):
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
     def check(self) -> None:
-        """Raise ConfigError for another relation and for a published model that is not linear."""
+        """Raise ConfigError for a relation other than "replace one", and for a published model that is not linear."""
         super().check()
         self.require_mixture(of_linear_rules=True)
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields that only other rules or releases read."""
+        """The disabled fields: those that only the other kind of rules or of release reads."""
         settings, fields = self.dp_oracle_learner, {}
         if settings.rules == "by_group":
             fields = dict.fromkeys(("feature_share", "num_directions", "release"), "rules")
@@ -521,10 +543,10 @@ class OracleLearner(PrivateMethod):
         return super().unread | causes
 
     def train(self, training: Training) -> OracleTrained:
-        """Play the game of learner and auditor.
+        """Play the game of learner and auditor, and return the mixture of the learner's rules.
 
-        ValueError for codes out of range, a cell below ``min_share`` and an epsilon too small for the paper's first
-        round.
+        ValueError for codes out of range, a cell with a share below ``min_share``, and, with the paper's number of
+        rounds, an epsilon too small for one round.
         """
         from fairpate.nn.fit import linear_rules  # a configuration is read without torch
         from fairpate.nn.models import scale_bytes
@@ -538,7 +560,7 @@ class OracleLearner(PrivateMethod):
         if not config.reference_group < num_groups:
             raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
         by_group, (num_records, num_features) = config.rules == "by_group", features.shape
-        # The paper's number of rounds and learning rate where none is set.
+        # Without a setting, the paper's number of rounds and learning rate are used.
         num_rounds, rate = config.num_rounds, config.learning_rate
         if num_rounds is None:
             published = published_num_rounds(
@@ -595,7 +617,8 @@ class OracleLearner(PrivateMethod):
 
 
 class DpPostprocessingConfig(ParityConfig):
-    """Jagielski et al. 2019, Algorithm 1. The base classifier is trained as `sgd` or `dp_sgd` says."""
+    """Settings of DP-postprocessing (Jagielski et al. 2019, Algorithm 1); the base classifier's are in `sgd` or
+    `dp_sgd`."""
 
     base: Literal["sgd", "dp_sgd"] = Field(
         "sgd",
@@ -615,9 +638,10 @@ class DpPostprocessingConfig(ParityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """``mixing_GCC[a, j, k]``: the probability of label k where Yhat says j for a member of group a.
+    """The solution of the linear programme: ``mixing_GCC[a, j, k]`` is the probability of predicting k for a member of
+    group a if Yhat predicts j.
 
-    ``error`` is the programme's value and ``max_slack`` its largest slack, both on the released counts.
+    ``error`` is the error of the mixture and ``max_slack`` the largest slack, both on the released counts.
     """
 
     mixing_GCC: FloatArray
@@ -627,8 +651,8 @@ class Mixing:
 
 @dataclass(frozen=True, kw_only=True)
 class Postprocessed(Trained):
-    """The trained model, the solution of the linear programme, and the noisy counts (G, Y, C) that the programme
-    read."""
+    """The trained model, the solution of the linear programme, and the released counts (G, Y, C) that it is based
+    on."""
 
     mixing: Mixing
     counts_GYC: FloatArray
@@ -645,9 +669,10 @@ def released_counts(
     num_classes: int = 2,
     relation: Relation = "replace one",
 ) -> FloatArray:
-    """Noisy counts of ``predictions``, codes (N,) or probabilities (N, C), by group and label: shape (G, Y, C), >= 0.
+    """Release noisy counts by group, label and prediction, shape (G, Y, C), >= 0.
 
-    ``epsilon`` inf adds no noise. ValueError for codes out of range.
+    ``predictions`` are codes (N,) or probabilities (N, C). ``epsilon`` inf adds no noise. ValueError for codes out of
+    range.
     """
     labels, groups = np.asarray(labels_N), np.asarray(groups_N)
     require_codes("labels", labels, num_classes)
@@ -661,10 +686,10 @@ def released_counts(
 
 
 def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsilon: float) -> Mixing:
-    """The linear programme on counts released under ``epsilon``; ``inf`` for exact ones, which need no slack.
+    """Solve the linear programme on counts that were released with ``epsilon``, and return the mixing.
 
-    ValueError for counts that are negative or undefined, fewer than two groups, a cell below ``min_share``, and where
-    the solver fails.
+    ``epsilon`` inf is for exact counts, which need no slack. ValueError for counts that are negative or undefined,
+    fewer than two groups, a cell with a share below ``min_share``, and if the solver fails.
     """
     num_groups, num_labels, num_classes = counts_GYC.shape
     if num_groups < 2 or num_labels != num_classes or num_classes < 2:
@@ -720,7 +745,10 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
     ones = np.ones(num_groups * num_classes)
     found = linprog(wrong_GCC.ravel(), np.array(rows), np.array(bounds), total, ones, bounds=(0, 1), method="highs")
     if found.status != 0 or found.x is None or found.fun is None:
-        raise ValueError(f"The linear programme for the mixing has no solution that the solver finds: {found.message}")
+        raise ValueError(
+            f"The solver found no solution of the linear programme for the mixing ({found.message}); raise max_gap or "
+            "epsilon."
+        )
     mixing_GCC = np.clip(found.x.reshape(wrong_GCC.shape), 0.0, 1.0)
     # The solver keeps bounds and sums up to a tolerance.
     mixing_GCC = mixing_GCC / mixing_GCC.sum(axis=2, keepdims=True)
@@ -728,7 +756,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
 
 
 class Postprocessing(DpSgdFamily):
-    """Noise is calibrated to the target: one sensitive attribute is protected, or one record with a private base."""
+    """DP-postprocessing, which protects one sensitive attribute, or one record with a private base classifier."""
 
     title: ClassVar[str] = "DP-postprocessing"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 1"
@@ -739,24 +767,26 @@ class Postprocessing(DpSgdFamily):
 
     @property
     def protects_attribute_only(self) -> bool:  # type: ignore[override]
-        """True unless the base is private too."""
+        """True unless the base classifier is private too."""
         return self.dp_postprocessing.base == "sgd"
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields that only train the other base."""
+        """The disabled fields: those of the base classifier that is not used."""
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
 
     def check(self) -> None:
-        """Raise ConfigError for what would undo the mixing, and for a target under another relation."""
+        """Raise ConfigError for settings that would change the mixed predictions, and for a relation that the attribute
+        cannot have."""
         self.require_mixture(of_linear_rules=False)
         super().check()
 
     def train(self, training: Training) -> Postprocessed:
-        """Train the base, and mix its predictions by group.
+        """Train the base classifier, mix its predictions by group, and return the result.
 
-        ValueError as :func:`released_counts` and :func:`fair_mixing`, and for a target that the base cannot keep.
+        ValueError as :func:`released_counts` and :func:`fair_mixing`, and for a target that no noise of the base
+        reaches.
         """
         from fairpate.nn.fit import said_labels  # a configuration is read without torch
 

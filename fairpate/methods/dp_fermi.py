@@ -1,44 +1,47 @@
 """DP-FERMI: DP-SGD against a fairness adversary (Lowy, Gupta and Razaviyayn 2023, arXiv 2210.08781).
 
-ERMI measures how far predictions depend on groups. It is the maximum over matrices W of a mean over records, so that a
-descent in theta and an ascent in W need sums over records alone. With predictions F = softmax(h(x)), group shares p,
-the record's group s and ``psi(F, s; W) = - sum_j F_j |W[:, j]|^2 + 2 <W[s], F> / sqrt(p_s) - 1``
+ERMI measures how far predictions depend on groups. It is the maximum over matrices W of a mean over records, so descent
+in theta and ascent in W need only sums over records. With predictions F = softmax(h(x)), group shares p, the record's
+group s and ``psi(F, s; W) = - sum_j F_j |W[:, j]|^2 + 2 <W[s], F> / sqrt(p_s) - 1``
 
     min over theta, max over |W| <= R:    mean over records of  loss + lambda psi
 
-Demographic parity has one W and one p: one game that all records play. Equalized odds has a W and a p for each label,
-equal opportunity for one label: a record plays in its own game, or in none. Its *cell* is its event and its group in
-one code. The model learns of psi only through a *pull* on its predictions, lambda (2 W[s] / sqrt(p_s) - |W[:, j]|^2 of
-every class j), fixed within a step. One step on a batch of L expected records, both with the old theta and W:
+Demographic parity has one event, to which all records belong, with one W and one p. Equalized odds has one event, W and
+p for each label; equal opportunity has one event for one label, and the other records belong to none. The *cell* of a
+record is its event and group in one code. Within a step psi is linear in the predictions: its coefficients lambda (2
+W[s] / sqrt(p_s) - |W[:, j]|^2) for every class j are called the *pull*. One step on a batch of L expected records, both
+updates with the old theta and W:
 
     theta <- theta - rate ((sum of clip(grad loss + lambda grad psi, C) + N(0, (zeta C)^2)) / L)
     W     <- project(W + matrix rate ((sum of grad_W psi + N(0, (zeta_W C_W)^2)) / L)),    C_W = 2 / sqrt(min p) + 2 R
 
-C_W bounds |grad_W psi| for every record, so W's gradients need no clipping. What is protected depends on the mode:
+C_W bounds |grad_W psi| for every record, so W's gradients need no clipping. The mode determines what is protected:
 
-- ``all``, the default: the whole record, on Poisson batches. The two sums are one Gaussian of multiplier
-  (zeta^-2 + zeta_W^-2)^-1/2 on one sample. Where the data set names persons, these are sampled, and a person adds the
-  averages over their records: of gradients, clipped, of grad_W psi, within C_W like each of them, and of a count of
-  one, to the released shares.
-- ``sens_public_batches``: the group alone. Batches are a public partition of the records. The part of the
-  gradient that does not depend on the group has no noise; what remains is centred over groups and clipped to C, so that
-  another group moves it by 2 C, and W's by 2 sqrt(1 / p_a + 1 / p_b). No amplification: once an epoch, in full.
-- ``sens_secret_batches``: the same on Poisson batches. The part without noise shows who is in the batch, so that
-  sampling helps only as far as a mixture does.
+- ``all``, the default: the whole record, on Poisson batches. The two sums cost as much as one Gaussian of multiplier
+  (zeta^-2 + zeta_W^-2)^-1/2 on one sample. If the data set names persons, persons are sampled. A person adds the
+  clipped average gradient of its records, the average of their grad_W psi, which C_W bounds too, and a total count of
+  one to the released shares.
+- ``sens_public_batches``: only the group. Batches are a public partition of the records. The part of the gradient that
+  does not depend on the group has no noise; the rest is centred over groups and clipped to C. Another group changes it
+  by at most 2 C, and W's gradient by 2 sqrt(1 / p_a + 1 / p_b). There is no amplification: a record is in one batch per
+  epoch.
+- ``sens_secret_batches``: only the group, on Poisson batches. The part without noise shows who is in the batch, so
+  amplification is only that of a mixture.
 
-Group shares enter every step. They are declared, or released once under a noise of their own, and floored.
+Group shares are read in every step. They are declared, or released once with noise of their own, and floored.
 
 Deviations from the paper and its code:
 - The paper calibrates two streams of noise to the whole budget each; here they share it.
-- Its amplification by sampling where batches show, and its claim for whole records while the loss has no noise, do not
-  hold. benchmarks/reproductions/dp_fermi_noise.py prices its closed form for the noise.
-- Its matrix step carries lambda with noise for lambda = 1; here the rate of W stands for the product. In its listing
-  theta's noise is multiplied by lambda and covers the fairness term alone; here it is on the sum of clipped gradients.
+- Its amplification by sampling although batches are visible, and its guarantee for whole records although the loss has
+  no noise, do not hold. benchmarks/reproductions/dp_fermi_noise.py computes the cost of its closed form for the noise.
+- Its matrix step contains lambda, with noise for lambda = 1; here the learning rate of W includes lambda. In its
+  listing theta's noise is multiplied by lambda and covers only the fairness term; here it is on the sum of clipped
+  gradients.
 - Sums are divided by the expected size L where the listing divides by the size of the batch.
-- Per-record clipping replaces a Lipschitz constant that nobody knows; the code divides before it clips.
-- The mean of the last iterates may be returned, where the theory draws one. Momentum, as DP-SGD has it here.
+- Per-record clipping replaces a Lipschitz constant, which is unknown in practice; the code divides before it clips.
+- The mean of the last iterates may be returned; the theory draws one at random. Momentum is available, as in DP-SGD.
 
-Shapes: N records, B of a batch, E events (games), G groups, Q = E G cells, C classes, K = C + Q.
+Shapes: N records, B of a batch, E events, G groups, Q = E G cells, C classes, K = C + Q.
 """
 
 from __future__ import annotations
@@ -69,14 +72,14 @@ if TYPE_CHECKING:
 
 
 class DpFermiConfig(Section):
-    """DP-FERMI. Steps, clipping and learning rate are those of ``dp_sgd``."""
+    """Settings of DP-FERMI; steps, clipping and learning rate are set in ``dp_sgd``."""
 
     constraint: Literal["demographic_parity", "equalized_odds", "equal_opportunity"] = "demographic_parity"
     positive_label: CountOrZero = Field(1, description="The label of equal_opportunity.")
     mode: Literal["all", "sens_public_batches", "sens_secret_batches"] = Field(
         "all", description="What is protected: the whole record, or the sensitive attribute alone."
     )
-    weight: NotNegative = Field(1.0, description="lambda; 0 is DP-SGD.")
+    weight: NotNegative = Field(1.0, description="lambda, weight of the fairness term; 0 is DP-SGD.")
     radius: Positive | None = Field(
         None, description="R, largest norm of each W; null: 1.5 times the root of the number of classes."
     )
@@ -85,7 +88,9 @@ class DpFermiConfig(Section):
     shares: tuple[tuple[Fraction, ...], ...] | None = Field(
         None, description="Public share of each group in each event, declared; null releases them."
     )
-    share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records or persons.")
+    share_noise: Positive = Field(
+        30.0, description="Standard deviation of the noise on the released counts, in records or persons."
+    )
     min_share: float = Field(0.01, gt=0, lt=1, description="Released shares below this one are raised to it.")
     averaged_share: Fraction = Field(
         0.5, description="Share of the last steps whose weights are averaged; 0: the last step alone."
@@ -93,9 +98,9 @@ class DpFermiConfig(Section):
 
 
 def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_cells: int) -> Tensor:
-    """The label and the cell of every record as indicators, (N, K) ``float32`` with K = C + Q.
+    """Return the label and the cell of every record one-hot, (N, K) ``float32`` with K = C + Q.
 
-    A cell of ``num_cells`` means none. Products with indicators are quicker than looking codes up.
+    ``num_cells`` as a cell means no cell. Products with one-hot rows are faster than indexing by codes.
     """
     labels_NC = functional.one_hot(labels_N.long(), num_classes)
     cells_NQ = functional.one_hot(cells_N.long(), num_cells + 1)[:, :-1]
@@ -103,15 +108,14 @@ def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_
 
 
 class MatrixGame:
-    """The matrices W, the linear term that they add to each record's loss, and gradient ascent on W from the
-    predictions of a batch.
+    """The matrices W, the linear term that they add to each record's loss, and gradient ascent on W.
 
     ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``;
-    None: 1.5 sqrt(C), half as much again as the norm where predictions and groups are independent. A ``weight``
-    (lambda) of 0 leaves all matrices at 0. ``record_sensitivity`` and ``group_sensitivity`` bound, in L2, how far a
-    record moves the gradient with respect to the matrices, and how far a change of its group does. The arrays are so
-    small that numpy is faster than torch. ``pull_KC`` holds the coefficients of the linear term: for a record with
-    targets t and predictions F it is ``<t @ pull_KC, F>``.
+    None: 1.5 sqrt(C), which is 1.5 times its norm if predictions and groups are independent. With a ``weight`` (lambda)
+    of 0 all matrices stay 0. ``record_sensitivity`` and ``group_sensitivity`` bound the L2 change of the gradient with
+    respect to the matrices by one record, and by a change of its group. ``pull_KC`` has the coefficients of the linear
+    term, which for a record with targets t (:func:`watched_targets`) and predictions F is ``<t @ pull_KC, F>``. The
+    arrays are so small that numpy is faster than torch.
     """
 
     def __init__(
@@ -136,14 +140,14 @@ class MatrixGame:
         self.pull_KC, self.common_pull_KC, self.own_pull_KC = (torch.zeros_like(self._sums_KC) for _ in range(3))
 
     def observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
-        """Add the predictions of a part of the batch to the sums that the next :meth:`ascend` uses and clears.
+        """Add the predictions of a part of the batch to the sums for the next :meth:`ascend`.
 
-        A NaN prediction counts as 0, because one NaN would spoil the sum, and the noise covers one finite record only.
+        A NaN prediction is replaced by 0: it would make the whole sum NaN, which would reveal the record.
         """
         self._sums_KC.addmm_(targets_BK.mT, probability_BC.nan_to_num())
 
     def gradient(self) -> FloatArray:
-        """The gradient with respect to the matrices of psi summed over all observed records, shape (E, G, C)."""
+        """Return the gradient with respect to the matrices of psi summed over all observed records, (E, G, C)."""
         sums_EGC = self._sums_KC.cpu().numpy()[self.num_classes :].reshape(self.matrix_EGC.shape)
         # By event, the predictions of all records that play in it.
         played_E1C = np.add.reduce(sums_EGC, axis=1, keepdims=True)
@@ -151,8 +155,10 @@ class MatrixGame:
         return gradient_EGC
 
     def ascend(self, noise: GaussianNoise, *, stddev: float, learning_rate: float) -> None:
-        """Take one ascent step on noisy sums and project back onto the ball. ``learning_rate`` applies to sums, not to
-        means."""
+        """Take one ascent step with the noisy gradient of all observed records, project, and clear the sums.
+
+        ``learning_rate`` multiplies the sum over records, not the mean.
+        """
         if not self.weight:
             return
         gradient_EGC = self.gradient()
@@ -162,7 +168,7 @@ class MatrixGame:
         self.move_to(self.matrix_EGC + learning_rate * gradient_EGC)
 
     def move_to(self, matrix_EGC: FloatArray) -> None:
-        """Set the matrices, each projected onto its ball."""
+        """Set the matrices to ``matrix_EGC``, each scaled down to a norm of at most ``radius``."""
         cost_E1C = np.add.reduce(matrix_EGC * matrix_EGC, axis=1, keepdims=True)
         norm_E11 = np.sqrt(np.add.reduce(cost_E1C, axis=2, keepdims=True))
         # Never above 1: a matrix inside the ball stays where it is.
@@ -173,8 +179,8 @@ class MatrixGame:
         self.pull_KC[self.num_classes :] = torch.from_numpy(pull_EGC.reshape(-1, self.num_classes))
 
     def split_pulls(self) -> None:
-        """Update the two parts of ``pull_KC``: ``own_pull_KC`` is the part that depends on the group (coefficients less
-        their mean over groups), ``common_pull_KC`` is the rest."""
+        """Split ``pull_KC`` into ``own_pull_KC``, which depends on the group (coefficients minus their mean over
+        groups), and ``common_pull_KC``, the rest."""
         gain_EGC = self._scale_EG1 * self.matrix_EGC
         own_EGC = self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True))
         self.own_pull_KC[self.num_classes :] = torch.from_numpy(own_EGC.reshape(-1, self.num_classes))
@@ -182,10 +188,10 @@ class MatrixGame:
 
 
 class FermiLoss:
-    """The linear term ``<t @ pull_KC, F>`` of each record, plus its cross entropy if ``reads_labels``. Targets t are
-    those of :func:`watched_targets`.
+    """The loss ``<t @ pull_KC, F>`` of each record, plus its cross entropy if ``reads_labels``.
 
-    ``pull_KC`` is read anew at every call. ``observe`` is called with the predictions (B, C) and the targets (B, K).
+    Targets t are those of :func:`watched_targets`, F are the predictions. ``pull_KC`` may change between calls.
+    ``observe`` is called with the predictions (B, C) and the targets (B, K).
     """
 
     def __init__(
@@ -195,7 +201,7 @@ class FermiLoss:
         self._ones_C1 = pull_KC.new_ones(pull_KC.shape[1], 1)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One loss per record, shape (B,)."""
+        """Return one loss per record, shape (B,)."""
         probability_BC = outputs.softmax(dim=1)
         if self._observe is not None:
             # Detached: the ascent on W needs predictions and no gradient of the model.
@@ -206,9 +212,9 @@ class FermiLoss:
         return pulled_B + functional.cross_entropy(outputs, targets[:, : outputs.shape[1]], reduction="none")
 
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The gradient of the summed losses with respect to ``outputs`` (B, C)."""
+        """Return the gradient of the summed losses with respect to ``outputs`` (B, C)."""
         with torch.no_grad():
-            # For the few classes there are, this is quicker than the softmax itself.
+            # For a few classes this is quicker than softmax.
             probability_BC = torch.log_softmax(outputs, dim=1).exp_()
             if self._observe is not None:
                 self._observe(probability_BC, targets)
@@ -222,8 +228,8 @@ class FermiLoss:
 
 
 def public_partitions(num_records: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """The rows of the batches of public partitions, for ever: every epoch divides all records at random into batches
-    of ``batch_size``; one may be smaller."""
+    """Yield the rows of batches without end: every epoch is a random partition of all records into batches of
+    ``batch_size``, of which one may be smaller."""
     while True:
         yield from reversed(torch.randperm(num_records, generator=generator).split(batch_size))
 
@@ -241,11 +247,11 @@ def fermi_training(
     sampler: BatchSampler | None = None,
     events: tuple[Event, ...] = (),
 ) -> PrivateTraining:
-    """Set up the training of ``config.mode``; ``targets`` are :func:`watched_targets`.
+    """Return a training in ``config.mode`` that is ready to run; ``targets`` are :func:`watched_targets`.
 
-    In mode ``all`` whole records or persons are protected: the gradient of a record's loss, linear term included, is
-    clipped, and of a person the average gradient and prediction are summed. In the others only the centred part of the
-    gradient, which depends on the group, is clipped and gets noise. ``sampler`` may replace secret Poisson samples.
+    In mode ``all`` whole records or persons are protected: the gradient of a record's loss, including the linear term,
+    is clipped, and a person contributes its average gradient and average prediction. In the other modes only the part
+    of the gradient that depends on the group is clipped and gets noise. ``sampler`` may replace secret Poisson samples.
     Errors as :class:`fairpate.nn.per_example.GradientClipper`.
     """
     # A configuration is read without torch.
@@ -292,9 +298,9 @@ def fermi_training(
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """The share of each group in each event, ``shares_EG``: public, positive. ``events`` are the releases behind them.
+    """The public, positive share of each group in each event, and the ``events`` of their release.
 
-    ``remarks``, for the statement, name released shares that lay below the declared floor and were raised to it.
+    ``remarks``, for the statement, name released shares that were below the declared floor and were raised to it.
     """
 
     shares_EG: FloatArray
@@ -310,9 +316,10 @@ def release_shares(
     randomness: PrivateRandomness,
     person_N: Tensor | None = None,
 ) -> Shares:
-    """Return the declared shares, or release those of noisy counts once. With ``person_N`` a person counts one in all.
+    """Return the declared shares of groups, or release noisy counts once and return their shares.
 
-    ValueError for declared shares of another shape or sum; SpentError for an event whose noisy counts are all 0.
+    With ``person_N``, the person of each record, a person's records count 1 together. ValueError for declared shares of
+    another shape or sum; SpentError for an event whose noisy counts are all 0.
     """
     from fairpate.nn.private_fit import GaussianNoise  # a configuration is read without torch
 
@@ -345,8 +352,8 @@ def release_shares(
         empty = np.flatnonzero(totals_E1 <= 0).tolist()
         error = ValueError(
             f"Expected records in every event, found none in {empty} (labels, under equalized_odds) under noise of "
-            f"{config.share_noise:g} records; declare dp_fermi.shares, or use another constraint. What was released "
-            "to find this out has been spent."
+            f"{config.share_noise:g} records; declare dp_fermi.shares, or use another constraint. The cost of the "
+            "released counts has been spent."
         )
         raise SpentError(error, events, randomness.label)
     # From here on shares are public, and with them the scales of pulls and of W's sensitivity.
@@ -362,8 +369,7 @@ def release_shares(
 
 
 def share_events(config: DpFermiConfig, relation: Relation, unit: Unit = "record") -> tuple[Event, ...]:
-    """The event of releasing the shares, if they are released. A record is in one count; a change of its group moves it
-    to another."""
+    """Return the event of releasing the shares, or no event if they are declared or not needed."""
     if not config.weight or config.shares is not None:
         return ()
     if config.mode == "all":
@@ -375,10 +381,9 @@ def share_events(config: DpFermiConfig, relation: Relation, unit: Unit = "record
 
 @dataclass(frozen=True, kw_only=True)
 class FermiSteps:
-    """The steps: ``steps`` with the model's noise, W's ``matrix_noise_multiplier``, and the ``event`` of all steps
-    together.
+    """The ``steps`` with the noise multiplier of the model, that of the matrices W, and the ``event`` of all steps.
 
-    Both multipliers are standard deviations of the noise over the sensitivity of a sum.
+    Noise multipliers are standard deviations of the noise over the L2 sensitivity of a sum.
     """
 
     steps: PrivateSteps
@@ -389,9 +394,10 @@ class FermiSteps:
 def calibrated_steps(
     config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, *, num_records: int, unit: Unit = "record"
 ) -> FermiSteps:
-    """The steps that ``config`` and ``base`` mean, with the least noise that keeps them within ``target``.
+    """Return the steps of ``config`` and ``base`` with the least noise at which they, together with the release of
+    shares, cost at most ``target``.
 
-    The cost of releasing shares is set aside. ValueError for a target out of reach.
+    ``unit``: record or person, for mode ``all``. ValueError for a target that no noise reaches.
     """
     plan = dp_sgd.plan_steps(base, num_records=num_records, noise_multiplier=0.0)
     num_epochs, ratio = math.ceil(base.epochs), config.matrix_noise_ratio
@@ -400,7 +406,7 @@ def calibrated_steps(
         plan = replace(plan, num_steps=num_epochs * math.ceil(num_records / base.batch_size))
 
     def event(joint: float) -> Event:
-        """The event of all steps, where both releases of a step are one Gaussian of multiplier ``joint``."""
+        """Return the event of all steps, where both releases of a step cost as one Gaussian of multiplier ``joint``."""
         if config.mode == "all":
             return PoissonGaussians(
                 count=plan.num_steps,
@@ -435,13 +441,13 @@ def calibrated_steps(
 
 @dataclass(frozen=True, kw_only=True)
 class FermiTrained(Trained):
-    """The trained model with the shares (E, G) that were declared or released."""
+    """The trained model, and the shares (E, G) of groups that were declared or released."""
 
     shares_EG: FloatArray
 
 
 class DpFermi(DpSgdFamily):
-    """Noise is calibrated to the target, which protects whole records or persons, or the sensitive attribute alone."""
+    """DP-FERMI, calibrated to the target, which protects one record or person, or only one sensitive attribute."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-FERMI"
@@ -452,17 +458,18 @@ class DpFermi(DpSgdFamily):
 
     @property
     def protects_attribute_only(self) -> bool:  # type: ignore[override]
-        """True in the two modes that protect the group alone."""
+        """True in the two modes that protect only the group."""
         return self.dp_fermi.mode != "all"
 
     @property
     def unread(self) -> dict[str, str]:
-        """``share_noise`` is not read when the shares are declared, because nothing is released then."""
+        """The disabled fields; ``share_noise`` is one if the shares are declared, because they are not released
+        then."""
         declared = {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
         return super().unread | declared
 
     def train(self, training: Training) -> Trained:
-        """Release the group shares, then train model and matrices against each other."""
+        """Release the group shares, train the model and the matrices against each other, and return the model."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
         randomness = self.randomness()
         person_N = None if self.protects_attribute_only else private.person_N

@@ -6,25 +6,25 @@ DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy", arXiv 1607
     g   = (sum_i g_i min(1, C / |g_i|) + N(0, (zeta C)^2 I)) / L
     v   <- momentum v + g,   theta <- theta - learning_rate v
 
-Where the data set names persons, these are sampled, N and L count them, and g_i is the average over a person's records,
-or over ``records_per_person`` of them chosen at random.
+If the data set names persons, persons are sampled, N and L count persons, and g_i is the average gradient of a person's
+records, or of ``records_per_person`` of them chosen at random.
 
 Deviations from the paper:
 - The cost is composed by Renyi curves or privacy loss distributions, not by the moments accountant: both are tighter.
 - Momentum: post-processing of what a step releases.
 - One norm over all parameters; the paper also clips layer by layer.
-- q is L over a declared number of records. Left out, the real number is used and so treated as public.
+- q is L over a declared number of records. If none is declared, the real number is used, which is then public.
 
-FairDP-SGD (Yaghini et al. 2023, FairPATE, Algorithm 6) adds a demographic-parity regulariser on public records. With
-r = grad DPFR(theta; public batch) (:mod:`fairpate.nn.fit`):
+FairDP-SGD (Yaghini et al. 2023, FairPATE, Algorithm 6) adds a demographic-parity regulariser on public records. With r
+= grad DPFR(theta; public batch) (:mod:`fairpate.nn.fit`):
 
     as_in_paper:  g = (sum_i clip(g_i + lambda r) + noise) / L
     post:         g = (sum_i clip(g_i) + noise) / L + lambda r
 
-r depends on theta, which earlier steps released, and on public records. So as_in_paper is DP-SGD on other per-example
-gradients, of norm at most C all the same, and post is DP-SGD and then post-processing: the events are DP-SGD's, and
-lambda = 0 is DP-SGD bit for bit. Of a person, g_i is the average over its records, and r is added once. The public
-records, groups included, must really be public.
+r depends on theta, which earlier steps released, and on public records. So as_in_paper is DP-SGD with other per-example
+gradients, which are also clipped to C, and post is DP-SGD followed by post-processing: the events are those of DP-SGD,
+and lambda = 0 is DP-SGD bit for bit. For a person, g_i is the average over its records, and r is added once. The public
+records and their groups must really be public.
 
 Deviations from the paper:
 - ``post`` is not the printed algorithm, and is the default: in ``as_in_paper`` one vector uses up every record's
@@ -32,11 +32,11 @@ Deviations from the paper:
 - The sum is divided by L where the listing divides by the size of the sample, and the sample is Poisson.
 - The regulariser's gradient is taken outside the per-example machinery; in the published code public records pass
   through it as if they were private ones. Its other path, DPFR of the private batch, has no privacy and is left out.
-- The temperature is 1 where the published code has .01: at .01 the regulariser's gradient, which is of size
-  weight / temperature near ties, outweighs the private one, whose norm is at most C, and the model learns nothing else.
-  A run in which that is so at the start warns of it.
-- r is of a public batch where the listing takes all public records, and batches are stratified by group: public records
-  have no labels here.
+- The temperature is 1, in the published code .01. At .01 the regulariser's gradient, which is of size
+  weight / temperature near ties, dominates the private one, whose norm is at most C, and the model learns nothing else.
+  A run warns if this is the case at the start.
+- r is computed on a public batch, in the listing on all public records; batches are stratified by group, because public
+  records have no labels here.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def train_sgd(
     relation: Relation = "add or remove one",
     on_progress: Progress = lambda *_: None,
 ) -> Trained:
-    """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,); errors as :func:`fairpate.nn.fit.fit`.
+    """Train ``model`` in place by SGD without privacy on ``x`` (N, ...) and ``y`` (N,), and return it with its event.
 
-    Its one event is a sum without noise over all records, which every accountant prices at infinity.
+    The event is a sum over all records without noise, whose epsilon is infinite. Errors as :func:`fairpate.nn.fit.fit`.
     """
     from fairpate.nn.fit import fit  # a configuration is read without torch
     from fairpate.nn.private_fit import training_device
@@ -99,7 +99,7 @@ def train_sgd(
 
 
 class Sgd(UnprotectedMethod):
-    """No privacy, for comparison only."""
+    """Plain SGD without privacy, for comparison only."""
 
     title: ClassVar[str] = "plain SGD"
     paper: ClassVar[str] = "Robbins and Monro 1951"
@@ -118,7 +118,7 @@ class Sgd(UnprotectedMethod):
 
 
 class DpSgdConfig(Section):
-    """DP-SGD. Its noise multiplier is not set here: it follows from a target, or is given where training starts."""
+    """Settings of DP-SGD, without the noise multiplier, which is calibrated to the target."""
 
     epochs: Positive = Field(20.0, description="Expected passes over the private records.")
     batch_size: Count = Field(
@@ -141,7 +141,8 @@ class DpSgdConfig(Section):
 
 
 def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float) -> PrivateSteps:
-    """Return the steps of ``config`` for ``num_records`` private records or persons, or for the number it declares.
+    """Return the steps of ``config`` for the number of records that it declares, or else for ``num_records`` private
+    records or persons.
 
     ValueError for an expected batch larger than that number.
     """
@@ -166,7 +167,10 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
 
 
 def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records: int) -> PrivateSteps:
-    """Return the steps with the least noise that keeps them within ``target``. ValueError where no noise does."""
+    """Return the steps of ``config`` with the least noise at which they cost at most ``target``.
+
+    ValueError if no noise suffices.
+    """
     # The number of steps and their sampling rate do not depend on the noise.
     plan = plan_steps(config, num_records=num_records, noise_multiplier=0.0)
     silent = event_of(plan, unit="record", relation=target.record_relation)
@@ -187,11 +191,11 @@ def train_dp_sgd(
     public_gradient: PublicGradient | None = None,
     before_clipping: bool = False,
 ) -> Trained:
-    """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
+    """Train ``model`` in place by DP-SGD on private ``x`` (N, ...) and ``y`` (N,), and return it with its event.
 
-    ``person_N`` gives the number of each record's person, and then persons are protected. Sampling and noise
-    come from ``randomness``. ``public_gradient`` is added after the noise, or to every
-    record's gradient ``before_clipping``; neither changes the events. Errors as
+    ``person_N`` is the number of each record's person; if it is given, persons are protected. ``randomness`` is the
+    source of samples and noise. ``public_gradient`` is added after the noise or, with ``before_clipping``, to every
+    record's gradient before clipping; neither changes the event. Errors as
     :class:`fairpate.nn.private_fit.PrivateTraining`.
     """
     from fairpate.nn.per_example import CrossEntropy, GradientClipper
@@ -199,7 +203,7 @@ def train_dp_sgd(
 
     shifted = public_gradient is not None and before_clipping
     plan = StepPlan(
-        # Shifted by a public vector a gradient has another norm, so each has to be formed before it is clipped.
+        # A public vector changes each gradient's norm, so it is added before clipping.
         clipper=partial(ShiftedClipper, public_gradient=public_gradient) if shifted else GradientClipper,
         # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
         events=(event_of(steps, unit="record" if person_N is None else "person", relation=relation),),
@@ -221,7 +225,7 @@ def train_dp_sgd(
 
 
 def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonGaussians:
-    """Return the event of all steps."""
+    """Return the event of all ``steps`` together."""
     return PoissonGaussians(
         count=steps.num_steps,
         noise_multiplier=steps.noise_multiplier,
@@ -232,7 +236,7 @@ def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonG
 
 
 class DpSgdFamily(PrivateMethod):
-    """Methods whose steps are DP-SGD's."""
+    """A method that trains with the steps of DP-SGD."""
 
     dp_sgd: DpSgdConfig = DpSgdConfig()
 
@@ -244,14 +248,14 @@ class DpSgdFamily(PrivateMethod):
     def sgd_arguments(self, training: Training) -> dict[str, Any]:
         """Return the arguments of :func:`train_dp_sgd`, except progress."""
         private = training.dataset.private
-        # Persons where these are protected: the rate is that of what is sampled.
+        # If persons are protected, persons are sampled: the rate is computed from their number.
         steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
         records = {"model": training.model, "x": private.x, "y": private.y, "person_N": private.person_N}
         return records | {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
 
 
 class DpSgd(DpSgdFamily):
-    """Noise is calibrated to the target, which protects one record or one person."""
+    """DP-SGD, with noise calibrated to the target, which protects one record or one person."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-SGD"
@@ -261,7 +265,7 @@ class DpSgd(DpSgdFamily):
     method: str = "dp_sgd"
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...]:
-        """Return the event of all steps."""
+        """Return the event of all steps of a training."""
         steps = calibrated_steps(self.dp_sgd, self.target, num_records=dataset.private.num_protected)
         return (event_of(steps, unit=dataset.unit, relation=self.target.record_relation),)
 
@@ -271,9 +275,9 @@ class DpSgd(DpSgdFamily):
 
 
 class FairDpSgdConfig(DpfrConfig):
-    """The parity regulariser of FairDP-SGD on public records."""
+    """Settings of the parity regulariser of FairDP-SGD on public records."""
 
-    weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
+    weight: NotNegative = Field(0.3, description="lambda, weight of the regulariser; 0 switches it off.")
     variant: Literal["as_in_paper", "post"] = Field(
         "post",
         description="`as_in_paper`: the regulariser's gradient is added to every gradient before clipping; `post`: "
@@ -285,8 +289,11 @@ class FairDpSgdConfig(DpfrConfig):
 def regulariser_gradient(
     public_x: Tensor, public_groups: Tensor, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
-    """lambda r of one model on a fresh batch of public records (M, ...) at each call; errors as
-    :func:`fairpate.nn.fit.group_batches`."""
+    """Return a function of a model: the regulariser's weighted gradient lambda r on a new batch of public records
+    (M, ...) at each call.
+
+    Errors as :func:`fairpate.nn.fit.group_batches`.
+    """
     from fairpate.nn.fit import contrast, dpfr_gradient, group_batches
     from fairpate.nn.models import memory_format_for, scale_bytes
     from fairpate.nn.per_example import DenseChain
@@ -322,7 +329,7 @@ def regulariser_gradient(
 
 
 class FairDpSgd(DpSgd):
-    """Noise is calibrated to the target for one record or person; a regulariser on public records enforces parity."""
+    """FairDP-SGD: DP-SGD with a regulariser on public records that enforces demographic parity."""
 
     title: ClassVar[str] = "FairDP-SGD"
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 6"

@@ -1,22 +1,23 @@
-"""Fairness by Lagrange multipliers: F-LD without privacy, PF-LD private for the attribute; and a covariance baseline.
+"""Fairness by Lagrange multipliers: F-LD without privacy, PF-LD with privacy for the sensitive attribute; and a
+covariance baseline.
 
 Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual Approach",
-arXiv 2009.12562. Both methods run :func:`alternate` and differ in the violations and gradients that they give it. With
-v_i the violation of constraint i (:mod:`fairpate.methods.parity`), every epoch of F-LD takes
+arXiv 2009.12562. Both methods run :func:`alternate`, with different violations and gradients. With v_i the violation of
+constraint i (:mod:`fairpate.methods.parity`), every epoch of F-LD computes
 
     lambda_i <- min(lambda_max, lambda_i + s |v_i(D)|),   then for every batch B
     theta    <- theta - a grad( J(B) + sum_i lambda_i |v_i(B)| )
 
-PF-LD protects the sensitive attribute alone: features, labels and their number are public. It releases
+PF-LD protects only the sensitive attribute: features, labels and the number of records are public. It releases
 
     sizes      n~_i = n_i + noise                                                               once, unless declared
     violation  v~_i = mean over P_i of clip(h) - sum over G_i of clip(h) / n~_i + noise         before every epoch
     gradient   sum_i mu_i (mean over P_i of clip(grad h) - sum over G_i of clip(grad h) / n~_i) + noise    every batch
 
-with mu_i = lambda_i sign(v~_i); grad J reads no attribute and has no noise. One changed attribute moves a record from
-one group to another, which moves a violation by at most C_d sqrt(1 / n~_i^2 + 1 / n~_j^2) and a gradient by at most
-C_p |mu_i / n~_i - mu_j / n~_j| over the batch's share of the records. Batches of an epoch are a public partition, so a
-record enters one gradient per epoch; on secret Poisson samples the mixture bound applies.
+with mu_i = lambda_i sign(v~_i); grad J reads no attribute and has no noise. If one attribute changes, a record moves
+from one group to another, which changes violations by at most C_d sqrt(1 / n~_i^2 + 1 / n~_j^2) and a gradient by at
+most C_p |mu_i / n~_i - mu_j / n~_j| over the batch's share of the records. Batches of an epoch are a public partition,
+so a record enters one gradient per epoch; on secret Poisson samples the mixture bound applies.
 
 Deviations of both from the paper:
 - Multipliers move before an epoch and not after it: with one warm-up epoch more this is the paper's order, and PF-LD
@@ -26,9 +27,9 @@ Deviations of both from the paper:
 
 Deviations of PF-LD (benchmarks/reproductions/pf_ld_as_in_paper.py runs the paper's form):
 - Sizes are released or declared. The paper's are private, and with them its sensitivities are too small.
-- The sign is that of a violation released with its sign; the paper's code takes the exact one for free.
-- Clipping acts on population and group alike. On the group alone it makes a violation of its own.
-- The gradient's noise follows the multipliers as they are, not their largest value.
+- The violation is released with its sign; the paper's code uses the exact sign without a charge.
+- Values of population and group are clipped alike: clipping only the group's would itself create a violation.
+- The gradient's noise is scaled to the current multipliers, not to their largest possible value.
 
 The covariance baseline (:class:`CovarianceConstraint`) is Zafar, Valera, Gomez Rodriguez and Gummadi 2017, "Fairness
 Constraints: Mechanisms for Fair Classification", arXiv 1507.05259: logistic regression whose boundary does not vary
@@ -38,17 +39,18 @@ a member of g,
     minimise over theta    mean_i log(1 + exp(-s_i theta . x_i)) + ridge / 2 |theta without its constant|^2
     subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
 
-The mean is the covariance of being in the group with the signed distance to the boundary, up to the length of theta: a
-linear function of theta, so the problem is convex and needs no multipliers of ours. It stands in for demographic
-parity: at 0 all groups have the same mean distance. ``max_covariance`` 0 leaves the subspace in which all covariances
-vanish, and nothing is constrained on it; any other value takes sequential quadratic programming, as the authors do.
+The mean is, up to the length of theta, the covariance of group membership with the signed distance to the boundary: a
+linear function of theta, so the problem is convex and is solved without dual ascent. It is a proxy for demographic
+parity: at 0 all groups have the same mean distance. With ``max_covariance`` 0 the loss is minimised without constraints
+in the subspace in which all covariances are 0; any other value uses sequential quadratic programming, as the authors
+do.
 
-Deviations of the baseline: ``ridge``, small by default, as the paper's minimum need not be unique or attained. Left out
-are accuracy under a business necessity clause (its Section 3.3), support vector machines, and the later constraints on
-misclassification rates (Zafar et al. 2017, WWW), which are not convex.
+Deviations of the baseline: ``ridge`` is added, small by default, as the paper's minimum need not be unique or attained.
+Left out are accuracy under a business necessity clause (its Section 3.3), support vector machines, and the later
+constraints on misclassification rates (Zafar et al. 2017, WWW), which are not convex.
 
-Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one,
-J constraints.
+Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one, J
+constraints.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ if TYPE_CHECKING:
 
 
 class FairLoopConfig(Section):
-    """F-LD: means of groups are held to those of the population by Lagrange multipliers."""
+    """Settings of F-LD, which drives means of groups to those of the population by Lagrange multipliers."""
 
     constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
         "demographic_parity",
@@ -115,11 +117,11 @@ class FairLoopConfig(Section):
     dual_step: NotNegative = Field(
         0.5, description="How much a violation of 1 adds to its multiplier; 0 switches the constraint off."
     )
-    max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")
+    max_multiplier: NotNegative = Field(5.0, description="lambda_max, largest multiplier; 0 is plain training.")
 
 
 class FldConfig(FairLoopConfig):
-    """F-LD, with its optimiser and all that its multipliers follow."""
+    """Settings of F-LD, including its optimiser and the rules for its multipliers."""
 
     sharpness: Positive = Field(
         1.0,
@@ -137,13 +139,13 @@ class FldConfig(FairLoopConfig):
 
 
 def parity_of(config: FldConfig, dataset: Dataset, reporter: Reporter | None = None) -> MeanParity:
-    """The parity constraint of ``config`` over the groups of a data set.
+    """Return the parity constraint of ``config`` over the groups of a data set.
 
-    ``reporter`` is warned where equal losses may be reached by raising the loss of the better-served group.
+    ``reporter`` shows a warning if accuracy parity may be reached by raising the loss of the group with lower loss.
     """
-    # The loss of a group with share s weighs at least 1 - c / s in what two groups under multipliers up to c minimise
-    # together. Below 0 it is raised. The better-served group may be the smaller one, whose share is private and at most
-    # 1 / 2.
+    # With multipliers up to c, the loss of a group with share s has a weight of at least 1 - c / s in the objective. A
+    # negative weight raises the loss. The group with lower loss may be the smaller one, whose share is private and at
+    # most 1 / 2.
     cap, num_groups = config.max_multiplier, dataset.num_groups
     if reporter is not None and config.constraint == "accuracy_parity" and cap * num_groups > 1:
         reporter.note(
@@ -172,11 +174,10 @@ def train_f_ld(
     allow_empty_cells: bool = False,
     on_progress: Progress = lambda *_: None,
 ) -> Trained:
-    """Train ``model`` in place by F-LD, without privacy, on ``x`` (N, ...), ``y`` and ``groups`` (N,); groups may be
-    ``UNKNOWN``.
+    """Train ``model`` in place by F-LD, without privacy, on ``x`` (N, ...), ``y`` and ``groups`` (N,), and return it.
 
-    A cell that a batch lacks has no violation there. ValueError for a cell without records, unless that is allowed: it
-    has no constraint then.
+    Groups may be ``UNKNOWN``. A cell is a group in a population. If a batch has no record of a cell, its violation
+    there is 0. ValueError for a cell without any record, unless ``allow_empty_cells``: then it has no constraint.
     """
     cells = parity.cells(y, groups)
     sizes_UG = parity.group_sizes(cells)
@@ -215,10 +216,11 @@ def alternate(
     secret: PoissonBatches | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> None:
-    """The dual loop of F-LD and PF-LD: raise multipliers before every constrained epoch, then descend batch by batch.
+    """Run the training loop of F-LD and PF-LD: multipliers rise before every constrained epoch, then come its batches.
 
-    ``ascend`` measures violations and moves the multipliers. ``gradients(rows, share)`` are those of a batch that
-    represents ``share`` of all records. ``secret`` draws the batches of constrained epochs; None: a public partition.
+    ``ascend`` measures violations and updates the multipliers. ``gradients(rows, share)`` returns the gradients of a
+    batch that represents ``share`` of all records. ``secret`` draws the batches of constrained epochs; None: a public
+    partition.
     """
     num_epochs = config.warmup_epochs + config.epochs
     for epoch in range(num_epochs):
@@ -232,7 +234,7 @@ def alternate(
 
 
 def require_members(sizes_UG: Tensor) -> None:
-    """Raise ValueError naming a constrained cell that has no record."""
+    """Raise ValueError, naming the group and label, if a constrained cell has no record."""
     for population, group in (sizes_UG == 0).nonzero().tolist():
         label = f" with label {population}" if len(sizes_UG) > 1 else ""
         raise ValueError(f"Expected records of every group, got none of group {group}{label}; merge groups.")
@@ -248,10 +250,10 @@ def measured_violations(
     sizes_UG: Tensor,
     clip_value: float = math.inf,
 ) -> Tensor:
-    """The violations (U, G, K) ``float64`` of all records, by the model in evaluation mode; the model is left in
-    training mode.
+    """Return the exact violations (U, G, K) ``float64`` over all records, which are not to be published.
 
-    Exact, and so private. ``clip_value`` bounds the L2 norm of a record's values.
+    Predictions are made in evaluation mode; the model is left in training mode. ``clip_value`` bounds the L2 norm of a
+    record's values.
     """
     from fairpate.nn.fit import predict_logits  # a configuration is read without torch
 
@@ -267,7 +269,7 @@ def measured_violations(
 
 
 class Ascent:
-    """The multipliers of all constraints; a positive one pushes the group's mean up to the population's."""
+    """The multipliers (U, G, K) of all constraints; a positive one raises the group's mean to the population's."""
 
     def __init__(self, parity: MeanParity, config: FldConfig) -> None:
         self._two_sided, self._tolerance = config.multipliers == "two_sided", config.tolerance
@@ -278,7 +280,7 @@ class Ascent:
         self._ascent = DualAscent(size, learning_rate=config.dual_step, cap=cap) if cap else None
 
     def step(self, violations_UGK: Tensor) -> None:
-        """Raise the multipliers along the signed violations."""
+        """Update the multipliers by the signed violations."""
         if self._ascent is None:
             return
         violation_J = violations_UGK.flatten().numpy()
@@ -292,8 +294,8 @@ class Ascent:
         self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
 
     def penalty(self, violations_UGK: Tensor) -> Tensor:
-        """The penalty of the violations, shape (U, G, K): ``lambda |violation|`` as in the paper, or multiplier times
-        violation."""
+        """Return the penalty of the violations, shape (U, G, K): ``lambda |violation|`` as in the paper, or for
+        two-sided multipliers multiplier times violation."""
         multipliers_UGK = self.multipliers_UGK.to(violations_UGK)
         if self._two_sided:
             return multipliers_UGK * violations_UGK
@@ -301,7 +303,7 @@ class Ascent:
 
 
 class Descent:
-    """The model, its optimiser and its batches. Only secret batches read groups."""
+    """The model with its optimiser and batches of ``x`` and ``y``."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, config: FldConfig, generator: torch.Generator) -> None:
         from fairpate.nn.fit import Optimizer, batch_bounds, epoch_learning_rate
@@ -326,7 +328,7 @@ class Descent:
         self._optimizer = Optimizer(self.parameters, fit)
 
     def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
-        """The rows of every batch of an epoch, and the share of all records that the batch represents."""
+        """Yield the rows of every batch of an epoch, with the share of all records that the batch represents."""
         size = len(self._x)
         if secret is None:
             for rows in torch.split(torch.randperm(size, generator=self._generator), self._sizes):
@@ -337,7 +339,7 @@ class Descent:
                 yield secret.next(), min(1.0, self._batch_size / size)
 
     def features(self, rows: Tensor) -> Tensor:
-        """Return the features of a batch, scaled and laid out as the model reads them."""
+        """Return the features of a batch, scaled and in the memory layout of the model."""
         from fairpate.nn.models import scale_bytes
 
         return scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
@@ -351,7 +353,7 @@ class Descent:
 
 
 class FLd(UnprotectedMethod):
-    """No privacy, for comparison only."""
+    """F-LD without privacy, for comparison only."""
 
     title: ClassVar[str] = "F-LD"
     paper: ClassVar[str] = "Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562"
@@ -371,7 +373,7 @@ class FLd(UnprotectedMethod):
 
 
 class PfLdConfig(FldConfig):
-    """PF-LD: F-LD with privacy for the sensitive attribute. The noise is calibrated to the target."""
+    """Settings of PF-LD, which is F-LD with privacy for the sensitive attribute."""
 
     clip_norm: Positive = Field(1.0, description="C_p, largest norm of a record's gradient in a group's term.")
     clip_value: Positive = Field(
@@ -380,7 +382,9 @@ class PfLdConfig(FldConfig):
     dual_share: float = Field(0.2, gt=0, lt=1, description="Share of the budget for the violations.")
     size_share: float = Field(0.02, gt=0, lt=1, description="Share of the budget for the sizes of groups.")
     group_sizes: tuple[Positive, ...] | None = Field(
-        None, description="Public sizes, those of one label after another for equalized odds; null: released once."
+        None,
+        description="Declared public sizes of groups, for equalized odds one label after another; null: noisy sizes "
+        "are released once.",
     )
     min_group_share: float = Field(
         0.02, gt=0, le=1, description="Declared least share of a group in its population; smaller sizes count as that."
@@ -400,8 +404,8 @@ class PfLdConfig(FldConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PfLdNoise:
-    """Noise multipliers: standard deviation of the noise over the L2 sensitivity to one changed attribute. 0 means no
-    noise."""
+    """The noise multipliers of gradients, violations and sizes: standard deviation of the noise over the L2 sensitivity
+    to one changed attribute; 0 means no noise."""
 
     gradient: float
     violation: float
@@ -410,7 +414,7 @@ class PfLdNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicState:
-    """Everything PF-LD has released before an epoch: violations and multipliers (U, G, K), sizes (U, G)."""
+    """The values that PF-LD has released before an epoch: violations and multipliers (U, G, K), sizes (U, G)."""
 
     violations: Tensor
     multipliers: Tensor
@@ -431,9 +435,9 @@ def train_pf_ld(
     on_progress: Progress = lambda *_: None,
     on_release: Callable[[PublicState], None] = lambda _: None,
 ) -> Trained:
-    """Train ``model`` in place by PF-LD on ``x`` (N, ...), ``y`` (N,) and private ``groups`` (N,).
+    """Train ``model`` in place by PF-LD on ``x`` (N, ...), ``y`` (N,) and private ``groups`` (N,), and return it.
 
-    ``generator`` draws public batches; secret ones and noise come from ``randomness``. ``on_release`` is called before
+    ``generator`` draws public batches; ``randomness`` draws secret batches and noise. ``on_release`` is called before
     each epoch under constraints. ValueError for a record without a group and a label without records.
     """
     from fairpate.nn.per_example import GuidedGradients
@@ -488,10 +492,10 @@ def train_pf_ld(
         on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
 
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
-        """The gradient of J, plus the noisy gradient of the sum of multipliers times violations.
+        """Return the gradient of J plus the noisy gradient of the sum of multipliers times violations.
 
-        Cells do not overlap, so the second is one sum over records: each gradient of h, along the slopes of its
-        record's cell, is clipped and weighted by their length.
+        Cells do not overlap, so the second is one sum over records: the gradient of each record's h, along the
+        direction of its cell's slopes, is clipped and multiplied by their length.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.
@@ -518,8 +522,10 @@ def train_pf_ld(
 
 
 def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tuple[Event, ...]:
-    """The events of training with ``config``. Without multipliers no noisy gradient is released, and without a dual
-    step nothing is."""
+    """Return the events of training with ``config``.
+
+    With ``max_multiplier`` 0 no noisy gradient is released, and with ``dual_step`` 0 nothing is.
+    """
     num_duals = config.epochs if config.dual_step else 0
     # Multipliers that stay at 0 give no record a weight, and no gradient of groups is released.
     num_primals = num_duals if config.max_multiplier else 0
@@ -540,10 +546,10 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
 
 
 def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
-    """The least noise that keeps training within ``target``, shared out as ``config`` says.
+    """Return the least noise at which training costs at most ``target``, divided as ``config`` says.
 
-    ``dual_share`` and ``size_share`` divide the sum of ``count / multiplier^2``, which for public batches is all that
-    the price depends on. ValueError for a target that no noise reaches.
+    ``dual_share`` and ``size_share`` divide the sum of ``count / multiplier^2``, which for public batches determines
+    the cost. ValueError for a target that no noise reaches.
     """
 
     def noise_at(scale: float) -> PfLdNoise:
@@ -560,9 +566,11 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
 
 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
-    """Bound on how far one record that changes its group moves a sum of clipped gradients weighted by ``slopes_UGK``.
+    """Return a bound on the L2 change of a sum of clipped gradients, weighted by ``slopes_UGK``, if one record changes
+    its group.
 
-    With one value the gradient stays the same and its weight changes; with several its direction changes too.
+    With one value h per record (K = 1) only the weight of the record's gradient changes; with several, its direction
+    changes too.
     """
     if slopes_UGK.shape[2] == 1:
         weights_UG = slopes_UGK[..., 0]
@@ -573,14 +581,14 @@ def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
 
 
 def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
-    """Bound on how far one record that changes its group moves all violations together, in L2."""
+    """Return a bound on the L2 change of all violations together if one record changes its group."""
     # A record leaves one group of its population for another: the two smallest are the worst pair.
     inverse_UG = sizes_UG.double().reciprocal().topk(2, dim=1).values
     return clip_value * float(torch.linalg.vector_norm(inverse_UG, dim=1).max())
 
 
 class PfLd(PrivateMethod):
-    """Noise is calibrated to the target, which protects one sensitive attribute."""
+    """PF-LD, with noise calibrated to the target, which protects one sensitive attribute."""
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper
@@ -591,7 +599,7 @@ class PfLd(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields of the release of sizes, where sizes are declared."""
+        """The disabled fields: those of the release of sizes, if sizes are declared."""
         declared = () if self.pf_ld.group_sizes is None else ("pf_ld.size_share", "pf_ld.min_group_share")
         return super().unread | dict.fromkeys(declared, "pf_ld.group_sizes")
 
@@ -614,8 +622,8 @@ _MOST_FEATURES = 1000  # the solver keeps square matrices of them
 
 
 class CovarianceConfig(Section):
-    """Zafar et al. 2017: bounds the covariance between group membership and the signed distance to the decision
-    boundary."""
+    """Settings of Zafar et al. 2017: the bound on the covariance between group membership and the signed distance to
+    the decision boundary."""
 
     max_covariance: float = Field(
         0.0,
@@ -633,8 +641,10 @@ def coefficients(
     *,
     num_groups: int,
 ) -> FloatArray:
-    """The coefficients theta (D,). The last of ``features_ND`` is the constant. ValueError for
-    codes out of range, a group without records, too many features, and where the solver fails."""
+    """Return the coefficients theta (D,) of the constrained logistic regression; the last feature is the constant.
+
+    ValueError for codes out of range, a group without records, too many features, and if the solver fails.
+    """
     require_codes("labels", labels_N, 2)
     require_codes("groups", groups_N, num_groups)
     missing = np.flatnonzero(np.bincount(groups_N, minlength=num_groups) == 0)
@@ -680,14 +690,14 @@ def coefficients(
 
 
 def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num_groups: int) -> FloatArray:
-    """Covariance of being in each group with each feature, (G, D)."""
+    """Return the covariance of membership in each group with each feature, (G, D)."""
     member_NG = np.eye(num_groups)[groups_N]
     covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
     return covariance_GD
 
 
 class CovarianceConstraint(UnprotectedMethod):
-    """No privacy, for comparison only. Learns two classes."""
+    """Logistic regression with a covariance constraint, for two classes, without privacy, for comparison only."""
 
     title: ClassVar[str] = "covariance constraint"
     paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
@@ -699,7 +709,7 @@ class CovarianceConstraint(UnprotectedMethod):
     covariance_constraint: CovarianceConfig = CovarianceConfig()
 
     def check(self) -> None:
-        """Raise ConfigError for a model that is not linear."""
+        """Raise ConfigError for a student model that is not linear."""
         if self.student.model.name != "logistic":
             name = self.student.model.name
             raise ConfigError(f"student.model.name: {self.method} fits a linear rule, got {name}; set logistic.")

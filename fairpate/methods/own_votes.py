@@ -1,16 +1,17 @@
-"""Votes that were made elsewhere: aggregator, ledger and student for a consortium whose members keep their models.
+"""Votes from a file: aggregator, ledger and student for a consortium whose members do not share their models.
 
     votes        a file: for each public record the class that every voter chose, or how many voters chose each class
     labels       Confident-GNMax with a gate, as in FairPATE (Algorithm 1)
-    student      of the released labels, where features of the public records are known
+    student      learns from the released labels, if features of the public records are known
 
-A row of the file is a public record: its id, its group, and either one column per voter, each a class, or one column
-per class, each how many voters chose it. Other columns are features that are named. A second file may hold test
-records, with their true labels in place of votes. All faults are reported at once; they count rows and show no vote.
+A row of the file is a public record: its id, its group, and either one column per voter with a class, or one column per
+class with the number of voters who chose it. Other columns are features, which the configuration names. A second file
+may contain test records, with true labels instead of votes. All faults are reported at once; the messages count rows
+and show no votes.
 
-The private units behind a vote cannot be seen here. The operator declares one (``votes.unit``) and attests that each
-touches one vote of a query at most; then one unit moves one vote, and queries cost what queries to teachers cost.
-Statement, ledger, odometer and every page name the unit, and the statement remarks the attestation.
+The private units behind a vote are not visible here. The operator declares a unit (``votes.unit``) and attests that
+each unit influences at most one vote of a query; then queries cost as much as queries to teachers. Statement, ledger,
+odometer and every page name the unit, and the statement mentions the attestation.
 
 Shapes: Q records, C classes, T voters, F features, N test records.
 """
@@ -49,16 +50,16 @@ _DIGEST_BYTES = 16
 
 
 class VotesFileError(UserError):
-    """A file of votes cannot be used; the message lists every fault."""
+    """A file of votes cannot be used; the message lists all its faults."""
 
 
 GROUP, EVERYONE = "group", "everyone"
 
 
 class VotesConfig(Section):
-    """A file of votes, and what its columns mean."""
+    """A file of votes, and the meaning of its columns."""
 
-    path: Path | None = Field(None, description="CSV, or Parquet (.parquet).")
+    path: Path | None = Field(None, description="File of votes: CSV, or Parquet (.parquet).")
     unit: str | None = Field(
         None,
         pattern="^[a-z][a-z ]{0,39}$",
@@ -90,7 +91,9 @@ class VotesConfig(Section):
         if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
             raise ValueError(f"Expected two classes or more, each once, got {', '.join(self.classes)}")
         if self.test is not None and not self.features:
-            raise ValueError("Expected test records only together with features: they evaluate the student")
+            raise ValueError(
+                "Expected test records only together with features: they evaluate a student, which learns from features"
+            )
         return self
 
 
@@ -104,7 +107,7 @@ class VotesFile:
 
 
 def read_votes_file(config: VotesConfig) -> VotesFile:
-    """Read the whole file, and the one of test records. VotesFileError lists every fault."""
+    """Read the file of votes, and the file of test records if there is one. VotesFileError lists all faults."""
     path = config.path
     assert path is not None
     faults: list[str] = []
@@ -152,8 +155,10 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
 def _records(
     path: Path, config: VotesConfig, columns: Sequence[str], faults: list[str]
 ) -> tuple[pa.Table, npt.NDArray[np.str_], npt.NDArray[np.str_], torch.Tensor]:
-    """The table of a file, which must have ``columns`` too, and the names, groups and features (Q, F) of its
-    records."""
+    """Read one file; return its table, and the names, groups and features (Q, F) of its records.
+
+    The file must have ``columns`` in addition to those that ``config`` names. Faults of values are added to ``faults``.
+    """
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path)
@@ -164,16 +169,18 @@ def _records(
             kinds = csv.ConvertOptions(column_types=dict.fromkeys(header, pa.string()))
             table = csv.read_csv(path, convert_options=kinds)
     except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise VotesFileError(f"{path}: cannot be read ({error}); give CSV in UTF-8, or Parquet.") from error
+        raise VotesFileError(f"{path}: cannot be read ({error}); give a CSV file in UTF-8, or Parquet.") from error
     wanted = (config.id, config.group, *config.features, *columns)
     missing = [name for name in wanted if name not in (*table.column_names, GROUP)]
     repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if missing or repeated or not len(table):
         what = f"no column {', '.join(missing)}" if missing else f"column {', '.join(repeated)} twice"
         what = what if missing or repeated else "no row"
-        raise VotesFileError(f"{path}: {what}; it has the columns {', '.join(table.column_names)}.")
+        raise VotesFileError(
+            f"{path}: {what}; it has the columns {', '.join(table.column_names)}. Correct it, or name other columns."
+        )
     names = _text(table, config.id)
-    # A gate is what needs groups, and asks for them (:meth:`OwnVotes.check_data`).
+    # Only a gate needs groups, and checks for them (:meth:`OwnVotes.check_data`).
     groups = _text(table, config.group) if config.group in table.column_names else np.full(len(names), EVERYONE)
     twice = np.ones(len(names), dtype=np.bool_)
     # The first row of each id repeats nothing.
@@ -197,7 +204,7 @@ def _records(
 
 
 def _votes(table: pa.Table, config: VotesConfig, path: Path, faults: list[str]) -> tuple[IntArray, int]:
-    """Counts (Q, C) of a file with a column per class, or with one per voter, and the number of voters."""
+    """Return the vote counts (Q, C) of a file with a column per class or per voter, and the number of voters."""
     votes_QC = np.zeros((len(table), len(config.classes)), dtype=np.int64)
     others = [name for name in table.column_names if name not in (config.id, config.group, *config.features)]
     if config.are_counts:
@@ -225,13 +232,14 @@ def _votes(table: pa.Table, config: VotesConfig, path: Path, faults: list[str]) 
     if len(others) < 2 or config.num_voters not in (None, len(others)):
         raise VotesFileError(
             f"{path}: expected a column for each of {config.num_voters or '2 or more'} voters, found {len(others)}; "
-            "name other columns as features, or give counts."
+            "name columns that are not voters as features, or give a file of counts."
         )
     return votes_QC, len(others)
 
 
 def _faulty(path: Path, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> list[str]:
-    """The fault of a column with wrong values, with their number and the first of them; none without any."""
+    """Return the message about a column's wrong values, with their number and the first row; an empty list if none is
+    wrong."""
     if not wrong_Q.any():
         return []
     first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
@@ -244,7 +252,7 @@ def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
-    """The column as numbers, nan for anything else."""
+    """Return the column as numbers; NaN for values that are not numbers."""
     values = table[column].combine_chunks()
     try:
         return np.array(pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -259,14 +267,14 @@ _NO_GATE = GateConfig(max_disparity=NO_GATE.max_disparity, min_count=NO_GATE.min
 
 
 class OwnAggregatorConfig(GatedAggregatorConfig):
-    """Confident&Fair-GNMax, by default without a check of consensus and without a gate."""
+    """Settings of Confident&Fair-GNMax, by default without a threshold check and without a gate."""
 
     mechanism: MechanismParameters = _NO_CHECK
     gate: GateConfig = _NO_GATE
 
 
 class OwnVotes(GnmaxMethod):
-    """Releases labels from a file of votes."""
+    """Labels are released from a file of votes, and a student learns from them."""
 
     title: ClassVar[str] = "Votes made elsewhere"
     paper: ClassVar[str] = "Papernot et al. 2018, arXiv 1802.08908; Yaghini et al. 2023 (FairPATE), Algorithm 1"
@@ -287,16 +295,17 @@ class OwnVotes(GnmaxMethod):
 
     @property
     def keeps_teachers(self) -> bool:  # type: ignore[override]
-        """True if the file of votes is there."""
+        """True if the file of votes exists."""
         return self.votes.path is not None and self.votes.path.is_file()
 
     @property
     def num_voters(self) -> int:
-        """The number of voters: counted in the file, or given by the operator."""
+        """The number of voters: that of the file's columns, or the configured one."""
         return self.votes.num_voters or 0
 
     def check(self) -> None:
-        """Raise ConfigError also for a file or a unit that is not named, and for noise that was not chosen."""
+        """Raise ConfigError as the parent, for a missing file, unit or class names, and if neither epsilon nor noise is
+        set."""
         super().check()
         if self.votes.path is None or self.votes.unit is None or not self.votes.classes:
             raise ConfigError("votes: give path, unit and classes, as `fairpate aggregate` does.")
@@ -305,9 +314,13 @@ class OwnVotes(GnmaxMethod):
             raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError also for a data set with records other than those of the file."""
+        """Raise ConfigError as the parent, for a data set with other records than the file of votes, and for a gate
+        without groups."""
         if dataset.public.record_id != tuple(read_votes_file(self.votes).votes.record_ids):
-            raise ConfigError(f"data.name: {self.votes.path} has votes on other records than {dataset.name}.")
+            raise ConfigError(
+                f"data.name: {self.votes.path} has votes on other records than {dataset.name}; give the file for these "
+                "records."
+            )
         if self.gate != NO_GATE and dataset.group_names == (EVERYONE,):
             raise ConfigError(
                 f"aggregator.gate: {self.votes.path} has no column {self.votes.group}, and a gate needs groups; name "
@@ -317,13 +330,13 @@ class OwnVotes(GnmaxMethod):
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:  # noqa: ARG002
-        """The votes of the file on the queries."""
+        """Yield the votes of the file on the queries."""
         votes = read_votes_file(self.votes).votes
         row_of = {name: row for row, name in enumerate(votes.record_ids)}
         yield votes.take([row_of[name] for name in queries.record_id])
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - none is trained
-        """The votes of the file, for a service."""
+        """Return the votes of the file, for a service."""
         votes = read_votes_file(self.votes).votes
         row_of = {name: row for row, name in enumerate(votes.record_ids)}
         return StandingVoters(
@@ -335,7 +348,7 @@ class OwnVotes(GnmaxMethod):
         )
 
     def release(self, training: Training) -> Labels:
-        """Release labels. The statement remarks that the operator attests the unit."""
+        """Release labels, with a remark in the statement that the operator attests the unit."""
         labels, unit = super().release(training), self.unit_of(training.dataset)
         attestation = (
             f"The votes were made elsewhere. The operator attests that each {unit} touches one vote of a query at "

@@ -1,6 +1,6 @@
-"""Parity between groups: as rates of events, as differences of means, and dual ascent on its multipliers.
+"""Parity between groups, as rates of events and as differences of means; and dual ascent on Lagrange multipliers.
 
-The methods that use this module protect one record's sensitive attribute under the relation ``replace one``: features,
+Most methods that use this module protect one record's sensitive attribute under the relation ``replace one``: features,
 labels and the number of records are public.
 
 *Rates* (:class:`ParityCells`). A binary classifier h is compared between groups on events. Demographic parity has one
@@ -19,9 +19,9 @@ With two classes h is the probability of the second class alone, as in the paper
 class. ``sharpness`` above 1 brings these means closer to those of the predicted labels. A record whose group is
 ``UNKNOWN`` belongs to its population and to no group.
 
-*Multipliers* (:class:`DualAscent`) rise with the violation of their constraint and are projected onto a public set: the
-non-negative orthant, or a cap on each coordinate (convergence theory asks for a compact set). A step reads released
-violations only, so it is free post-processing.
+*Multipliers* (:class:`DualAscent`) rise with the violation of their constraint and are projected onto a public set: all
+values >= 0, or those up to a cap on each (convergence theory requires a compact set). If the violations are released
+values, a step is post-processing and free.
 
 Shapes: N records, B of a batch, C classes, D features, E events, U populations, G groups, K values of h, J multipliers.
 """
@@ -49,7 +49,7 @@ UNKNOWN = -1
 
 
 class ParityConfig(Section):
-    """Parity that methods for the sensitive attribute alone keep across groups."""
+    """Settings of the parity constraint, for methods that protect only the sensitive attribute."""
 
     constraint: Constraint = "equalized_odds"
     max_gap: Fraction = Field(0.02, description="Largest gap gamma to the reference group, in every event and label.")
@@ -60,29 +60,31 @@ class ParityConfig(Section):
 
 
 def require_codes(name: str, values: npt.NDArray[Any], stop: int) -> None:
-    """Raise ValueError unless every value is one of 0 .. ``stop`` - 1."""
+    """Raise ValueError unless every value is a whole number from 0 to ``stop`` - 1; ``name`` is for the message."""
     if values.ndim != 1 or not np.isin(values, np.arange(stop)).all():
         raise ValueError(f"Expected {name} to be codes from 0 to {stop - 1}, got {np.unique(values)[:5].tolist()}.")
 
 
 def require_shares(shares: FloatArray, floor: float) -> None:
-    """Raise ValueError naming the cells of ``shares`` (released, so public; groups first) below the declared
-    ``floor``."""
-    # `not >=` names a share that is NaN as well.
+    """Raise ValueError if a released share is below ``floor``; the message names its group and event.
+
+    ``shares`` (G, ...) have groups first. They are released, so the message reveals nothing more.
+    """
+    # `not >=` refuses a share that is NaN as well.
     for cell in np.argwhere(~(shares >= floor)):
         where = f"group {cell[0]}" + (f", event {cell[1]}" if shares.ndim > 1 else "")
         raise ValueError(
             f"Expected every released share >= min_share {floor:g}, got {shares[tuple(cell)]:.3g} in {where}; merge "
-            "groups, lower min_share or raise epsilon. What was released to find this out has been spent."
+            "groups, lower min_share or raise epsilon. The cost of the released shares has been spent."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCells:
-    """Labels (N,), groups (N,) and the event (N,) that each record belongs to, ``NO_EVENT`` for none.
+    """The label (N,), group (N,) and event (N,) of each record; ``NO_EVENT`` for a record without an event.
 
-    ``cells_N``: the event and the group of each record in one code, event times the number of groups plus group;
-    ``num_cells`` for no event.
+    ``cells_N``: the cell of each record, which is its event and group in one code: event times the number of groups
+    plus group, or ``num_cells`` without an event.
     """
 
     labels_N: IntArray
@@ -104,8 +106,11 @@ class ParityCells:
         num_classes: int = 2,
         positive_label: int = 1,
     ) -> ParityCells:
-        """Raise ValueError for labels, groups or a positive label out of range, lengths that differ, one group
-        alone."""
+        """Return the cells of records under ``constraint``.
+
+        ValueError for labels, groups or a positive label out of range, for lengths that differ, and for fewer than two
+        groups.
+        """
         labels, groups = np.asarray(labels_N), np.asarray(groups_N)
         require_codes("labels", labels, num_classes)
         require_codes("groups", groups, num_groups)
@@ -135,7 +140,7 @@ class ParityCells:
         )
 
     def sums(self, values: npt.ArrayLike) -> FloatArray:
-        """The sums of ``values`` (N, ...) over the records of each group and event, shape (G, E, ...)."""
+        """Return the sums of ``values`` (N, ...) over the records of each group and event, shape (G, E, ...)."""
         table = np.asarray(values, dtype=np.float64)
         total = np.zeros((self.num_groups, self.num_events, *table.shape[1:]))
         inside = self.events_N != NO_EVENT
@@ -144,11 +149,12 @@ class ParityCells:
         return total
 
     def counts(self) -> FloatArray:
-        """Count the records of each group and event, shape (G, E)."""
+        """Return the number of records of each group and event, shape (G, E)."""
         return self.sums(np.ones(len(self.labels_N)))
 
     def rates(self, positive_N: npt.ArrayLike) -> FloatArray:
-        """P[h = 1 | group, event] of hard or probabilistic predictions, shape (G, E); NaN in an empty cell."""
+        """Return P[h = 1 | group, event] of hard or probabilistic predictions h (N,), shape (G, E); NaN in an empty
+        cell."""
         # An empty cell has no rate; 0 would count as one.
         count_GE = self.counts()
         rate_GE: FloatArray = np.divide(
@@ -159,7 +165,7 @@ class ParityCells:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanParity:
-    """The parity constraint: which means are compared, and the numbers of groups and classes, both public.
+    """A parity constraint: the means that are compared, and the numbers of groups and classes, both public.
 
     ``sharpness`` multiplies the logits before they become probabilities.
     """
@@ -175,14 +181,14 @@ class MeanParity:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(U, G, K): one constraint each."""
+        """(U, G, K), the shape of violations and multipliers: there is one constraint for each entry."""
         # A loss is one number, and of two classes one probability determines the other.
         num_populations = self.num_classes if self.constraint == "equalized_odds" else 1
         is_scalar = self.constraint == "accuracy_parity" or self.num_classes == 2
         return num_populations, self.num_groups, 1 if is_scalar else self.num_classes
 
     def values(self, outputs_BC: Tensor, labels_B: Tensor) -> Tensor:
-        """The value h of each record whose means are compared, shape (B, K), from logits."""
+        """Return the value h of each record, whose means over groups are compared, shape (B, K), from logits."""
         if self.constraint == "accuracy_parity":
             return torch.nn.functional.cross_entropy(outputs_BC, labels_B, reduction="none")[:, None]
         probability_BC = (self.sharpness * outputs_BC).softmax(dim=1)
@@ -190,11 +196,11 @@ class MeanParity:
         return probability_BC[:, 1:] if self.num_classes == 2 else probability_BC
 
     def populations(self, labels_N: Tensor) -> Tensor:
-        """The population of every record, (N,) ``int64``."""
+        """Return the population of every record, (N,) ``int64``."""
         return labels_N if self.constraint == "equalized_odds" else torch.zeros_like(labels_N)
 
     def cells(self, labels_N: Tensor, groups_N: Tensor) -> Tensor:
-        """``population * G + group`` of every record, (N,) ``int64``; ``UNKNOWN`` without a group.
+        """Return ``population * G + group`` of every record, (N,) ``int64``; ``UNKNOWN`` for an unknown group.
 
         ValueError for lengths that differ and for a label or group out of range.
         """
@@ -207,21 +213,21 @@ class MeanParity:
         return torch.where(groups_N == UNKNOWN, UNKNOWN, cells_N)
 
     def population_sizes(self, labels_N: Tensor) -> Tensor:
-        """The number of records in each population, (U,) ``float64``, from labels alone."""
+        """Return the number of records in each population, (U,) ``float64``, which depends on labels only."""
         return torch.bincount(self.populations(labels_N), minlength=self.shape[0]).double()
 
     def group_sizes(self, cells_N: Tensor) -> Tensor:
-        """The number of records of each group in each population, (U, G) ``float64``: private."""
+        """Return the number of records of each group in each population, (U, G) ``float64``; it is not to be
+        published."""
         num_populations, num_groups, _ = self.shape
         sizes = torch.bincount(cells_N[cells_N != UNKNOWN], minlength=num_populations * num_groups)
         return sizes.double().view(num_populations, num_groups)
 
     def violations(self, values_NK: Tensor, labels_N: Tensor, cells_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
-        """Violations (U, G, K): the mean of ``values_NK`` over the population less the sum over the group divided by
-        its size.
+        """Return the violations (U, G, K): the mean of ``values_NK`` over the population, minus the sum over the group
+        divided by its size in ``sizes_UG``.
 
-        ``sizes_UG`` are the group sizes to divide by. Differentiable in the values; NaN or infinite where a size or a
-        population is 0.
+        They are differentiable in the values, and NaN or infinite if a size or a population is 0.
         """
         num_populations, num_groups, num_values = self.shape
         known_N = cells_N != UNKNOWN
@@ -229,34 +235,37 @@ class MeanParity:
         sums_JK = values_NK.new_zeros(num_populations * num_groups, num_values)
         sums_UGK = sums_JK.index_add(0, cells_N[known_N], values_NK[known_N]).view(self.shape)
         mean_UK = total_UK / self.population_sizes(labels_N).to(total_UK)[:, None]
-        # Divided by the sizes that are given: PF-LD gives released ones, because the exact sizes are private.
+        # PF-LD passes released sizes, because the exact ones are private.
         return mean_UK[:, None] - sums_UGK / sizes_UG.to(sums_UGK)[..., None]
 
     def slopes(self, multipliers_UGK: Tensor, labels_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
-        """The derivative (U, G, K) of the sum of multipliers times violations with respect to the value h of a record
-        in (u, g).
+        """Return the slopes (U, G, K): the derivative of the sum of multipliers times violations with respect to the
+        value h of a record of group g in population u.
 
-        ``labels_N`` give the sizes of the populations. 0 where the multipliers are 0.
+        ``labels_N`` determine the sizes of the populations. Slopes are 0 if all multipliers are 0.
         """
-        # A record adds 1 / n_u to its population's mean and takes 1 / n_ug of its group's from it.
-        # No record is in a population of size 0, so that any finite slope does there.
+        # A record has the weight 1 / n_u in its population's mean and -1 / n_ug in the mean of its group.
+        # No record is in a population of size 0, so the slope there does not matter but must be finite.
         total_UK = multipliers_UGK.sum(dim=1) / self.population_sizes(labels_N).clamp(min=1)[:, None]
         return total_UK[:, None] - multipliers_UGK / sizes_UG[..., None]
 
 
 @dataclass(frozen=True)
 class ValueAlong:
-    """The inner product of a record's value h with a direction, to be differentiated. Targets (B, 1 + K) hold label and
-    direction."""
+    """A loss: the inner product of each record's value h with a direction; its gradient is that of h along the
+    direction.
+
+    Targets (B, 1 + K) contain the label and the direction of each record.
+    """
 
     parity: MeanParity
 
     def __call__(self, outputs_BC: Tensor, targets: Tensor) -> Tensor:
-        """One value per record, shape (B,)."""
+        """Return one value per record, shape (B,)."""
         return (self.parity.values(outputs_BC, targets[:, 0].long()) * targets[:, 1:]).sum(dim=1)
 
     def gradient(self, outputs_BC: Tensor, targets: Tensor) -> Tensor:
-        """The gradient of the summed values with respect to the outputs, (B, C), in closed form."""
+        """Return the gradient of the summed values with respect to the outputs, (B, C), in closed form."""
         from fairpate.nn.per_example import CrossEntropy  # a configuration is read without torch
 
         directions_BK, sharpness = targets[:, 1:], self.parity.sharpness
@@ -274,7 +283,8 @@ class ValueAlong:
 
 
 def project(values_J: npt.ArrayLike, *, cap: float = math.inf) -> FloatArray:
-    """The nearest point with 0 <= entries <= ``cap``. ValueError for values that are not finite, and for no room."""
+    """Return ``values_J`` with every entry clipped to [0, ``cap``]. ValueError for infinite or NaN values, and unless
+    ``cap`` > 0."""
     if not cap > 0:
         raise ValueError(f"Expected cap > 0, got {cap}.")
     positive_J: FloatArray = np.maximum(np.asarray(values_J, dtype=np.float64), 0.0)
@@ -285,7 +295,7 @@ def project(values_J: npt.ArrayLike, *, cap: float = math.inf) -> FloatArray:
 
 
 class DualAscent:
-    """Multipliers that start at 0 and rise where a constraint is violated."""
+    """Lagrange multipliers that start at 0 and rise where a constraint is violated."""
 
     def __init__(self, num_multipliers: int, *, learning_rate: float, cap: float = math.inf) -> None:
         if not 0 <= learning_rate < math.inf:
@@ -295,6 +305,9 @@ class DualAscent:
         self.multipliers_J = project(np.zeros(num_multipliers), cap=cap)
 
     def step(self, violations_J: FloatArray) -> FloatArray:
-        """Raise the multipliers by ``violations_J``, positive where a constraint fails; return them, shape (J,)."""
+        """Add the learning rate times ``violations_J`` to the multipliers, project and return them, shape (J,).
+
+        A violation is positive where its constraint does not hold.
+        """
         self.multipliers_J = project(self.multipliers_J + self._learning_rate * violations_J, cap=self._cap)
         return self.multipliers_J

@@ -1,38 +1,39 @@
 """The PATE family: voters answer public queries, the aggregator releases labels, a student learns from them.
 
-With ``target.epsilon`` both noises of ``aggregator.mechanism`` are multiplied by the least factor at which the queries
-fit, for any votes. Without a target the noise is as configured, and ``aggregator.budget`` may limit what is spent. Its
-kind ``data_dependent``, as in the papers, stops when the data-dependent privacy cost reaches the limit: the moment of
-the stop leaks, so the price of the queries submitted is published, and the statement remarks it.
+With ``target.epsilon``, both noises of ``aggregator.mechanism`` are multiplied by the least factor at which the queries
+cost at most the target, for any votes. Without a target the noise is as configured, and ``aggregator.budget`` may limit
+the cost. Its kind ``data_dependent``, as in the papers, stops when the data-dependent privacy cost reaches the limit.
+Then the number of queries leaks information about votes, so the data-independent cost of the queries submitted is
+published, with a remark in the statement.
 
-Four members differ in where demographic parity enters (FairPATE, Section 4 and Appendix B): nowhere (``pate``), while
-the aggregator answers (``fairpate``), between the released labels and the student (``pate_s_pre``, Algorithm 3), in
-the student's loss (``pate_s_in``). ``aggregator.gate`` is the rule of the two in the middle. All that follows the
-released labels is post-processing: the four cost what their queries cost.
+Four methods of the family differ in where demographic parity is enforced (FairPATE, Section 4 and Appendix B): nowhere
+(``pate``), while the aggregator answers (``fairpate``), between the released labels and the student (``pate_s_pre``,
+Algorithm 3), or in the student's loss (``pate_s_in``). ``aggregator.gate`` is the rule of ``fairpate`` and
+``pate_s_pre``. All steps after the released labels are post-processing: each method costs what its queries cost.
 
-**Labels.** This is the one way from ``private/`` to ``public/`` for a method whose voters answer public queries: votes
-go in, labels and their priced events come out. The ledger decides what a repeated run may do. It is opened only if it
-holds all that was released; then asking again returns what it holds and draws nothing, and what a service asked of it
-in between is priced with the rest. Once anything was released, a ledger that is missing, or lacks a part of it, is
-never replaced: its charges would be forgotten.
+**Labels.** This module is the only way from ``private/`` to ``public/`` for a method whose voters answer public
+queries: it turns votes into released labels and their events. The ledger decides what a repeated run may do. It is
+opened only if it contains all released labels; then a repeated query gets the stored answer without new noise, and
+queries of a service in between are charged with the others. Once labels were released, a ledger that is missing or
+incomplete is never replaced: its charges would be forgotten.
 
-Teachers are trained on shards of private records and vote on public ones. Checkpoints are kept teacher by teacher, so
-that an interrupted training resumes. Queries may be submitted in rounds: after each, a student of the labels released
-so far says what to submit next. All between two rounds is computed from public records, released labels and the run's
-seed; it is free, and an interrupted run submits the same queries again and gets the stored answers.
+Teachers are trained on shards of private records and vote on public ones. Checkpoints are stored teacher by teacher, so
+that an interrupted training resumes. Queries may be submitted in rounds: after each round, a student of the labels
+released so far determines the next queries. All steps between two rounds read only public records, released labels and
+the run's seed, so they are free, and an interrupted run submits the same queries again and gets the stored answers.
 
 **Filters.** FairPATE has two filters that drop records for parity before a model learns. ``P_pre`` (Algorithm 3) is a
-stream: running counts decide record by record. On released labels it is post-processing and free; it is the one gate of
-:mod:`fairpate.fairness.gate` (CF-GNMax and IDP3 are the others). The filter of Theorem 1 (Appendix) sorts: per label it
-keeps every record of the smaller group, m of them, and the first ``m + floor(2 gamma m / (1 - gamma))`` of the larger
-in a fixed public order. In front of an (epsilon, delta)-DP mechanism, with two groups, it gives
-(K epsilon, K e^(K epsilon) delta) for ``K = 2 + ceil(2 gamma / (1 - gamma))``, by group privacy: one record added or
-removed changes at most K records that are kept. The theorem does NOT cover the streaming filter, where one record can
-flip any number of later decisions; never put :func:`streaming_filter` in front of private training.
+stream: running counts decide record by record. On released labels it is post-processing and free; it uses the gate of
+:mod:`fairpate.fairness.gate`, as CF-GNMax and IDP3 do. The filter of Theorem 1 (Appendix) sorts: per label it keeps
+every record of the smaller group, m of them, and the first ``m + floor(2 gamma m / (1 - gamma))`` of the larger in a
+fixed public order. In front of an (epsilon, delta)-DP mechanism, with two groups, it gives (K epsilon, K e^(K epsilon)
+delta) for ``K = 2 + ceil(2 gamma / (1 - gamma))``, by group privacy: one record added or removed changes at most K
+records that are kept. The theorem does NOT cover the streaming filter, where one record can flip any number of later
+decisions; never put :func:`streaming_filter` in front of private training.
 
 Deviations from the paper: Theorem 1's displayed inequality has two terms swapped, and its ratio is a group's share
-within the label, not a demographic-parity rate. K is computed in fractions, because in floating point
-2 * 0.9 / (1 - 0.9) > 18.
+within the label, not a demographic-parity rate. K is computed in fractions, because in floating point 2 * 0.9 / (1 -
+0.9) > 18.
 
 Shapes: N records, Q queries, C classes, G groups.
 """
@@ -129,20 +130,23 @@ NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerPlace:
-    """The place of a ledger, and of its anchor, which notes the ledger's last entry elsewhere; None: no anchor."""
+    """The location of a ledger (a path or a database URL), and of its anchor, which repeats the ledger's last entry in
+    another place; None: no anchor."""
 
     ledger: Place
     anchor: Place | None = None
 
     @property
     def is_in_folder(self) -> bool:
-        """True if the ledger is a file, which belongs to one node."""
+        """True if the ledger is a file on one node and not in a database."""
         return not is_database(self.ledger)
 
 
 def place_of(run: RunDirectory) -> LedgerPlace:
-    """The place of the ledger of ``run``: its folder, unless a note there names another. RunDirectoryError for a
-    damaged note."""
+    """Return the location of the ledger of ``run``: in the run directory, unless a file there names another location.
+
+    RunDirectoryError if that file is damaged.
+    """
     if not run.ledger_place.exists():
         return LedgerPlace(ledger=run.ledger)
     values = context.read_json(run.ledger_place)
@@ -164,10 +168,10 @@ ANSWERED_BY_SERVICE = (
 
 
 def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
-    """Raise the statement's epsilon to the ledger's bound before a service answers from the ledger.
+    """Raise the statement's epsilon to the bound of the ledger's budget, before a service answers from the ledger.
 
-    Analysts may spend the whole budget of the ledger, so the epsilon of the run's own queries is too small from their
-    first query on. A statement whose epsilon is at least the bound is left as it is.
+    Analysts may spend the whole budget of the ledger, so from their first query on the epsilon of the run's own queries
+    is too small. A statement whose epsilon is at least the bound is not changed.
     """
     statement, bound = context.read_statement(run), epsilon_fixed_beforehand(terms)
     if bound is None or statement.epsilon is None or bound <= statement.epsilon:
@@ -190,11 +194,12 @@ def open_ledger(
     meter: LedgerMeter | None,
     take_over: bool = False,
 ) -> Ledger:
-    """The run's ledger, if it holds all that was released; ``queries`` are the records that the run asks about.
+    """Open the run's ledger, if it contains all released labels; ``queries`` are the records on which the run queries
+    the voters.
 
-    With ``create``, and only while nothing was released, a missing one is made. From then on ``meter`` counts what it
-    charges; ``take_over`` ends another writer, if that is possible. RunDirectoryError for a ledger that lacks released
-    labels or stated queries, LedgerError as :class:`Ledger`.
+    With ``create``, a missing ledger is created, but only if nothing was released yet. ``meter`` charges the ledger's
+    queries to the odometer. ``take_over`` ends another process that writes to the ledger, if possible.
+    RunDirectoryError for a ledger that lacks released labels or stated queries, LedgerError as :class:`Ledger`.
     """
     released = sorted(run.public.iterdir()) if run.public.exists() else []
     released = [path for path in released if path != run.embedding]  # of public records alone, before any vote
@@ -228,7 +233,10 @@ def open_ledger(
 
 
 def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], Outcome | None]) -> tuple[int, int]:
-    """The number of released labels, and how many of them ``outcome`` (a ledger's) lacks."""
+    """Return the number of released labels of ``run``, and how many of them are missing in a ledger.
+
+    ``outcome`` returns the ledger's outcome of a query key, or None.
+    """
     if not run.labels.exists():
         return 0, 0
     labelled = context.read_labels(run.labels)
@@ -244,7 +252,7 @@ def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], O
 
 
 def keys_of(queries: Split) -> list[str]:
-    """The key of each record as a query: a digest of its content."""
+    """Return the key of each record as a query: a digest of its features and group."""
     return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
 
 
@@ -252,8 +260,8 @@ def keys_of(queries: Split) -> list[str]:
 class StandingVoters:
     """The voters of a service.
 
-    ``ensemble`` is what determines their votes, for the ledger; ``try_vote`` votes on features (1, ...) of no query, or
-    raises; ``are_answering`` returns without waiting.
+    ``ensemble`` is a digest of all that determines their votes, for the ledger. ``try_vote`` tests them with a vote on
+    features (1, ...) that is not released, and raises if they fail. ``are_answering`` returns without waiting.
     """
 
     ensemble: str
@@ -264,15 +272,14 @@ class StandingVoters:
 
 
 class VoteCounter:
-    """Returns votes from the run's table where they are stored, and asks all teachers in one call for the missing
-    ones."""
+    """Returns votes on queries: those stored by the run, and the missing ones from all teachers in one call."""
 
     def __init__(self, collected: VoteBatch, ask_teachers: Callable[[npt.NDArray[np.generic]], IntArray]) -> None:
         self._collected = dict(zip(collected.record_ids, collected.votes_QC, strict=True))
         self._ask_teachers = ask_teachers
 
     def __call__(self, questions: Sequence[Question]) -> IntArray:
-        """Return ``votes_QC``. VotesUnavailableError unless every teacher voted on every question."""
+        """Return the votes (Q, C) on ``questions``. VotesUnavailableError unless every teacher voted on each."""
         # The run's own votes first: teachers on another machine may vote otherwise, because they round otherwise.
         rows = [self._collected.get(question.query.record_id) for question in questions]
         missing = [i for i, row in enumerate(rows) if row is None]
@@ -295,7 +302,8 @@ _MAX_STUDENT_THREADS = 4
 def fit_student(
     config: StudentTraining, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
 ) -> nn.Module:
-    """Train a student on released labels; ``options`` as :func:`student.student.train_student` takes them."""
+    """Train a student on released labels and return it; ``options`` are passed to
+    :func:`student.student.train_student`."""
     from fairpate.nn.models import CONVOLUTIONAL  # imports torch, as the next
     from student.student import train_student
 
@@ -317,7 +325,10 @@ def fit_student(
 
 
 def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
-    """Sixteen hexadecimal digits that change with ``settings``, as JSON, and with the content of records; private."""
+    """Return a digest, sixteen hexadecimal digits, of ``settings`` (as JSON) and of arrays of records.
+
+    It depends on private records and is not to be published.
+    """
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=8)
     for array in arrays:
         digest.update(array.numpy().tobytes())
@@ -325,15 +336,17 @@ def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
 
 
 def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> LabelledSet:
-    """The labels that a fresh gate lets pass, in their order."""
-    # Of released labels and public groups alone, and so post-processing: what it drops stays charged.
+    """Return the labels that a gate, initially empty, accepts in their order."""
+    # It reads only released labels and public groups, so it is post-processing: labels that it drops stay charged.
     sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
     return labelled.take(filter_stream(labelled.labels, labelled.groups, rule=rule, **sizes))
 
 
 def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
-    """The public features with the released labels or class probabilities. The labels of the public split itself are
-    not read."""
+    """Return the public features with the released labels or class probabilities.
+
+    True labels in ``public`` are not read.
+    """
     from student.student import PublicRecords
 
     row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
@@ -346,10 +359,11 @@ def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """The charges of a ledger, query by query; all of it but :meth:`submitted` is for the operator alone.
+    """The charges of a ledger, query by query. They depend on votes and are for the operator only, except
+    :meth:`submitted`.
 
-    ``charges_Q[i]`` are the ledger's reservations for query i: one with its outcome, and before it one for each that
-    a crash left open.
+    ``charges_Q[i]`` are the ledger's charges for query i: one for each attempt that a crash interrupted, then one with
+    the outcome.
     """
 
     charges_Q: Sequence[Sequence[Charge]]
@@ -362,12 +376,12 @@ class Spending:
         return ["answered" if verdict == "answer" else verdict for verdict in verdicts]
 
     def submitted(self, start: int, stop: int) -> Event:
-        """The event of queries start .. stop - 1 at the cost fixed before they were asked: every reservation in
-        full."""
+        """Return the data-independent event of queries start .. stop - 1, with every attempt charged in full."""
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
 
     def drawn(self, start: int, stop: int) -> Event:
-        """The event of the votes that queries start .. stop - 1 used, from the ledger. Free refusals used no votes."""
+        """Return the data-dependent event of queries start .. stop - 1, with their votes; free refusals have no
+        votes."""
         touched = [
             charge.votes
             for charges in self.charges_Q[start:stop]
@@ -378,7 +392,10 @@ class Spending:
         return self.terms.mechanism.realised(votes_QC)
 
     def as_in_paper(self, start: int, stop: int) -> npt.NDArray[np.float64]:
-        """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
+        """Return the Renyi curve that the published code computes for the same queries, which is NOT a valid cost.
+
+        It charges nothing for fairness rejections and ignores attempts that a crash interrupted.
+        """
         ended = [
             (charges[-1].votes, charges[-1].outcome.verdict)
             for charges in self.charges_Q[start:stop]
@@ -390,7 +407,8 @@ class Spending:
 
 
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
-    """The data-dependent privacy cost of the queries, for the operator only: it must not be published."""
+    """Return the data-dependent privacy cost of the queries and related numbers, for the operator only: they must not
+    be published."""
     delta, submitted = spending.terms.budget.delta, len(spending.charges_Q)
     drawn = spending.drawn(0, submitted)
     price = accountant.epsilon_data_dependent([drawn], target_delta=delta)
@@ -409,17 +427,17 @@ def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, An
 
 
 _BLOCK = 256
-"""Queries of a run that share a transaction, and that one crash can waste."""
+"""The number of queries that share a transaction; a crash may leave so many charged without an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePlan:
-    """All that fixes a release of labels before the first vote: a ``method`` with its settings, the ``dataset`` as its
-    voters see it, and the public records that are the ``queries``.
+    """The plan of a release of labels, fixed before the first vote.
 
-    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``unit``: the change that moves one vote;
-    ``source``: where noise comes from; ``counted_beforehand``: how many queries are counted although released labels
-    may decide to submit fewer, 0 without such a decision.
+    It contains the ``method``, the ``dataset`` as its voters see it, and the public records that are the ``queries``.
+    ``mechanism`` is the method's, with noise scaled to the target if there is one; ``unit`` is the unit of privacy,
+    which moves at most one vote per query; ``source`` is the noise source. ``counted_beforehand`` is the number of
+    queries charged at the start, if released labels may decide to submit fewer; otherwise 0.
     """
 
     method: VotingMethod
@@ -432,13 +450,14 @@ class ReleasePlan:
     counted_beforehand: int
 
     def worst_case(self, num_queries: int) -> Event:
-        """The cost of ``num_queries`` for any votes, for the unit that is protected."""
+        """Return the data-independent event of ``num_queries`` queries, for the protected unit."""
         return of_teachers(self.mechanism.worst_case(num_queries), self.unit)
 
     def count_fitting(self) -> int:
-        """The number of planned queries that the budget has room for; all of them if that depends on votes.
+        """Return the number of planned queries for which the budget has room; all of them if this depends on votes.
 
-        From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query.
+        It depends on public facts only and is known before any teacher is trained. ConfigError for a budget without
+        room for one query.
         """
         wanted = self.method.aggregator.num_queries or len(self.queries)
         # Without a budget the ledger gets one that has room for all.
@@ -451,8 +470,11 @@ class ReleasePlan:
         return fitting
 
     def terms(self, ensemble: str) -> LedgerTerms:
-        """The terms of the run's ledger, whose voters are ``ensemble``. Without a configured budget, the budget admits
-        the run's queries and one more block, which a crash may waste."""
+        """Return the terms of the run's ledger; ``ensemble`` is the digest of its voters.
+
+        Without a configured budget, the ledger's budget has room for the run's queries and one more block, which a
+        crash may waste.
+        """
         delta = self.method.target.delta
         terms = LedgerTerms(
             mechanism=self.mechanism,
@@ -476,12 +498,12 @@ class ReleasePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels(Trained):
-    """Released labels, as yet without a student.
+    """Released labels with their events, before a student is trained.
 
-    ``events`` were fixed before the first query: what the submitted queries cost, unless their number depends on
-    released labels. ``epsilon_bound`` is the guarantee that was fixed before the first query; None if only votes ended
-    the run. ``spending`` is for the operator; None if the queries are not public records (pages then have no groups to
-    show), and after a student was trained.
+    ``events`` are those of the submitted queries, or those of the planned ones if released labels may have decided how
+    many were submitted. ``epsilon_bound`` is the guarantee that was fixed before the first query; None if votes decided
+    when to stop. ``spending`` is for the operator; None if the queries are not public records (pages then have no
+    groups to show), and after a student was trained.
     """
 
     labelled: LabelledSet
@@ -489,8 +511,10 @@ class Labels(Trained):
 
 
 def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
-    """The first public records, without repeated content, because equal records are one query. With admission, all
-    candidates."""
+    """Return the queries: the first ``num_queries`` public records, or with admission all of them as candidates.
+
+    Records with equal content are one query, so repeated content is left out. ConfigError for too few public records.
+    """
     first_of: dict[str, int] = {}
     for row, key in enumerate(keys_of(dataset.public)):
         # Asked again, equal content would get the stored answer: it is charged once, and is one query.
@@ -515,9 +539,9 @@ def _no_room(budget: Budget, consequence: str) -> ConfigError:
 
 
 def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model: nn.Module) -> Labels:
-    """The labels with their events: every reservation at its full cost, however it ended.
+    """Return the released labels with their events, in which every attempt of a query has its full cost.
 
-    If a service asked too, only the ledger's budget was fixed before the first query.
+    If a service submitted queries too, the ``epsilon_bound`` is that of the ledger's budget.
     """
     by_service = len(result.replies) < len(spending.charges_Q)
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
@@ -565,8 +589,12 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
 def _submit(
     votes: Ballot, keys: Sequence[str], session: AggregatorSession, plan: ReleasePlan, on_progress: Advance
 ) -> SessionResult:
-    """Submit the queries as in Algorithm 1. With admission, submit them in rounds of the planned number of candidates,
-    or fewer if the gate would accept no more; the first round takes candidates in their order."""
+    """Submit the queries to the aggregator as in Algorithm 1 and return the result.
+
+    With admission, they are submitted in rounds, which together have the planned number of queries, or fewer if the
+    gate would accept no more. The first round submits candidates in their order; later rounds submit those that the
+    gate would probably accept.
+    """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
     if admission is None:
         return answer_queries(
@@ -628,10 +656,10 @@ def _submit(
 
 
 class VotingMethod(Method):
-    """A method whose voters answer public queries. A subclass defines who votes and how the student learns.
+    """A method whose voters answer public queries. A subclass defines the voters and how the student learns.
 
-    ``votes_on_anything``: the voters of a service can also vote on records that are not in the pool.
-    ``keeps_teachers``: a service may ask them further queries.
+    ``votes_on_anything``: the voters of a service can also vote on records that are not in the public pool.
+    ``keeps_teachers``: the voters remain after the run, so that a service can submit further queries.
     """
 
     asks_teachers: ClassVar[bool] = True
@@ -643,19 +671,21 @@ class VotingMethod(Method):
     keeps_teachers: ClassVar[bool] = True
 
     target: QueriesTarget = QueriesTarget()
-    noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
+    noise: Noise = Field("os_entropy", description="Source of noise; `seeded` reproduces a run and gives no privacy.")
     ray: RayConfig = RayConfig()
     aggregator: AskedConfig = AskedConfig()
 
     @property
     def reads_public_groups(self) -> bool:
-        """True if a gate or a calibration reads them."""
+        """True if a gate or a calibration reads the groups of public records."""
         return self.gate != NO_GATE or self.public_data.calibration is not None
 
     @property
     def leaves_room(self) -> bool:
-        """True if the budget may have room for queries beyond the run's own. Noise that is calibrated to a target
-        leaves none, unless a share is kept."""
+        """True if the budget may have room for queries after the run.
+
+        Noise that is calibrated to a target leaves no room, unless ``aggregator.keep`` reserves a share.
+        """
         return self.target.epsilon is None or self.queries.keep > 0
 
     @property
@@ -665,12 +695,12 @@ class VotingMethod(Method):
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism that releases labels of votes, with the noise as configured."""
+        """The mechanism that releases a label from votes, with the noise as configured."""
         raise NotImplementedError
 
     @property
     def queries(self) -> QueriesConfig:
-        """The queries, in their order and without a budget of their own where the method has no such settings."""
+        """The settings of the queries; a method without such settings has no budget and submits records in order."""
         asked = self.aggregator
         if isinstance(asked, QueriesConfig):
             return asked
@@ -683,19 +713,21 @@ class VotingMethod(Method):
         return NO_GATE if gate is None else gate.rule
 
     def check(self) -> None:
-        """Raise ConfigError for a target and a budget at once."""
+        """Raise ConfigError for a target together with a budget, and for a reserved share without a target."""
         if self.target.epsilon is not None and self.queries.budget is not None:
             raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
         if self.queries.keep and self.target.epsilon is None:
             raise ConfigError(
-                "aggregator.keep: a share of target.epsilon, and there is none; set it, or leave room with "
+                "aggregator.keep: a share of target.epsilon, and there is none; set target.epsilon, or leave room with "
                 "aggregator.budget instead."
             )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """Everything that is fixed before the first vote. Noise is as configured, or scaled to the target.
+        """Return the plan of the release, which is fixed before the first vote, with noise scaled to the target if
+        there is one.
 
-        A subclass may give ``dataset`` as its voters see it: their records, and the queries as public records.
+        A subclass may pass a ``dataset`` as its voters see it: their private records, and the queries as public
+        records.
         """
         queries = choose_queries(dataset, self.queries)
         budget, target, mechanism = self.queries.budget, self.target, self.mechanism
@@ -721,26 +753,26 @@ class VotingMethod(Method):
         )
 
     def planned_queries(self, queries: Split) -> int:
-        """The number of queries that the target pays for: the run's own, and those that are kept for later."""
+        """Return the number of queries that the target covers: the run's own, and those reserved for later."""
         own = self.aggregator.num_queries or len(queries)
         # Rounded as the decimal that it prints: 1 - 0.3 is a little less than 0.7.
         return math.ceil(own / (1 - Fraction(repr(self.queries.keep))))
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError for a release that is impossible, before any work."""
+        """Raise ConfigError for a data set without enough queries, or a budget without room for one."""
         super().check_data(dataset)
         self.plan(dataset).count_fitting()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
-        """The votes to expect: all voters vote on every query."""
+        """Return an estimate of the votes on a query: all voters vote on each."""
         plan = self.plan(dataset)
         noise = float(asdict(plan.mechanism)["noise_stddev_votes"])
         return ExpectedVotes(votes=self.num_voters, noise_stddev_votes=noise, labels=len(plan.queries))
 
     def release(self, training: Training) -> Labels:
-        """Ask the aggregator every query within the target or budget, and write the labels.
+        """Submit every query within the target or budget to the aggregator; write and return the released labels.
 
-        Runs of the same folder return the same release. The queries are counted in the operator's odometer, if
+        Repeated runs in one folder return the same release. The queries are charged to the operator's odometer if
         ``training`` has a log.
         """
         plan, run, reporter = self.plan(training.dataset), training.run, training.reporter
@@ -785,24 +817,24 @@ class VotingMethod(Method):
         return labels if is_named else replace(labels, spending=None)
 
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> AbstractContextManager[Ballot]:
-        """The queries with their voters. The voters stay available inside the context."""
+        """Return a context with the votes on the queries; voters are available inside the context."""
         raise NotImplementedError
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
-        """Voters of a finished run that answer further queries of a service, inside a running Ray."""
+        """Return the voters of a finished run, to answer further queries of a service; Ray must be running."""
         raise NotImplementedError
 
     def train(self, training: Training) -> Trained:
-        """Release labels, then learn from them."""
+        """Release labels, train a student on them and return it."""
         return self.learn(training, replace(self.release(training), spending=None))
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels; this costs no privacy."""
+        """Train a student on the labels and return it; this costs no privacy."""
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
-        """Train a student on the labels ``kept`` and return ``labels`` with this student; ``options`` as
-        :func:`fit_student` takes them."""
+        """Train a student on the labels ``kept`` and return ``labels`` with this student; ``options`` are passed to
+        :func:`fit_student`."""
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model
@@ -825,16 +857,16 @@ class GnmaxMethod(VotingMethod):
 
 
 streaming_filter = filter_stream
-"""P_pre on released labels: True where the record is kept, in stream order."""
+"""P_pre (Algorithm 3) on released labels: returns True for records that are kept, in stream order."""
 
 
 def preprocessing_factor(max_disparity: float | Fraction) -> int:
-    """K of Theorem 1 for the sorted filter: an exact integer; a float means the decimal that it prints as."""
+    """Return K of Theorem 1 for the sorted filter, an integer; a float is read as the decimal that it prints."""
     return 2 + math.ceil(_share(max_disparity))
 
 
 def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: float | Fraction) -> tuple[float, float]:
-    """(epsilon, delta) of an (``epsilon``, ``delta``)-DP mechanism that sees only what the sorted filter keeps."""
+    """Return the (epsilon, delta) of the sorted filter followed by an (``epsilon``, ``delta``)-DP mechanism."""
     if not 0 <= epsilon < math.inf or not 0 <= delta < 1:
         raise ValueError(f"Expected a finite epsilon >= 0 and 0 <= delta < 1, got {epsilon} and {delta}.")
     factor = preprocessing_factor(max_disparity)
@@ -849,7 +881,8 @@ def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: fl
 def target_behind_sorted_filter(
     epsilon: float, delta: float, *, max_disparity: float | Fraction
 ) -> tuple[float, float]:
-    """The largest (epsilon, delta) of a mechanism behind the filter that costs (``epsilon``, ``delta``) with it."""
+    """Return the largest (epsilon, delta) that a mechanism after the sorted filter may have, so that both together are
+    (``epsilon``, ``delta``)-DP."""
     # The cost is computed for its checks alone. K changes at epsilon / K together multiply delta by K e^epsilon.
     factor, _ = preprocessing_factor(max_disparity), cost_behind_sorted_filter(epsilon, delta, max_disparity=0)
     return epsilon / factor, delta * math.exp(-epsilon) / factor
@@ -858,17 +891,20 @@ def target_behind_sorted_filter(
 def sorted_filter(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, order_N: npt.ArrayLike, *, max_disparity: float | Fraction
 ) -> npt.NDArray[np.bool_]:
-    """True where the record is kept. ``order_N`` are public ranks that depend on the record alone, all different.
+    """Return True for each record that the sorted filter of Theorem 1 keeps, shape (N,).
 
-    ValueError for groups other than 0 and 1, for lengths that differ and for equal ranks.
+    ``order_N`` are distinct public ranks, each a function of its record alone. ValueError for groups other than 0 and
+    1, for lengths that differ and for equal ranks.
     """
     labels, groups, order = np.asarray(labels_N), np.asarray(groups_N), np.asarray(order_N)
     if not len(labels) == len(groups) == len(order):
-        raise ValueError(f"Expected equal lengths, got {len(labels)}, {len(groups)} and {len(order)}.")
+        raise ValueError(
+            f"Expected equal lengths of labels, groups and ranks, got {len(labels)}, {len(groups)} and {len(order)}."
+        )
     if not np.isin(groups, (0, 1)).all():
-        raise ValueError(f"Expected groups 0 and 1: the theorem has two, got {np.unique(groups)}.")
+        raise ValueError(f"Expected groups 0 and 1, as the theorem is for two groups, got {np.unique(groups)}.")
     if len(np.unique(order)) < len(order):
-        raise ValueError("Expected an order without ties: equal ranks let the rows' positions decide.")
+        raise ValueError("Expected an order without ties: with equal ranks, positions of rows would decide.")
     share = _share(max_disparity)
     kept = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
@@ -884,7 +920,7 @@ def sorted_filter(
 
 
 def _share(max_disparity: float | Fraction) -> Fraction:
-    """2 gamma / (1 - gamma), exactly."""
+    """Return 2 gamma / (1 - gamma) for gamma = ``max_disparity``, exactly."""
     if not 0 <= max_disparity < 1:
         raise ValueError(f"Expected 0 <= max_disparity < 1, got {max_disparity}.")
     # As the decimal that it prints: the binary 0.8 is a little larger, and would make K 11 instead of 10.
@@ -913,7 +949,9 @@ class PateFamily(GnmaxMethod):
                 f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
             )
         if storage is not None and urlsplit(storage).password is not None:
-            raise ValueError("Expected no password in the URI, it would be stored with the run; use the environment")
+            raise ValueError(
+                "Expected no password in the URI, as it would be stored with the run; set it in the environment"
+            )
         return storage
 
     @property
@@ -932,8 +970,8 @@ class PateFamily(GnmaxMethod):
             votes = context.read_votes(path)
             if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
                 raise RunDirectoryError(
-                    f"{path}: votes on other records than this configuration asks about; restore the data set's files, "
-                    "or start a new run folder."
+                    f"{path}: votes on other records than the queries of this configuration; restore the data set's "
+                    "files, or start a new run folder."
                 )
             training.reporter.note("teachers", "votes are there already")
         yield votes
@@ -941,9 +979,10 @@ class PateFamily(GnmaxMethod):
     def collect_votes(
         self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
     ) -> VoteBatch:
-        """Train the teachers that are missing and let all of them vote on the queries; private.
+        """Train the teachers without a checkpoint, and return the votes of all teachers on the queries.
 
-        ``folder`` holds their checkpoints unless a storage is configured. ``pool`` None opens one for the purpose.
+        Votes are private. ``folder`` is for checkpoints, unless ``storage`` is configured. ``pool`` runs the work;
+        None: a new pool is opened.
         """
         # Teachers are networks, and commands that read votes or configurations need no torch; so below.
         from teachers.ensemble import collect_votes
@@ -961,7 +1000,7 @@ class PateFamily(GnmaxMethod):
     def train_teachers(
         self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
     ) -> Ensemble:
-        """Train the teachers whose checkpoints are missing."""
+        """Train the teachers without a checkpoint and return the ensemble of all teachers."""
         from teachers.ensemble import train_ensemble
 
         return train_ensemble(
@@ -976,12 +1015,12 @@ class PateFamily(GnmaxMethod):
         )
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
-        """All teachers, in actors. Votes on the run's own queries are read from its table."""
+        """Return all teachers, in Ray actors; votes on the run's own queries are read from its stored votes."""
         from teachers.ray_pool import ServingTeachers, open_pool
 
         with open_pool(self.ray) as pool:
             ensemble = self.train_teachers(dataset, run.teachers, pool)
-        # After the pool is closed, whose actors held the CPUs that these need.
+        # After the pool is closed: its actors used the CPUs that the serving actors need.
         voters = ServingTeachers(ensemble, self.ray)
         return StandingVoters(
             ensemble=ensemble.digest,
@@ -1011,7 +1050,7 @@ class FairPate(PateFamily):
 
 
 class PateSPre(PateFamily):
-    """PATE-S_pre: a filter between PATE's labels and the student enforces parity."""
+    """PATE-S_pre: a filter enforces parity on PATE's released labels before the student learns from them."""
 
     title: ClassVar[str] = "PATE-S_pre"
 
@@ -1022,14 +1061,14 @@ class PateSPre(PateFamily):
     aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels that the filter keeps."""
+        """Train a student on the labels that the filter keeps, and return it."""
         kept = passing(labels.labelled, self.aggregator.gate.rule, training.dataset)
         training.reporter.note("filter", f"{len(kept.labels)} of {len(labels.labelled.labels)} released labels kept")
         return self.taught(training, labels, kept)
 
 
 class PateSIn(PateFamily):
-    """PATE-S_in: the demographic-parity regulariser of public batches is part of the student's loss."""
+    """PATE-S_in: a demographic-parity regulariser on public batches is added to the student's loss."""
 
     title: ClassVar[str] = "PATE-S_in"
 
@@ -1040,7 +1079,7 @@ class PateSIn(PateFamily):
     pate_s_in: PenaltyConfig = PenaltyConfig()
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels, with the regulariser in its loss."""
+        """Train a student on the labels, with the regulariser in its loss, and return it."""
         from fairpate.nn.fit import public_penalty  # torch, as above
 
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)

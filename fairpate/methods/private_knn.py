@@ -5,18 +5,18 @@ No teacher is trained. For each public query every private record enters a fresh
 the counts is released (:mod:`aggregator.mechanism`), after an optional check of the largest count. Ledger, gate,
 student and service are those of :mod:`fairpate.methods.pate`.
 
-A record that is added or removed moves two counts by one each, and only if it was sampled. If the data set names
-persons, these are sampled, and a person votes by the nearest of its records alone. There is one event per query, for
-any votes (:class:`fairpate.privacy.mechanism_events.NeighbourVotes`), so the published epsilon is the one that is
-computed. It prices a number of queries that is fixed beforehand, at which the ledger stops: the loss distribution of
-that many queries is tighter than what a filter on the price may spend.
+Adding or removing a record changes two counts by one each, and only if the record was sampled. If the data set names
+persons, persons are sampled, and a person votes only by its nearest record. There is one event per query, whose cost
+holds for any votes (:class:`fairpate.privacy.mechanism_events.NeighbourVotes`) and is published. The number of queries
+is fixed beforehand, and the ledger stops there: the loss distribution of a fixed number of queries is tighter than a
+privacy filter.
 
-Records are embedded by :mod:`fairpate.data.embedding`, from public records alone: principal components, or the place in
-the pool's graph of neighbours. Coordinates are rounded to whole steps, so that distances are exact.
+Records are embedded by :mod:`fairpate.data.embedding`, which is fitted to public records only: principal components, or
+the position in the pool's graph of neighbours. Coordinates are rounded to whole steps, so that distances are exact.
 
-Deviations from the paper: noise and samples are exact or from the operating system's entropy; the price is the loss
-distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, where the paper's network
-learns from labels that were released.
+Deviations from the paper: noise is sampled exactly, and samples come from the operating system's entropy; the cost is
+computed from the loss distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, where
+the paper's network learns from labels that were released.
 
 Shapes: N private records, M public ones, Q queries, C classes, D or E coordinates.
 """
@@ -70,19 +70,20 @@ from teachers.ray_pool import (
 
 _AT_ONCE = 1024
 _STEPS = 2**15
-"""Of the pool's largest coordinate."""
+"""The number of steps to which the pool's largest coordinate is rounded."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """The coordinates of an embedding, rounded to whole steps. A record far outside the public pool is clipped."""
+    """An embedding with coordinates rounded to whole steps and clipped far outside the public pool."""
 
     embed: Embed
     steps: float
 
     @classmethod
     def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-        """The embedding of the public ``pool`` (M, ...); ``seed`` starts the search for the graph's eigenvectors."""
+        """Fit the embedding to the public ``pool`` (M, ...); ``seed`` starts the search for the graph's
+        eigenvectors."""
         # Without steps of its own: coordinates are rounded once, below.
         config = EmbeddingConfig(num_components=min(num_components, MOST_COORDINATES))
         embed: Embed = Components.of(pool, config, evened=False, plain=True)
@@ -94,7 +95,7 @@ class Places:
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
     def __call__(self, x: Tensor) -> Coordinates:
-        """Coordinates (N, D or E) of records (N, ...)."""
+        """Return the coordinates (N, D or E) of records (N, ...), whole numbers of steps."""
         parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
         # A private record may lie far outside the pool, where sums of squares would no longer be exact.
         whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -LARGEST_COORDINATE, LARGEST_COORDINATE)
@@ -136,8 +137,7 @@ NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
 
 
 class PrivateKnnConfig(Section):
-    """The voters and the noise that labels are released with; with a target, both noises are scaled until queries
-    fit."""
+    """Settings of the voters and of the noise; with a target epsilon, both noises are scaled until the queries fit."""
 
     sampling_rate: float = Field(
         0.1, gt=0, le=1, description="Probability that a query samples a given private record, or person."
@@ -145,7 +145,7 @@ class PrivateKnnConfig(Section):
     num_neighbours: Count = Field(
         50, description="Number of nearest sampled records that vote; all of them if the sample is smaller."
     )
-    noise_stddev_votes: NoiseOfVotes = Field(10.0, description="Of each count.")
+    noise_stddev_votes: NoiseOfVotes = Field(10.0, description="Standard deviation of the noise on each count.")
     threshold: float | None = Field(
         None,
         ge=-MAX_THRESHOLD_VOTES,
@@ -172,7 +172,7 @@ class PrivateKnnConfig(Section):
 
 
 class PrivateKnn(VotingMethod):
-    """Noise is calibrated to the target, or is as configured; one record or person, added or removed, is protected."""
+    """Private-kNN, in which the nearest sampled records vote; it protects one record or person, added or removed."""
 
     protects_persons: ClassVar[bool] = True
     rate_tells_size: ClassVar[bool] = False
@@ -189,7 +189,7 @@ class PrivateKnn(VotingMethod):
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism that releases labels from counts of neighbours, with the noise as configured."""
+        """The mechanism that releases a label from counts of neighbours, with the noise as configured."""
         settings = self.private_knn
         kind = NearestCounts if self.queries.release == "counts" else NearestRecords
         return kind(
@@ -201,22 +201,26 @@ class PrivateKnn(VotingMethod):
         )
 
     def check(self) -> None:
-        """Raise ConfigError also for a budget that depends on votes, and for a target that leaves hardly any noise."""
+        """Raise ConfigError as the parent, for typical queries without their number or with admission, for a target
+        epsilon above 20, and for a data-dependent budget."""
         super().check()
         if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
-            raise ConfigError("private_knn.queries: typical needs aggregator.num_queries, the number of clusters.")
+            raise ConfigError(
+                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set it."
+            )
         if self.private_knn.queries == "typical" and self.queries.admission is not None:
             raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
-            what = f"neighbours are priced up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}"
+            what = f"the cost of neighbours is computed up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}"
             raise ConfigError(f"target.epsilon: {what}; lower it.")
         if self.queries.budget is not None and self.queries.budget.kind == "data_dependent":
             raise ConfigError(
-                "aggregator.budget.accept_leak: expected false, as prices never depend on votes; leave it out."
+                "aggregator.budget.accept_leak: expected false, as the cost never depends on votes here; leave it out."
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError also for noise so small that a loss distribution would be too long to compose."""
+        """Raise ConfigError as the parent, and for so little noise that epsilon exceeds 100: loss distributions would
+        be too long to compose."""
         super().check_data(dataset)
         plan = self.plan(dataset)
         event = plan.worst_case(plan.count_fitting())
@@ -226,19 +230,22 @@ class PrivateKnn(VotingMethod):
         if price > _LARGEST_CONFIGURED:
             raise ConfigError(
                 f"private_knn.noise_stddev_votes: at {self.private_knn.noise_stddev_votes:g} the queries cost epsilon "
-                f"{price:.3g}, and are priced up to {_LARGEST_CONFIGURED}; raise it, or lower aggregator.num_queries."
+                f"{price:.3g}, and at most {_LARGEST_CONFIGURED} is supported; raise it, or lower "
+                "aggregator.num_queries."
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """The votes to expect from neighbours. If typical records are queried, all public records get labels."""
+        """Return an estimate of the votes on a query; with typical queries, all public records get labels."""
         voting = super().voting(dataset, num_records)
         sampled = max(1, round(self.private_knn.sampling_rate * num_records))
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
         return replace(voting, votes=min(voting.votes, sampled), labels=labels)
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels. If typical records were queried, it learns from all records of their clusters
-        that pass the gate."""
+        """Train a student on the labels and return it.
+
+        With typical queries, each label is given to all records of the query's cluster that pass the gate.
+        """
         if self.private_knn.queries == "first":
             return super().learn(training, labels)
         taught = self.taught(training, labels, self._of_clusters(training.dataset, labels.labelled))
@@ -246,7 +253,7 @@ class PrivateKnn(VotingMethod):
         return replace(taught, num_training_labels=len(labels.labelled.labels))
 
     def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:
-        """Give the label of each typical record to all records of its cluster."""
+        """Return the label of each typical record for all records of its cluster, as far as they pass the gate."""
         public, clusters = dataset.public, self._clusters(dataset.public)
         row_of = {name: row for row, name in enumerate(labelled.record_ids)}
         row_K = np.array([row_of.get(public.record_id[row], _NO_LABEL) for row in clusters.typical_K.tolist()])
@@ -274,8 +281,10 @@ class PrivateKnn(VotingMethod):
         return found
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """The release plan; the number of queries is fixed unless a budget is configured. If typical records are the
-        queries, they come first; they are chosen from public features alone."""
+        """Return the release plan, in which the number of queries is fixed unless a budget is configured.
+
+        Typical queries come first among the public records; they are chosen from public features only.
+        """
         settings = self.aggregator
         if self.private_knn.queries == "typical":
             typical_K = self._clusters(dataset.public).typical_K
@@ -293,8 +302,10 @@ class PrivateKnn(VotingMethod):
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
-        """The queries, whose votes come from fresh samples. Private records are embedded when the first query without
-        an answer is asked."""
+        """Yield the queries; their votes are drawn on request, each from a fresh sample.
+
+        Private records are embedded at the first query without a stored answer.
+        """
         with ExitStack() as opened:
             # Once, and only for a query without a stored answer: embedding private records takes a while.
             @cache
@@ -312,7 +323,7 @@ class PrivateKnn(VotingMethod):
             yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept
-        """All private records, embedded; every query draws a fresh sample."""
+        """Return the embedded private records as voters of a service; every query draws a fresh sample."""
         places = self._places(dataset.public)
         found = self._neighbourhood(dataset, places)
 
@@ -368,7 +379,7 @@ class PrivateKnn(VotingMethod):
         )
 
     def _digest(self, private: Split) -> str:
-        """A digest of the private records, the settings of the method and the run's seed."""
+        """Return a digest of the private records, the settings of the method and the run's seed."""
         # Records themselves too: a ledger must not be continued with other voters.
         told = (
             self.private_knn.model_dump(mode="json"),
@@ -396,10 +407,10 @@ class SampledVotes:
         return self.queries.z.numpy()
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """``votes_QC`` of fresh samples."""
+        """Return the votes (Q, C) on the queries in ``rows``, from fresh samples."""
         asked = self.queries.take(rows)
         return self.ask(asked.x, asked.record_id)
 
     def take(self, rows: Sequence[int]) -> SampledVotes:
-        """The queries in ``rows``."""
+        """Return the queries in ``rows``, with the same voters."""
         return replace(self, queries=self.queries.take(rows))

@@ -8,12 +8,12 @@ probability of class k on the records S
 
     Gamma_j = sum over terms (I, a) of constraint j, over classes k:  a_k P_k(union of the cells in I)  <=  bound_j
 
-A constraint needs one histogram of the records: the predicted probability mass by cell and class. A term may also be
-divided by the number of all records instead of its own, which makes it linear in the histogram and lets precision be
-bounded. Values are computed from any histogram, exact or noisy; a rate without records is NaN unless a floor for sizes
-is given. :func:`named_constraints` makes the ones with a name, for any number of groups and labels; a user may state
-others, and :func:`combined` joins both. Named gaps are signed and against all other groups together, as in FairPATE and
-RaCO-DP (appendix A); error rates are levels, of one class or of each.
+The value of a constraint is computed from one histogram of the records: the predicted probability mass by cell and
+class. A term may also be divided by the number of all records instead of its own, which makes it linear in the
+histogram and allows a bound on precision. Histograms may be exact or noisy; a rate without records is NaN unless a
+floor for sizes is given. :func:`named_constraints` returns the constraints that have a name, for any number of groups
+and labels; a user may state others, and :func:`combined` joins both. Named gaps are signed and against all other groups
+together, as in FairPATE and RaCO-DP (appendix A); error rates are rates of one class or of each class, not gaps.
 
 One step (Algorithm 1), with a Poisson sample of rate r, L = r N, soft predictions s(x) = softmax(sharpness h(x)) and
 record x in cell q(x):
@@ -24,28 +24,29 @@ record x in cell q(x):
     theta  <- theta - rate (sum_x clip(g_x) + N(0, (zeta C)^2 I)) / L
     lambda <- P(lambda + dual rate (Gamma of the noisy H and its sizes - bound))
 
-The second term of g_x is the gradient of a *price* times the record's row s(x), and the prices of a step are a function
-of its noisy H: :class:`PricedLoss`. With ``counts`` labels, H counts predicted labels instead of s(x): the
-hard dual update of its Appendix E.4. Gradients are of s(x) all the same, and sizes do not change. With ``size_share``
-each cell's number of records is released too, under Gaussian noise (its Remark 3; cells are a partition): H becomes the
-nearest histogram to both releases, and sizes are sums of that.
+The second term of g_x is the gradient of s(x) times a *price*: the price of a cell and a class is the derivative of the
+weighted constraints with respect to predicted mass there. The prices of a step are a function of its noisy H
+(:class:`PricedLoss`). With ``counts`` labels, H counts predicted labels instead of s(x): the hard dual update of the
+paper's Appendix E.4. Gradients still use s(x), and sizes do not change. With ``size_share`` each cell's number of
+records is released too, with Gaussian noise (the paper's Remark 3; cells are a partition): H is then the histogram
+nearest to both releases, and sizes are sums of it.
 
-A record moves H by 1 in L1 under any model, the sizes by 1 in L2 and, once H is released, the sum by C in L2, all
-on the same sample: one event, composed before it is amplified, in which the two Gaussians count as one. Where the data
-set names persons, these are sampled, s(x) in H and g_x are averages over a person's records, and L and the sizes count
-persons: the average of rows that sum to 1 moves H by 1 in L1 too, in however many cells they are.
+A record changes H by 1 in L1 under any model, the sizes by 1 in L2 and, once H is released, the sum by C in L2, all on
+the same sample: this is one event, composed before it is amplified, in which the two Gaussians count as one. If the
+data set names persons, persons are sampled, s(x) in H and g_x are averages over a person's records, and L and the sizes
+count persons: the average of rows that sum to 1 also changes H by 1 in L1, even if the records are in several cells.
 
 Deviations from the paper and its code:
 
 - Precision, which is not a rate of a fixed set of records, is bounded as a linear function of the histogram.
-- The paper amplifies Laplace and Gaussian noise separately and adds: too cheap, as both read one sample.
-  :func:`epsilon_as_in_paper` is that number, for comparison.
-- The relation is adding or removing a record, which its sensitivities are for; it writes replacing one.
-- Sizes have a public floor: with noise they may be negative. Its code charges nothing for group sizes that it releases.
-- Remark 3 has Laplace noise on sizes and does not price it. Gaussian noise here, and H gains from it too.
+- The paper amplifies Laplace and Gaussian noise separately and adds the costs, which is too low, as both read one
+  sample. :func:`epsilon_as_in_paper` is that number, for comparison.
+- The relation is "add or remove one", for which the paper's sensitivities hold; the paper states "replace one".
+- Sizes have a public floor: with noise they may be negative. The paper's code releases group sizes without a charge.
+- Remark 3 has Laplace noise on sizes and does not charge it. Here the noise is Gaussian, and also improves H.
 - Every entry of H has noise of its own, and there are no padded rows. Sums are divided by L, not by the sample's size.
 - The last weights are averaged; the paper takes the best of many checkpoints by private validation data, uncharged.
-- Momentum, as DP-SGD has it here; 0 is the paper's.
+- Momentum is available, as in DP-SGD; the paper has none.
 
 Shapes: N records, B of a batch, Q cells, C classes, J constraints, U unions.
 """
@@ -79,12 +80,15 @@ if TYPE_CHECKING:
     from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining
 
 _MOST_CODES = 2**16
-"""No data set has as many labels or groups."""
+"""The largest number of labels or groups that is accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Cells by true label and by group; 1 label or 1 group does not distinguish them. Cell = label * groups + group."""
+    """A partition of records into cells by true label and group: cell = label * ``num_groups`` + group.
+
+    With ``num_labels`` 1 labels are not distinguished, with ``num_groups`` 1 groups are not.
+    """
 
     num_labels: int = 1
     num_groups: int = 1
@@ -96,18 +100,18 @@ class Partition:
 
     @property
     def num_cells(self) -> int:
-        """Number of cells Q."""
+        """The number of cells Q."""
         return self.num_labels * self.num_groups
 
     def cell(self, *, label: int = 0, group: int = 0) -> int:
-        """One cell. ValueError for a label or a group that the partition does not have."""
+        """Return the cell of a label and a group. ValueError for a label or group that the partition does not have."""
         if not 0 <= label < self.num_labels or not 0 <= group < self.num_groups:
             allowed = f"a label below {self.num_labels} and a group below {self.num_groups}"
             raise ValueError(f"Expected {allowed}, got {label}, {group}.")
         return label * self.num_groups + group
 
     def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IntArray:
-        """The cell of every record, shape (N,). ValueError for a label or group out of range."""
+        """Return the cell of every record, shape (N,). ValueError for a label or group out of range."""
         cells_N = np.zeros(len(np.asarray(labels_N)), dtype=np.int64)
         sides = (("labels_N", labels_N, self.num_labels), ("groups_N", groups_N, self.num_groups))
         for name, codes_N, stop in sides:
@@ -131,7 +135,7 @@ class RateTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class RateConstraint:
-    """The constraint ``sum of terms <= bound``; ``name`` says what it bounds."""
+    """The constraint ``sum of terms <= bound``; ``name`` describes it in reports."""
 
     name: str
     terms: tuple[RateTerm, ...]
@@ -140,7 +144,7 @@ class RateConstraint:
 
 @dataclass(frozen=True, kw_only=True)
 class RateConstraints:
-    """Constraints over one partition, checked.
+    """Valid constraints over one partition.
 
     ValueError for a constraint without terms, a term without cells, a cell that the partition does not have, weights
     that are not one finite number for each of the same classes, and a bound that no predictions can keep.
@@ -155,10 +159,15 @@ class RateConstraints:
         for constraint in self.constraints:
             where = f"constraint {constraint.name!r}"
             if not constraint.terms or not np.isfinite(constraint.bound):
-                raise ValueError(f"Expected terms and a finite bound in {where}.")
+                raise ValueError(
+                    f"Expected terms and a finite bound in {where}, got {len(constraint.terms)} terms and the bound "
+                    f"{constraint.bound}."
+                )
             for term in constraint.terms:
                 if not term.cells:
-                    raise ValueError(f"The {where} rests on an empty union of cells, which has no rate.")
+                    raise ValueError(
+                        f"The {where} rests on an empty union of cells, which has no rate; name its cells."
+                    )
                 if not all(0 <= cell < self.partition.num_cells for cell in term.cells):
                     raise ValueError(f"Expected cells below {self.partition.num_cells} in {where}, got {term.cells}.")
                 if len(term.weights) != self.num_classes or not np.isfinite(term.weights).all():
@@ -177,7 +186,7 @@ class RateConstraints:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, of which every term has a weight."""
+        """The number of classes; every term has a weight for each."""
         return len(self.constraints[0].terms[0].weights)
 
     @property
@@ -187,7 +196,7 @@ class RateConstraints:
 
     @cached_property
     def unions(self) -> tuple[FloatArray, npt.NDArray[np.bool_], FloatArray]:
-        """The unions of cells that constraints rest on: their members (U, Q), whether their mass is divided by the
+        """The unions of cells in the constraints' terms: their members (U, Q), whether their mass is divided by the
         number of all records (U,), and the weights of their rates in each constraint (J, U, C)."""
         union_of = {
             term: (tuple(sorted(set(term.cells))), term.of_all) for each in self.constraints for term in each.terms
@@ -203,7 +212,7 @@ class RateConstraints:
         return members_UQ, np.array([of_all for _, of_all in unions], dtype=np.bool_), weights_JUC
 
     def histogram(self, probabilities_NC: npt.ArrayLike, cells_N: npt.ArrayLike) -> FloatArray:
-        """Predicted mass by cell and class, shape (Q, C). One record more adds exactly 1 to the sum of its entries."""
+        """Return the predicted mass by cell and class, shape (Q, C); each record adds 1 in all."""
         probabilities, cells = np.asarray(probabilities_NC, np.float64), np.asarray(cells_N)
         histogram_QC = np.zeros((self.partition.num_cells, self.num_classes))
         # Plain indexing would count a cell once, however many records it has.
@@ -211,7 +220,7 @@ class RateConstraints:
         return histogram_QC
 
     def values(self, histogram_QC: FloatArray) -> FloatArray:
-        """Gamma of an exact histogram, shape (J,); NaN where a union is empty."""
+        """Return the constraints' values Gamma for an exact histogram, shape (J,); NaN where a union is empty."""
         members_UQ, of_all_U, weights_JUC = self.unions
         sizes_U = np.where(of_all_U, histogram_QC.sum(), members_UQ @ histogram_QC.sum(axis=1))
         rates_UC = divide(members_UQ @ histogram_QC, sizes_U[:, None])
@@ -222,13 +231,17 @@ class RateConstraints:
     def evaluate(
         self, probabilities_NC: npt.ArrayLike, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike
     ) -> dict[str, float]:
-        """The exact value of every constraint on these records, by name; one-hot rows give hard rates."""
+        """Return the exact value of every constraint on these records, by name.
+
+        With one-hot ``probabilities_NC`` the rates are those of predicted labels.
+        """
         cells_N = self.partition.cells(labels_N, groups_N)
         values_J = self.values(self.histogram(probabilities_NC, cells_N))
         return dict(zip(self.names, values_J.tolist(), strict=True))
 
     def floored(self, histogram_QC: FloatArray, *, size_floor: float) -> tuple[str, ...]:
-        """The names of the constraints that rest on a union smaller than ``size_floor`` in this histogram."""
+        """Return the names of the constraints with a union of cells that is smaller than ``size_floor`` in this
+        histogram."""
         members_UQ, of_all_U, weights_JUC = self.unions
         is_small_U = (members_UQ @ histogram_QC.sum(axis=1) < size_floor) & ~of_all_U
         rests_JU = (weights_JUC != 0).any(axis=2)
@@ -236,11 +249,11 @@ class RateConstraints:
 
 
 class Pricer:
-    """Computes, for one noisy histogram after another, the constraint values and the derivative of the Lagrangian with
-    respect to a record's mass (its price).
+    """Computes the constraints' values and the prices of predicted mass from noisy histograms.
 
-    Unions are never smaller than ``size_floor`` > 0, as noise can make a size negative, and terms ``of_all`` are
-    divided by the constant ``num_records`` > 0. ValueError where either is not positive.
+    A price is the derivative of the Lagrangian with respect to predicted mass, by cell and class. Unions have at least
+    the size ``size_floor``, as noise can make a size negative, and terms ``of_all`` are divided by the constant
+    ``num_records``. ValueError unless both are positive.
     """
 
     def __init__(self, constraints: RateConstraints, *, size_floor: float, num_records: float) -> None:
@@ -257,12 +270,12 @@ class Pricer:
         self._shape, self._num_classes = (len(of_all_U1), num_classes), num_classes
 
     def __call__(self, histogram_QC: FloatArray, multipliers_J: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Gamma (J,), and the price of mass by cell and class (Q, C).
+        """Return the values Gamma (J,), and the prices by cell and class (Q, C).
 
-        The price is the derivative of ``num_records * multipliers @ Gamma`` at sizes held fixed: they do not depend on
-        a model.
+        A price is the derivative of ``num_records * multipliers @ Gamma`` with sizes fixed, as they do not depend on
+        the model.
         """
-        # With a model of a few weights, these calls take a good part of a step's time; ``dot`` is the fastest product.
+        # For a small model these calls take much of a step's time; ``dot`` is the fastest product.
         mass_UK = self._members_UQ.dot(histogram_QC.dot(self._with_sum_CK))
         # Sizes of unions are floored. Terms of all records are divided by one constant, which is both of their bounds.
         sizes_U1 = np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1)
@@ -275,9 +288,10 @@ class Pricer:
 
 
 def combined(*parts: RateConstraints) -> RateConstraints:
-    """All constraints of all parts, over the coarsest partition that refines theirs.
+    """Return all constraints of all ``parts`` over one partition, the coarsest that refines theirs.
 
-    ValueError for parts with other classes, and for partitions by different numbers of labels or groups.
+    ValueError for parts with different numbers of classes, and for partitions with different numbers of labels or
+    groups.
     """
     counts = {
         "labels": {part.partition.num_labels for part in parts},
@@ -324,7 +338,7 @@ NAMED_CONSTRAINTS: tuple[ConstraintName, ...] = get_args(ConstraintName)
 def named_constraints(
     name: str, *, num_classes: int, num_groups: int = 1, bound: float, label: int | None = 1
 ) -> RateConstraints:
-    """One of ``NAMED_CONSTRAINTS``, for every class, group and label that it has.
+    """Return the constraints called ``name``, one of ``NAMED_CONSTRAINTS``, for all classes, groups and labels.
 
     - ``demographic_parity``: r(z, k) - r(not z, k) <= bound for every group z and class k, signed;
     - ``equalized_odds``: r(z, k | y) - r(not z, k | y) <= bound for every true label y, group z and class k, signed;
@@ -333,10 +347,11 @@ def named_constraints(
     - ``false_positive_rate``: P[predicted ``label`` | another true label] <= bound;
     - ``false_discovery_rate``: P[true label is another | predicted ``label``] <= bound, which is 1 - precision.
 
-    The last three hold for every class where ``label`` is None. The false-discovery rate is not a weighted sum of
-    rates, because its denominator depends on the model. Multiplied out it is linear in the histogram: (1 - bound) mass
-    of the mistaken less bound times that of the right, over all records, is at most 0. So the value of that constraint
-    is not a rate. ValueError for another name, and for groups, a label or a bound out of range.
+    If ``label`` is None, the last three are stated for every class. The false-discovery rate is not a weighted sum of
+    rates, because its denominator depends on the model. Multiplied by its denominator the constraint is linear in the
+    histogram: (1 - bound) times the mass of wrong discoveries, minus bound times that of right ones, over all records,
+    is at most 0. So the value of that constraint is not a rate. ValueError for another name, and for groups, a label or
+    a bound out of range.
     """
     classes = range(num_classes)
 
@@ -399,7 +414,7 @@ SHARE_OF_SMALL_CELLS = 0.3  # the best of 0, .1 and .3 under equalized odds: doc
 
 
 class RacoDpConfig(Section):
-    """RaCO-DP: the rate constraint, its bound, and the updates of its multipliers. Gradient steps are set in
+    """Settings of RaCO-DP: the rate constraint, its bound, and the updates of multipliers; gradient steps are set in
     `dp_sgd`."""
 
     histogram_share: float = Field(0.1, gt=0, lt=1, description="Share of the budget for the histograms.")
@@ -436,7 +451,7 @@ class RacoDpConfig(Section):
 
     @property
     def resolved_size_share(self) -> float:
-        """``size_share``, or its default, which depends on whether cells are of a true label and a group."""
+        """``size_share``, or its default: 0.3 if cells distinguish both labels and groups, else 0."""
         if self.size_share is not None:
             return self.size_share
         if self.constraints is None:
@@ -445,20 +460,19 @@ class RacoDpConfig(Section):
             has_small_cells = self.constraints.partition.num_labels > 1 and self.constraints.partition.num_groups > 1
         return SHARE_OF_SMALL_CELLS if has_small_cells else 0.0
 
-    # Files and digests hold the resolved share; a value that is given still replaces it.
+    # Files and digests contain the resolved share, so that a later default does not change a run.
     @field_serializer("size_share", when_used="json")
     def _resolved(self, _: float | None) -> float:
         return self.resolved_size_share
 
 
 class PricedLoss:
-    """The cross entropy plus the price of the record's predictions s(x), for targets made by :meth:`targets`.
+    """The loss of a record: cross entropy plus the inner product of its predictions s(x) with the prices of its cell.
 
-    s(x) = softmax(``sharpness`` * outputs): an inverse temperature, so predictions harden as it grows. With
-    ``counts_labels`` the histogram counts the predicted label of a record instead of its probabilities.
-
-    ``release`` maps a batch's histogram (Q, C) to prices. ``prices_QC`` None: the next call has the outputs of a whole
-    batch, and they set the prices.
+    s(x) = softmax(``sharpness`` * outputs): with a large ``sharpness`` predictions are nearly hard. Targets are those
+    of :meth:`targets`. With ``counts_labels`` the histogram counts predicted labels instead of probabilities.
+    ``release`` maps a batch's exact histogram (Q, C) to prices; it adds the noise. If ``prices_QC`` is None, the next
+    call must have the outputs of a whole batch, from which the prices are set.
     """
 
     def __init__(
@@ -480,13 +494,14 @@ class PricedLoss:
         self.prices_QC: FloatArray | None = None
 
     def targets(self, labels_N: Tensor, cells_N: Tensor) -> Tensor:
-        """Cell and label of every record in one number, shape (N,). ValueError for lengths that differ."""
+        """Return the cell and the label of every record in one number, shape (N,). ValueError for lengths that
+        differ."""
         if len(labels_N) != len(cells_N):
             raise ValueError(f"Expected one cell per label, got {len(cells_N)} cells and {len(labels_N)} labels.")
         return cells_N * self._num_classes + labels_N
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One loss per record, shape (B,)."""
+        """Return one loss per record, shape (B,)."""
         rows_BC = self._rows(outputs)
         prices_QC = torch.as_tensor(self._prices(rows_BC, targets), dtype=rows_BC.dtype, device=rows_BC.device)
         cells = torch.div(targets, self._num_classes, rounding_mode="floor")
@@ -495,7 +510,7 @@ class PricedLoss:
         return functional.cross_entropy(outputs, labels, reduction="none") + priced_B
 
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The gradient of the summed losses with respect to ``outputs`` (B, C), which need no gradient themselves."""
+        """Return the gradient of the summed losses with respect to ``outputs`` (B, C), in closed form."""
         probability_BC = torch.log_softmax(outputs, dim=1).exp_()
         rows_BC = probability_BC if self._sharpness == 1 else self._rows(outputs)
         self._price_part[...] = self._prices(rows_BC, targets)[:, None]
@@ -506,13 +521,16 @@ class PricedLoss:
         return torch.addcmul(probability_BC, rows_BC, centred_BC, value=self._sharpness).sub_(truth_BC)
 
     def histogram(self, outputs: Tensor, targets: Tensor, share_B: Tensor | None = None) -> Tensor:
-        """The histogram of these outputs, shape (Q, C). ``share_B``: each record's share of its person; None: 1."""
+        """Return the exact histogram of these outputs, shape (Q, C).
+
+        ``share_B``: 1 / the number of records of each record's person; None: 1.
+        """
         return self._summed(self._rows(outputs), targets, share_B)
 
     def before_batch(self, clipper: GradientClipper, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> None:
-        """Release the histogram of a batch, which sets the prices. Empty batches count too.
+        """Release the histogram of a batch, also of an empty one, and set the prices.
 
-        A batch that is taken in parts, or by owner, is passed through the model once more beforehand.
+        A batch that is processed in parts or by owner passes through the model once more for this.
         """
         from fairpate.nn.per_example import shares_of  # a configuration is read without torch
 
@@ -534,7 +552,7 @@ class PricedLoss:
         self.prices_QC = self._release(torch.stack(histograms).sum(dim=0))
 
     def _rows(self, outputs: Tensor) -> Tensor:
-        # For the few classes there are, quicker than the softmax itself.
+        # For a few classes this is quicker than softmax.
         return torch.log_softmax(outputs if self._sharpness == 1 else self._sharpness * outputs, dim=1).exp()
 
     def _prices(self, rows_BC: Tensor, targets: Tensor) -> FloatArray:
@@ -571,11 +589,12 @@ def priced_training(
     histogram_randomness: PrivateRandomness,
     person_N: Tensor | None = None,
 ) -> PrivateTraining:
-    """DP-SGD on private ``x`` (N, ...), ``labels`` (N,) and ``cells`` (N,), with a noisy histogram before each sum.
+    """Return a DP-SGD training on private ``x`` (N, ...), ``labels`` (N,) and ``cells`` (N,), ready to run, in which
+    each step first releases a noisy histogram.
 
     ``pricing`` maps each noisy histogram (Q, C) to prices of that shape. If the steps have noise for sizes, the number
     of records of every cell is released too, and the histogram is :func:`refined` by it. ``histogram_randomness`` is
-    apart from that of sampling and gradients: prices of 0 give DP-SGD bit for bit.
+    separate from the randomness of sampling and gradients, so that prices of 0 give DP-SGD bit for bit.
     """
     from fairpate.nn.private_fit import GaussianNoise, LaplaceNoise, PrivateTraining, StepPlan
 
@@ -614,8 +633,8 @@ def priced_training(
 
 
 def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
-    """The histogram closest to a noisy histogram and its noisy row sums: least squares, each weighted by its inverse
-    variance."""
+    """Return the histogram that is closest to a noisy histogram and its noisy row sums, by least squares weighted by
+    inverse variances."""
     variance = 2 * laplace_scale**2
     if not variance:
         return histogram_QC
@@ -629,10 +648,10 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
 class HistogramSteps:
     """The steps of DP-SGD together with the noise of the histograms.
 
-    ``laplace_scale`` is that of the noise on every entry; a record moves all entries by 1 in L1. ``size_floor`` is the
-    least number of records that a union of cells counts as. The last ``averaged_share`` of the steps give their mean
-    weights. ``size_noise`` is the standard deviation on the number of records of every cell; a record moves all by 1 in
-    L2. None: these numbers are not released.
+    ``laplace_scale``: scale of the noise on every entry; a record changes all entries by 1 in L1. ``size_floor``: the
+    least size, in records, that is used for a union of cells. ``averaged_share``: share of the last steps whose weights
+    are averaged. ``size_noise``: standard deviation of the noise on the number of records of every cell, which a record
+    changes by 1 in L2; None: these numbers are not released.
     """
 
     gradient: PrivateSteps
@@ -657,9 +676,10 @@ class HistogramSteps:
 def plan_steps(
     training: DpSgdConfig, config: RacoDpConfig, *, num_records: int, noise_multiplier: float, laplace_scale: float
 ) -> HistogramSteps:
-    """The steps that ``training`` plans for ``num_records``, with the given noise.
+    """Return the steps that ``training`` plans for ``num_records``, with the given noise.
 
-    ``noise_multiplier`` is that of gradient and sizes together; ``size_share`` of its inverse square goes to the sizes.
+    ``noise_multiplier`` is that of gradient and sizes taken as one Gaussian; sizes have ``size_share`` of its inverse
+    square.
     """
     # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     size_share = config.resolved_size_share
@@ -678,9 +698,10 @@ def plan_steps(
 def calibrated_steps(
     training: DpSgdConfig, config: RacoDpConfig, target: PrivacyTarget, *, num_records: int
 ) -> HistogramSteps:
-    """The steps with the least noise that keeps them within ``target``, split as ``histogram_share`` says.
+    """Return the steps with the least noise at which they cost at most ``target``; histograms have ``histogram_share``
+    of the budget.
 
-    ValueError for a target out of reach.
+    ValueError for a target that no noise reaches.
     """
     # 1 / joint^2 = 1 / multiplier^2 + 1 / scale^2. Where noise is large, each release costs about half its inverse
     # square, so that `histogram_share` is the histogram's part of the budget.
@@ -704,10 +725,11 @@ def calibrated_steps(
 
 @dataclass(frozen=True, kw_only=True)
 class ConstraintReport:
-    """Constraints on soft predictions of private records, measured by noisy histograms: may be published.
+    """The constraints' values on soft predictions of private records, from noisy histograms: may be published.
 
-    ``values`` are Gamma of the mean histogram over the second half of the steps; ``floored`` names the constraints that
-    rest on a union smaller than the declared floor there, which were thus held more loosely than stated.
+    ``values`` are computed from the mean histogram over the second half of the steps. ``floored`` names the constraints
+    with a union of cells below the size floor in that histogram: their rates were underestimated, so they may exceed
+    their bounds.
     """
 
     names: tuple[str, ...]
@@ -725,8 +747,8 @@ class RacoTrained(Trained):
 
 
 def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -> RateConstraints:
-    """The constraints that ``config`` states or names. ValueError for constraints that do not fit the numbers of
-    classes and groups."""
+    """Return the constraints that ``config`` states or names. ValueError if they do not fit the numbers of classes and
+    groups."""
     if (own := config.constraints) is not None:
         # A partition of one label, or of one group, does not distinguish them.
         sizes = (("classes", own.num_classes, {num_classes}), ("groups", own.partition.num_groups, {1, num_groups}))
@@ -741,10 +763,10 @@ def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -
 
 
 class Lagrangian:
-    """The multipliers, and the prices of predictions that follow from them and from a noisy histogram.
+    """Maps noisy histograms to prices of predictions, and updates the Lagrange multipliers.
 
-    The prices of a step use the multipliers from before the step, which are updated afterwards. All of this is
-    post-processing.
+    The prices of a step use the multipliers from before the step, which are updated afterwards. It reads only released
+    histograms, so it is post-processing.
     """
 
     def __init__(self, constraints: RateConstraints, config: RacoDpConfig, steps: HistogramSteps) -> None:
@@ -759,7 +781,7 @@ class Lagrangian:
         self._sum_QC = np.zeros((constraints.partition.num_cells, constraints.num_classes))
 
     def __call__(self, noisy_histogram_QC: FloatArray) -> FloatArray:
-        """Prices (Q, C) at the scale of sums over the expected batch."""
+        """Return the prices (Q, C) for one noisy histogram, at the scale of sums over the expected batch."""
         # Prices first, of the multipliers that earlier steps released: the gradient and the dual step read one
         # histogram.
         values_J, prices_QC = self._pricer(noisy_histogram_QC, self.dual.multipliers_J)
@@ -770,7 +792,7 @@ class Lagrangian:
         return prices_QC
 
     def report(self) -> ConstraintReport:
-        """Report on the steps so far."""
+        """Return the report on the constraints, from the steps so far."""
         mean_QC = self._sum_QC / max(1, self._num_seen - self._first_kept)
         values_J, _ = self._pricer(mean_QC, self.dual.multipliers_J)
         return ConstraintReport(
@@ -783,7 +805,7 @@ class Lagrangian:
 
 
 class RacoDp(DpSgdFamily):
-    """Noise is calibrated to the target for one record or person; the constraint is on private groups and labels."""
+    """RaCO-DP, with noise calibrated to the target, which protects one record or person, with its group and label."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "RaCO-DP"
@@ -794,16 +816,16 @@ class RacoDp(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields that name a constraint, where ``constraints`` are given."""
+        """The disabled fields: those that name a constraint, if ``constraints`` are given."""
         named = ("constraint", "bound", "label") if self.raco_dp.constraints is not None else ()
         return super().unread | {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
 
     def check(self) -> None:
-        """Raise ConfigError for a target under which a histogram with a gradient has no price."""
+        """Raise ConfigError for the relation "replace one", for which the cost of a step is not known."""
         if self.target.record_relation != "add or remove one":
             raise ConfigError(
-                f"target.relation: {self.target.relation!r} is not priced for {self.method}, whose Laplace and "
-                "Gaussian noise fall on one sample; use 'add or remove one'."
+                f"target.relation: {self.target.relation!r} is not supported by {self.method}, which adds Laplace and "
+                "Gaussian noise to sums over one sample; use 'add or remove one'."
             )
 
     def train(self, training: Training) -> Trained:

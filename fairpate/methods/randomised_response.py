@@ -1,22 +1,22 @@
 """Randomised response on the sensitive attribute (Mozannar et al. 2020, "Fair Learning with Private Demographic Data").
 
-Everyone reports Z = A with odds exp(epsilon) to 1 against each other group: local privacy of A, hence the same pure
-epsilon when one A is replaced, with no accountant. A is used once; drawing it anew for every epsilon, epoch or fold
-would cost each time.
+For each record with the group A a group Z is reported: A is exp(epsilon) times as likely as each other group. This is
+local privacy of A, hence a pure guarantee with the same epsilon if one A is replaced, without an accountant. Each A is
+randomised once; doing so again for every epsilon, epoch or fold would cost epsilon each time.
 
-- ``one_step``: a fair learner without privacy on (X, Y, Z), A no feature: the baseline of PF-LD.
-- ``two_step``: that on one half; on the other, statistics over A are recovered from those over Z,
-  P[A = a, event] = sum_z inverse[a, z] P[Z = z, event], and the linear programme of DP-postprocessing mixes the
-  learner's predictions per group. It needs the group at prediction.
+- ``one_step``: a fair learner without privacy on (X, Y, Z), where A is not a feature: the baseline of PF-LD.
+- ``two_step``: the same on one half of the records. On the other half, statistics over A are recovered from those over
+  Z, P[A = a, event] = sum_z inverse[a, z] P[Z = z, event], and the linear programme of DP-postprocessing mixes the
+  learner's predictions per group. Prediction then needs the group.
 
-Gaps over Z are smaller than over A: by (G pi - 1) / (G - 1) in balanced groups, pi = P[Z = A]. ``corrects_bound`` asks
-the learner for that smaller gap, exact for two balanced groups, a rule of thumb otherwise; a multiplier on it is worth
-as much less, so that the default learner's are scaled up.
+Gaps over Z are smaller than over A: by the factor (G pi - 1) / (G - 1) in balanced groups, with pi = P[Z = A].
+``corrects_bound`` lowers the learner's allowed gap by this factor, which is exact for two balanced groups and a rule of
+thumb otherwise. The multipliers of the default learner are raised by the same factor.
 
-Deviations from the paper: response is drawn exactly; counts recovered over A are clipped at 0 and scaled so that every
-(label, prediction) keeps its public total; the bound's correction; any learner, by default the exponentiated gradient
-of :mod:`fairpate.methods.dp_fair_learning` over logistic regression. With a learner of several classes both forms have
-several.
+Deviations from the paper: responses are sampled exactly; counts recovered over A are clipped at 0 and scaled so that
+every (label, prediction) keeps its public total; the allowed gap is corrected; the learner may be chosen, by default
+the exponentiated gradient of :mod:`fairpate.methods.dp_fair_learning` over logistic regression, for two classes; with
+F-LD there may be more.
 
 Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
 """
@@ -46,7 +46,8 @@ from fairpate.types import FloatArray, sklearn
 
 
 class RandomisedResponseConfig(ParityConfig):
-    """Mozannar et al. 2020. `num_rounds`, `dual_bound` and `learning_rate` are those of the exponentiated gradient."""
+    """Settings of Mozannar et al. 2020; `num_rounds`, `dual_bound` and `learning_rate` are for the exponentiated
+    gradient."""
 
     form: Literal["one_step", "two_step"] = "one_step"
     learner: Literal["exponentiated_gradient", "f_ld"] = Field(
@@ -65,21 +66,20 @@ class RandomisedResponseConfig(ParityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseTrained(Trained):
-    """The trained model. ``mixing`` is the linear programme of the second step, None for ``one_step``; with it a
-    prediction needs the group."""
+    """The trained model; ``mixing`` is the solution of the second step's linear programme, None for ``one_step``."""
 
     mixing: Mixing | None
 
 
 def recovery(epsilon: float, num_groups: int) -> FloatArray:
-    """The inverse (G, G) of the response matrix: it maps expected reported counts to true counts.
+    """Return the inverse (G, G) of the response matrix, which maps expected reported counts to true counts.
 
     ValueError for epsilon 0, where reports do not depend on the group.
     """
     keep = keep_probability(epsilon, num_groups)
     scale = num_groups * keep - 1
     if not epsilon > 0 or scale <= 0:
-        raise ValueError(f"Expected epsilon > 0, got {epsilon}: what groups report does not depend on them.")
+        raise ValueError(f"Expected epsilon > 0, got {epsilon}: the reports do not depend on the groups; raise it.")
     # The inverse of keep on the diagonal and (1 - keep) / (G - 1) elsewhere.
     inverse_GG = np.full((num_groups, num_groups), (keep - 1) / scale)
     np.fill_diagonal(inverse_GG, (num_groups - 2 + keep) / scale)
@@ -87,13 +87,13 @@ def recovery(epsilon: float, num_groups: int) -> FloatArray:
 
 
 def shrinkage(epsilon: float, num_groups: int) -> float:
-    """The ratio of a gap over reported groups to the gap over true groups, if the groups have equal sizes."""
+    """Return the ratio of a gap over reported groups to the gap over true groups, if the groups have equal sizes."""
     return (num_groups * keep_probability(epsilon, num_groups) - 1) / (num_groups - 1)
 
 
 def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatArray:
-    """Estimated counts over true groups: unbiased, then clipped at 0 and rescaled to the total of each (label,
-    prediction)."""
+    """Return estimated counts over true groups: unbiased estimates, clipped at 0 and rescaled to the total of each
+    (label, prediction)."""
     # Unbiased estimates of small counts fall below 0. Totals over groups are known: labels and predictions are public.
     clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
     found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)
@@ -103,7 +103,7 @@ def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatA
 
 
 class RandomisedResponse(PrivateMethod):
-    """Local differential privacy for one sensitive attribute: the method learns from the reported groups only."""
+    """Local differential privacy for the sensitive attribute: a fair learner reads only randomised groups."""
 
     title: ClassVar[str] = "randomised response"
     paper: ClassVar[str] = "Mozannar et al. 2020"
@@ -115,7 +115,7 @@ class RandomisedResponse(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields of the other learner, and of the second step where there is one step."""
+        """Fields of the learner that is not used, and of the second step if there is only one step."""
         by_f_ld, one_step = self.randomised_response.learner == "f_ld", self.randomised_response.form == "one_step"
         game = ("num_rounds", "dual_bound", "learning_rate", "max_gap", "corrects_bound") if by_f_ld else ()
         steps = ("mixing_gap", "min_share") if one_step else ()
@@ -126,7 +126,8 @@ class RandomisedResponse(PrivateMethod):
         return super().unread | others | {f"randomised_response.{field}": cause for field, cause in causes.items()}
 
     def check(self) -> None:
-        """Raise ConfigError for another relation, and for a published model that the learner does not make."""
+        """Raise ConfigError for a relation other than "replace one", and for settings that do not fit the published
+        model."""
         settings = self.randomised_response
         super().check()
         if settings.learner == "exponentiated_gradient":
@@ -136,18 +137,19 @@ class RandomisedResponse(PrivateMethod):
 
     @property
     def learns_two_classes(self) -> bool:  # type: ignore[override]
-        """True unless F-LD learns."""
+        """True unless the learner is F-LD."""
         return self.randomised_response.learner == "exponentiated_gradient"
 
     def learned(
         self, training: Training, x: Tensor, labels: Tensor, reported: Tensor, *, max_gap: float, shrunk: float
     ) -> nn.Module:
-        """The classifier that the configured learner fits to features (N, ...), labels (N,) and reported groups (N,).
+        """Return the classifier that the configured learner fits to features (N, ...), labels (N,) and reported groups
+        (N,).
 
-        ``max_gap``: the gap to keep over reported groups, in which true gaps are ``shrunk`` to a share of themselves.
-
-        The exponentiated gradient is the reduction of Agarwal et al. 2018 over logistic regression: a mixture of linear
-        rules, for two classes. Its multipliers grow faster and higher by as much as gaps shrink.
+        ``max_gap``: the allowed gap over reported groups. ``shrunk``: the ratio of gaps over reported groups to those
+        over true groups. The exponentiated gradient is the reduction of Agarwal et al. 2018 over logistic regression: a
+        mixture of linear rules, for two classes. Its learning rate and its bound on multipliers are divided by
+        ``shrunk``.
         """
         config, dataset = self.randomised_response, training.dataset
         if config.learner == "f_ld":
@@ -178,9 +180,9 @@ class RandomisedResponse(PrivateMethod):
         return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
 
     def train(self, training: Training) -> ResponseTrained:
-        """Randomise the group of each record once, and learn from the reported groups.
+        """Randomise the group of each record once, learn from the reported groups, and return the model.
 
-        ValueError for codes out of range, and for a cell that holds too few records.
+        ValueError for codes out of range, and for a group and event with too few records.
         """
         dataset, config, epsilon = training.dataset, self.randomised_response, self.target.epsilon
         x, y, num_groups = dataset.private.x, dataset.private.y, dataset.num_groups

@@ -1,41 +1,40 @@
 """Every private record votes once, and one noisy table of the votes is released.
 
-    votes        every private record adds whole numbers to a table, by its label and by what public records are like
-    release      the table + N_Z(0, sigma^2), every cell of it, empty ones too
-    labels       what the table says of every public record; the surest labels teach the student
+    votes        every private record adds whole numbers to a table, by its label and its position among public records
+    release      the table + N_Z(0, sigma^2), on every cell, also on empty ones
+    labels       a label for every public record, from the table; the student learns from the most certain ones
 
-One event prices everything, for any records, so the published epsilon is the one that is computed. All that follows the
-table is post-processing: labels for the whole pool, the student, and every fairness rule. The pool must really be
-public. If the data set names persons, all votes of a person are added up and shortened to the length of one vote, in
-whole numbers of which a vote has U; adding or removing a person then moves the table by no more than one vote
-(:class:`fairpate.privacy.mechanism_events.VoteSums`).
+The release is one event, whose cost holds for any records, so it is published as computed. All steps after the table
+are post-processing: labels for the whole pool, the student, and every fairness rule. The pool, which is the set of
+public records, must really be public. If the data set names persons, all votes of a person are added up and scaled down
+to the norm of one vote, in whole numbers: a vote of norm one is U units. Adding or removing a person then changes the
+table by at most one vote (:class:`fairpate.privacy.mechanism_events.VoteSums`).
 
 One vote on a public prototype (``record_votes``; related: parallel composition, McSherry 2009; private prototypes of
 public embeddings, DPPL, Wahdany et al. 2025, arXiv 2406.08039):
 
     prototypes   K centres of the public pool, in an embedding of public records alone
     votes        n[k, c] = how many private records of label c are nearest to prototype k
-    labels       what a public record's prototype says, or a linear rule that is fitted to all counts
+    labels       the most frequent label at a record's prototype, or a linear rule that is fitted to all counts
 
-Adding or removing a record moves one cell by one, for any K and C: one event, priced exactly for noise on whole numbers
-(:class:`fairpate.privacy.mechanism_events.VoteTables`). K and sigma are computed from the configuration and the size of
-the pool, never from private records: their number is declared (``num_records``) or not used.
+Adding or removing a record changes one cell by one, for any K and C: one event with the exact cost of noise on whole
+numbers (:class:`fairpate.privacy.mechanism_events.VoteTables`). K and sigma are computed from the configuration and the
+size of the pool, never from private records: their number is declared (``num_records``) or not used.
 
 One sum of feature vectors per class (``weighted_votes``; related: sufficient statistics perturbation, Foulds et al.
-2016, arXiv 1603.07294; Huggins et al. 2017, arXiv 1709.09216; public records stand in for what private ones would
-otherwise have to reveal):
+2016, arXiv 1603.07294; Huggins et al. 2017, arXiv 1709.09216; here public records replace a part of the statistics):
 
     phi(x)       whole numbers of L2 norm at most U: a constant, and coordinates of a public embedding, cut at a radius
     votes        S[c] = the sum of phi(x) over private records of label c
     pool         weights p of public records, in proportion to exp(<t, phi>), with which their mean is the sum of S / n
     rule         W minimises  E_p ln sum_c exp(<W_c, phi>)  -  <W, S / n>  +  ridge |W|^2 / 2
 
-Adding or removing a record moves one row by at most U in L2 norm. The objective is that of logistic regression, but for
-the expectation of its first term over public records instead of private ones. The weights correct for public records
-that differ from the private ones, as far as their means show (exponential tilting, Qin 1998; entropy balancing,
-Hainmueller 2012). n is the noisy number of records that the constant's sums give; it counts a person less than their
-records. Both fits have a ridge in proportion to the noise of S / n, so that weights that only noise asks for stay
-equal. The embedding is that of the data set (``data.embedding``), or one of the method's own, of public records alone.
+Adding or removing a record changes one row by at most U in L2 norm. The objective is that of logistic regression,
+except that the expectation of its first term is over public records instead of private ones. The weights p correct for
+differences between the means of public and private records (exponential tilting, Qin 1998; entropy balancing,
+Hainmueller 2012). n is the noisy number of records, from the sums of the constant; a person counts less than their
+records. Both fits have a ridge penalty in proportion to the noise of S / n, so that noise alone does not change
+weights. The embedding is that of the data set (``data.embedding``), or the method's own, fitted to public records only.
 
 Shapes: N private records, M public ones, K prototypes, C classes, G groups, W numbers per class, D or E coordinates.
 """
@@ -99,12 +98,12 @@ from fairpate.types import FloatArray, IntArray, LabelledSet, RealArray, Unit, s
 from student.student import Student
 
 UNITS = 2**14
-"""U: a vote of norm one, in whole numbers."""
+"""U: the number of units of a vote of norm one; votes are whole numbers of units."""
 _LARGEST_EPSILON = 20
 
 
 class TaughtConfig(Section):
-    """The labels of public records that the student learns from."""
+    """Settings of the labels of public records from which the student learns."""
 
     taught_share: float = Field(
         0.7,
@@ -124,8 +123,7 @@ class TaughtConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLabels:
-    """Labels of public records: a label (M,), its certainty (M,), and optionally the probability of each class (M,
-    C)."""
+    """Labels of public records (M,) with their certainty (M,), and optionally the probability of each class (M, C)."""
 
     labels_M: IntArray
     certainty_M: RealArray
@@ -133,66 +131,72 @@ class PoolLabels:
 
 
 class VotesOfRecords(ReleasingMethod):
-    """Noise is calibrated to the target, which protects one record or person, added or removed. There is one
-    release.
+    """A method in which private records vote in one release, under the relation "add or remove one".
 
-    ``learned``: the fields of the method's own section that only learning reads, in addition to those of
-    :class:`TaughtConfig`.
+    Noise is calibrated to the target, which protects one record or person. ``learned``: the fields of the method's own
+    section that only learning reads, in addition to those of :class:`TaughtConfig`.
     """
 
     protects_persons: ClassVar[bool] = True
     reads_public: ClassVar[bool] = True  # public records get the labels
     has_student: ClassVar[bool] = True
     section: ClassVar[str]
-    """Name of the method's own section."""
+    """Name of the method's own section of the configuration."""
     learned: ClassVar[tuple[str, ...]] = ()
 
     @property
     def own(self) -> TaughtConfig:
-        """The method's own section."""
+        """The method's own section of the configuration."""
         found: TaughtConfig = getattr(self, self.section)
         return found
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The fields that only learning reads."""
+        """The dotted fields that only learning reads, and the release does not."""
         own = (*self.learned, *TaughtConfig.model_fields)
         return (*ReleasingMethod.afterwards, *(f"{self.section}.{field}" for field in own))
 
     @property
     def reads_groups(self) -> bool:  # type: ignore[override]
-        """True if the table has a part for every group of private records; tables of several releases have none."""
+        """True if the table has separate rows for every group of private records; never for several releases."""
         return getattr(self.own, "by_group", False)
 
     def rows(self, dataset: Dataset) -> tuple[IntArray, int]:
-        """The row of each private record's vote, by its label and perhaps its group, and the number of such rows."""
+        """Return the row of the table to which each private record adds its vote, and the number of rows.
+
+        The row is the record's label or, if the table is by group, the group and the label.
+        """
         labels_N, num_classes = dataset.private.y.numpy(), dataset.num_classes
         if not self.reads_groups:
             return labels_N, num_classes
         return dataset.private.z.numpy() * num_classes + labels_N, dataset.num_groups * num_classes
 
     def label_noise(self, num_groups: int) -> float:
-        """The noise of the table that the student learns from, as a multiple of the release's noise."""
-        # The parts of all groups are added, and their noises are independent.
+        """Return the noise of the table from which the student learns, as a multiple of the release's noise."""
+        # The tables of all groups are added, and their noises are independent.
         return TAUGHT_NOISE * math.sqrt(num_groups) if self.reads_groups else 1.0
 
     def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float, FloatArray]:
-        """Split a released table by group (axis 0) in two. The split is reproducible.
+        """Split a released table by group (axis 0) into two tables with independent noise, reproducibly.
 
-        Return the table that the student learns from, summed over groups, the standard deviation of its noise, and the
-        table by group from which to estimate how the student treats groups.
+        Return the table from which the student learns, summed over groups, the standard deviation of its noise, and the
+        table by group from which the student's rates by group are estimated.
         """
-        # A new generator at each call, from one seed: student and estimate need the two halves of the same draw.
+        # A new generator at each call, from one seed: student and estimate need the two tables of the same split.
         generator = np.random.default_rng(stream_seed(self.seed, Stream.THINNING))
         taught_G, kept_G = thinned(table_G, stddev=stddev, generator=generator)
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """The released table by group, and for every public record its vote (M, W) and label probabilities (M, C)."""
+        """Return the released table by group, and for every public record its vote (M, W) and label probabilities
+        (M, C)."""
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
-        """Estimate how ``student`` treats the groups of private records, from the release and public records alone."""
+        """Return an estimate of the rates of ``student`` by group among private records; None without a table by group.
+
+        It reads only the release and public records.
+        """
         if not self.reads_groups:
             return None
         public = dataset.public
@@ -215,17 +219,16 @@ class VotesOfRecords(ReleasingMethod):
 
     @property
     def reads_public_groups(self) -> bool:
-        """True if a gate, a regulariser, a table by group or a calibration reads them."""
+        """True if a gate, a regulariser, a table by group or a calibration reads the groups of public records."""
         asked = self.own.gate is not None or self.own.penalty is not None
         return asked or self.reads_groups or self.public_data.calibration is not None
 
     def check(self) -> None:
-        """Raise ConfigError for a target that leaves hardly any noise, or a relation by which a record moves two
-        cells."""
+        """Raise ConfigError for a target epsilon above 20, and for the relation "replace one"."""
         if self.target.epsilon > _LARGEST_EPSILON:
             raise ConfigError(
-                f"target.epsilon: a table of votes is priced up to {_LARGEST_EPSILON}, got {self.target.epsilon}; "
-                "lower it."
+                f"target.epsilon: the cost of a table of votes is computed up to {_LARGEST_EPSILON}, got "
+                f"{self.target.epsilon}; lower it."
             )
         if self.target.record_relation != "add or remove one":
             raise ConfigError(
@@ -234,17 +237,20 @@ class VotesOfRecords(ReleasingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError for groups of persons, as votes of persons are shortened and count no records."""
+        """Raise ConfigError for counts by group in a data set that protects persons: their votes are scaled down, so
+        sums of votes do not count records."""
         super().check_data(dataset)
         if self.reads_groups and dataset.unit == "person":
             raise ConfigError(
                 f"{self.method}.by_group: counts private records by group, but {dataset.name} protects persons, whose "
-                "votes are shortened; leave it out, or set data.unit=record, which protects less."
+                "votes are scaled down; leave it out, or set data.unit=record, which protects less."
             )
 
     def sum_event(self, unit: Unit, *, norm: float = UNITS, scale: float = UNITS) -> VoteSums:
-        """The event of a table of sums to which a unit adds a norm of ``norm`` at most, with the least noise that the
-        target allows; the noise is looked for in multiples of ``scale``."""
+        """Return the event of a table of sums with the least noise that the target allows.
+
+        A unit adds numbers of L2 norm at most ``norm``. The search for the noise works in multiples of ``scale``.
+        """
         of_table = partial(VoteSums, count=1, norm=norm, unit=unit)
         noise = noise_within(self.target, lambda noise: [of_table(noise_stddev_votes=noise * scale)])
         return of_table(noise_stddev_votes=noise * scale)
@@ -252,14 +258,16 @@ class VotesOfRecords(ReleasingMethod):
     def taught(
         self, said: PoolLabels, training: Training, released: Released, *, records: Split | None = None
     ) -> Trained:
-        """Train a student on the most certain labels that pass the gate. ``released`` is what the labels are learned
-        from; ``records`` are the public records with labels, None: all of them."""
+        """Train a student on the most certain labels that pass the gate, and return it with the release's events.
+
+        ``said`` are labels of the public ``records`` (None: all public records), learned from ``released``.
+        """
         settings, dataset, public = self.own, training.dataset, training.dataset.public
         asked = public if records is None else records
         num_records = len(said.labels_M)
         kept_M = np.zeros(num_records, dtype=np.bool_)
         num_taught = max(1, round(settings.taught_share * num_records))
-        # Stable: of equally sure labels the first teach, on every machine.
+        # Stable: among equally certain labels the first ones are used, on every machine.
         kept_M[np.argsort(-said.certainty_M, kind="stable")[:num_taught]] = True
         labelled = LabelledSet(
             record_ids=tuple(asked.record_id),
@@ -295,9 +303,9 @@ class VotesOfRecords(ReleasingMethod):
 def with_noise(
     table: IntArray, *, stddev: float, source: NoiseSource, row: str, noisy_sum: NoisySum | None = None
 ) -> IntArray:
-    """Return the table (rows, columns) with noise on every cell, summed over all sites where there are several.
+    """Return the table (rows, columns) with noise on every cell; with ``noisy_sum``, the noisy sum over all sites.
 
-    ``row`` is the word for a row in the noise's stream names.
+    ``row`` names the rows in the keys from which seeded noise is derived.
     """
     if noisy_sum is not None:
         return noisy_sum(table, stddev=stddev, name=row)
@@ -311,7 +319,7 @@ _POOL_PER_CELL = 10
 
 
 class RecordVotesConfig(TaughtConfig):
-    """The prototypes, and the labels that the student learns from."""
+    """Settings of the prototypes, and of the labels from which the student learns."""
 
     embedding: EmbeddingName = Field(
         "components",
@@ -342,7 +350,8 @@ class RecordVotesConfig(TaughtConfig):
     )
 
     def prototypes_of(self, pool: int, *, stddev: float) -> int:
-        """The number of prototypes K: the configured one, or one derived from public facts."""
+        """Return the number of prototypes K: the configured one, or one computed from the size of the ``pool``, the
+        declared number of records and the noise."""
         if self.num_prototypes is not None:
             return self.num_prototypes
         # From the declared number: where records are added or removed, the real one is private.
@@ -360,10 +369,10 @@ def noisy_votes(
     person_N: IntArray | None = None,
     noisy_sum: NoisySum | None = None,
 ) -> IntArray:
-    """The released table (K, C): one vote per record, and noise on every cell.
+    """Return the released table (K, C): one vote per record, and noise on every cell.
 
-    With ``person_N``, the person of each record, a vote is :data:`UNITS` units, and the votes of a
-    person together are no longer than one.
+    With ``person_N``, the person of each record, a vote is :data:`UNITS` units, and all votes of a person together have
+    at most the norm of one vote.
     """
     votes_KC = np.zeros(shape, dtype=np.int64)
     if person_N is None:
@@ -378,7 +387,7 @@ def noisy_votes(
 
 
 class RecordVotes(VotesOfRecords):
-    """Each private record votes once, for its label at the nearest public prototype, under noise within the target."""
+    """Each private record votes once, for its label at the nearest public prototype; one noisy table is released."""
 
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; related: McSherry 2009, arXiv 2406.08039"
@@ -389,7 +398,7 @@ class RecordVotes(VotesOfRecords):
     record_votes: RecordVotesConfig = RecordVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """The votes to expect if every cell has an equal share of the records."""
+        """Return an estimate of the votes on a public record, if all prototypes have equally many votes."""
         (_, noise), pool = self.event(dataset.unit), len(dataset.public)
         stddev = noise * self.label_noise(dataset.num_groups)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
@@ -398,7 +407,8 @@ class RecordVotes(VotesOfRecords):
         )
 
     def event(self, unit: Unit) -> tuple[VoteTables | VoteSums, float]:
-        """The event of the table, with the least noise that the target allows, and that noise in votes."""
+        """Return the event of the table with the least noise that the target allows, and the noise's standard deviation
+        in votes."""
         if unit == "person":
             # A sum in units, of which a vote has U: a power of two, so that no division rounds.
             sums = self.sum_event(unit)
@@ -407,7 +417,7 @@ class RecordVotes(VotesOfRecords):
         return VoteTables(count=1, noise_stddev_votes=noise), noise
 
     def prototypes(self, dataset: Dataset) -> Prototypes:
-        """Return the prototypes, which depend on public records and settings alone."""
+        """Return the prototypes, which depend only on public records and settings."""
         settings, (_, stddev) = self.record_votes, self.event(dataset.unit)
         return Prototypes.of(
             dataset.public.x,
@@ -419,7 +429,7 @@ class RecordVotes(VotesOfRecords):
         )
 
     def measure(self, training: Training, prototypes: Prototypes | None = None) -> Released:
-        """Release one noisy table of votes for ``prototypes``; None: find them first."""
+        """Release one noisy table of votes at ``prototypes``; None: compute the prototypes first."""
         dataset, private = training.dataset, training.dataset.private
         event, stddev = self.event(dataset.unit)
         if prototypes is None:
@@ -429,7 +439,7 @@ class RecordVotes(VotesOfRecords):
             row_N, num_rows = self.rows(dataset)
             person_N = None if private.person_N is None else private.person_N.numpy()
             if person_N is None and dataset.unit == "person":
-                # No private record is here, and those of other sites are of persons, whose votes have units.
+                # This site has no private record; those of other sites belong to persons, so votes are in units.
                 person_N = np.zeros(0, dtype=np.int64)
             nearest_N = prototypes.nearest(private.x)
             training.reserve((event,), self.source.label)
@@ -456,7 +466,7 @@ class RecordVotes(VotesOfRecords):
         return Released(arrays=arrays, events=(event,))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Label the public pool, and train a student on the most certain labels."""
+        """Label the public pool, train a student on the most certain labels, and return it."""
         prototype_M = released.arrays["prototype_M"]
         votes_KC, stddev = self._votes(released)
         if self.record_votes.rule == "cells":
@@ -466,7 +476,7 @@ class RecordVotes(VotesOfRecords):
         return self.taught(said, training, released)
 
     def _votes(self, released: Released) -> tuple[IntArray | RealArray, float]:
-        """Votes by cell and class, and the standard deviation of their noise."""
+        """Return the released votes by prototype and class, and the standard deviation of their noise."""
         arrays, (event,) = released.arrays, released.events
         assert isinstance(event, VoteTables | VoteSums)
         if self.reads_groups:
@@ -476,8 +486,8 @@ class RecordVotes(VotesOfRecords):
         return arrays["votes_KC"] / units if units > 1 else arrays["votes_KC"], event.noise_stddev_votes / units
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """The counts, each public record's vote (the unit vector of its cell), and the label probabilities of the
-        linear rule."""
+        """Return the counts by group, each public record's vote (the unit vector of its prototype), and the label
+        probabilities of the linear rule."""
         arrays, (votes_KC, stddev), (event,) = released.arrays, self._votes(released), released.events
         assert isinstance(event, VoteTables)  # groups of persons are refused
         noise = event.noise_stddev_votes
@@ -490,11 +500,11 @@ class RecordVotes(VotesOfRecords):
 
 
 def labels_of_cells(votes_KC: IntArray | RealArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
-    """Label every public record with the most frequent label, by noisy votes, of its prototype."""
+    """Return labels of public records: for each the label with most noisy votes at its prototype."""
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
     # The lead over the runner-up in standard deviations: of the added noise, and of the sampling of counts this large.
     doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
-    # Without votes and noise there is no doubt to divide by.
+    # Without votes and without noise the doubt is 0, and the lead is 0 too.
     lead_K = (ordered_KC[:, -1] - ordered_KC[:, -2]) / np.maximum(doubt_K, 1e-9)
     return PoolLabels(labels_M=votes_KC.argmax(axis=1)[prototype_M], certainty_M=lead_K[prototype_M])
 
@@ -502,9 +512,9 @@ def labels_of_cells(votes_KC: IntArray | RealArray, prototype_M: IntArray, *, st
 def labels_of_line(
     votes_KC: IntArray | RealArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> PoolLabels:
-    """Label every public record by a logistic regression that is fitted to all counts."""
+    """Return labels of public records by a logistic regression that is fitted to all counts."""
     chances_MC = chances_of_line(votes_KC, prototype_M, coordinates_MD, stddev=stddev)
-    # A line is fitted to two labels or more: with votes for one alone, what the cells say is all there is.
+    # A regression needs at least two labels: with votes for one only, the labels of the prototypes are used.
     if (chances_MC.max(axis=0) > 0).sum() < 2:
         return labels_of_cells(votes_KC, prototype_M, stddev=stddev)
     ordered_MC: npt.NDArray[Any] = np.sort(chances_MC, axis=1)
@@ -514,10 +524,11 @@ def labels_of_line(
 def chances_of_line(
     votes_KC: IntArray | RealArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> RealArray:
-    """Probability of each label (M, C) by logistic regression on the pool's coordinates, all counts together.
+    """Return the probability of each label (M, C) by a logistic regression of all counts on the pool's coordinates.
 
-    A record has an equal share of its cell's counts. The ridge is what the noise of K cells calls for, against the
-    information in that many votes. If fewer than two labels have votes, theirs are certain.
+    Each public record has an equal share of its prototype's counts as sample weight. The ridge penalty is the noise
+    variance of all K prototypes relative to the number of votes. If fewer than two labels have votes, these are
+    certain.
     """
     # Noise can make counts negative, and a negative sample weight would reward a wrong label.
     positive_KC = np.maximum(votes_KC, 0)
@@ -544,7 +555,7 @@ _CONSTANT = 0.5  # next to coordinates of norm one or less
 _LENGTH = math.hypot(1.0, _CONSTANT)
 # Truncated as every number of a vote is.
 ONE_RECORD = int(_CONSTANT / _LENGTH * (UNITS - 1))
-"""The first number of every vote, so that a sum of votes counts records."""
+"""The constant in every vote, in units: divided by it, a sum of constants is a number of records."""
 _AT_ONCE = 8192
 _COMPARED = 2000  # public records, with one another
 # Of convex functions that return their value and gradient. The last step is taken if steps run out: it is
@@ -553,7 +564,7 @@ _SOLVER: dict[str, Any] = {"jac": True, "method": "L-BFGS-B", "options": {"maxit
 
 
 class VectorsConfig(TaughtConfig):
-    """The embedding of records that add vectors, and the labels that the student learns from."""
+    """Settings of the embedding of records, and of the labels from which the student learns."""
 
     taught_share: float = Field(
         1.0,
@@ -567,7 +578,7 @@ class VectorsConfig(TaughtConfig):
 
 
 class WeightedVotesConfig(VectorsConfig):
-    """The linear rule, and the labels that the student learns from."""
+    """Settings of the linear rule, and of the labels from which the student learns."""
 
     by_group: bool = Field(
         False,
@@ -583,19 +594,21 @@ class WeightedVotesConfig(VectorsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedBallot:
-    """The feature map phi. A record adds the vector phi(x), which depends on no other private record, to the row of its
-    label."""
+    """The feature map phi: a record adds the vector phi(x), its vote, to the row of its label.
+
+    phi(x) depends on no other private record. ``embedding`` None: records are embedded already.
+    """
 
     embedding: Embedding | None
     radius: float = EMBEDDED_NORM
 
     @classmethod
     def of(cls, dataset: Dataset, config: EmbeddingConfig) -> WeightedBallot:
-        """The feature map of ``dataset``, whose radius is the norm of a typical embedded record."""
+        """Return the feature map of ``dataset``; its radius is the norm of a typical embedded record."""
         return cls(embedding=None if dataset.embedding is not None else Embedding.of(dataset.public.x, config))
 
     def votes(self, x: Tensor) -> IntArray:
-        """Whole numbers (N, W) of L2 norm at most :data:`UNITS`; the first is the same for all."""
+        """Return the votes phi(x) (N, W): whole numbers of L2 norm at most :data:`UNITS`, first the constant."""
         embedded = x if self.embedding is None else self.embedding(x)
         # One NaN would spoil all sums, and so reveal that its record is there.
         coordinates = embedded.double().nan_to_num(0.0).numpy() / self.radius
@@ -608,8 +621,8 @@ class WeightedBallot:
         return whole
 
     def similar(self, x: Tensor, num_records: int) -> int:
-        """The expected weight, in whole votes, of records similar to a given one, if ``num_records`` records are
-        distributed like public ``x``."""
+        """Return an estimate of how many votes decide a label: the similarity of a record to all others, added up, if
+        ``num_records`` records are distributed like public ``x``."""
         votes_MW = self.votes(x[:_COMPARED])[:, 1:] / UNITS  # without the constant, which is the same for all
         alike_MM = np.maximum(votes_MW @ votes_MW.T, 0.0)
         # No record is one of those similar to itself.
@@ -619,11 +632,11 @@ class WeightedBallot:
         return max(1, round(num_records * float(share.mean()))) if len(share) else 1
 
     def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int, person_N: Tensor | None = None) -> IntArray:
-        """The exact sums S (C, W) of votes by label, before noise."""
+        """Return the exact sums S (C, W) of votes by label, before noise."""
         # One part at least: the table of no record is all zeros.
         ranges = [slice(start, start + _AT_ONCE) for start in range(0, max(len(x), 1), _AT_ONCE)]
         parts = []
-        # Whole persons in every part: what a person adds is shortened as one.
+        # Whole persons in every part: the sum of a person's votes is scaled down as a whole.
         for records in ranges if person_N is None else whole_persons(person_N.numpy(), _AT_ONCE):
             votes, rows = self.votes(x[records]), labels_N[records]
             if person_N is not None:
@@ -634,7 +647,7 @@ class WeightedBallot:
 
 
 class WeightedVotes(VotesOfRecords):
-    """One noisy sum of feature vectors per class, and the linear rule that is fitted to the sums."""
+    """Private records add feature vectors to one sum per class; a linear rule is fitted to the noisy sums."""
 
     title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; related: arXiv 1603.07294, arXiv 1709.09216"
@@ -645,7 +658,7 @@ class WeightedVotes(VotesOfRecords):
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """The weight, in whole votes, of the records similar to a record, if private records were like public ones."""
+        """Return an estimate of the votes on a public record, if private records are distributed like public ones."""
         ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
         votes = ballot.similar(dataset.public.x, num_records)
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
@@ -655,7 +668,7 @@ class WeightedVotes(VotesOfRecords):
     def measure(self, training: Training) -> Released:
         """Fit the feature map on public records and release one noisy table of sums."""
         dataset, private = training.dataset, training.dataset.private
-        # A person's sum is shortened to the norm of one vote: the same event, for another unit.
+        # A person's sum is scaled down to the norm of one vote: the same event, for another unit.
         event = self.sum_event(dataset.unit)
         with training.reporter.stage("votes"):
             ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
@@ -681,11 +694,11 @@ class WeightedVotes(VotesOfRecords):
         return Released(arrays=arrays, events=(event,))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Fit the linear rule to the table, and train a student on the rule's labels of the public pool."""
+        """Fit the linear rule to the table, train a student on the rule's labels of the public pool, and return it."""
         return self.taught(self._said(released), training, released)
 
     def _said(self, released: Released) -> PoolLabels:
-        """Label the public pool by the rule that is fitted to the table."""
+        """Return labels of the public pool by the rule that is fitted to the released table."""
         arrays, (event,) = released.arrays, released.events
         assert isinstance(event, VoteSums)
         stddev = event.noise_stddev_votes
@@ -697,8 +710,7 @@ class WeightedVotes(VotesOfRecords):
         return labels_of_sums(sums_CW, pool_MW, stddev=stddev / UNITS, ridge=self.weighted_votes.ridge)
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """The sums, the votes of the public pool, and the rule's label probabilities. The constant feature counts
-        records."""
+        """Return the sums by group, the votes of the public pool, and the rule's label probabilities."""
         arrays, (event,), chances_MC = released.arrays, released.events, self._said(released).chances_MC
         assert isinstance(event, VoteSums)
         assert chances_MC is not None
@@ -713,7 +725,7 @@ class WeightedVotes(VotesOfRecords):
 
 
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:
-    """Label the public pool, whose votes are ``pool_MW``, by the rule that is fitted to the released sums."""
+    """Return labels of the public pool, whose votes are ``pool_MW``, by a rule that is fitted to the released sums."""
     # The constant's column counts records, under the same noise: the real number is never read.
     num_records = max(float(noisy_CW[:, 0].sum()) / ONE_RECORD, 1.0)
     phi_MW, moments_CW, noise = pool_MW / UNITS, noisy_CW / UNITS / num_records, stddev / num_records
@@ -724,7 +736,7 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
 
 
 def labels_of_chances(chances_MC: FloatArray) -> PoolLabels:
-    """The most likely labels; the lead over the runner-up is how certain each is."""
+    """Return the most likely labels; their certainty is the lead in probability over the second label."""
     ordered_MC = np.sort(chances_MC, axis=1)
     return PoolLabels(
         labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC
@@ -732,7 +744,7 @@ def labels_of_chances(chances_MC: FloatArray) -> PoolLabels:
 
 
 def rule_network(rule_CW: FloatArray) -> tuple[ModelConfig, nn.Module]:
-    """The linear rule (C, W) over votes as a network over embedded records, and its architecture."""
+    """Return the architecture and the network over embedded records that compute the linear rule (C, W) over votes."""
     architecture = ModelConfig(name="bounded_logistic")
     width, num_classes = rule_CW.shape[1] - 1, len(rule_CW)
     network = build_model(architecture, input_shape=(width,), num_classes=num_classes)
@@ -744,8 +756,8 @@ def rule_network(rule_CW: FloatArray) -> tuple[ModelConfig, nn.Module]:
 
 
 def balancing_weights(phi_MW: FloatArray, mean_W: FloatArray, *, ridge: float) -> FloatArray:
-    """Weights p (M,) proportional to exp(<t, phi>) with sum 1, such that the weighted mean of phi equals ``mean_W`` up
-    to the ridge penalty."""
+    """Return weights p (M,) in proportion to exp(<t, phi>), with sum 1: t is chosen so that the weighted mean of phi
+    equals ``mean_W`` up to the ridge penalty."""
 
     def objective(tilt_W: FloatArray) -> tuple[float, FloatArray]:
         scores_M = phi_MW @ tilt_W
@@ -758,8 +770,8 @@ def balancing_weights(phi_MW: FloatArray, mean_W: FloatArray, *, ridge: float) -
 
 
 def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, weights_M: FloatArray, *, ridge: float) -> FloatArray:
-    """The rule W (C, W) for which the weighted pool's mean of softmax times phi equals ``moments_CW`` up to the ridge
-    penalty."""
+    """Return the linear rule (C, W) for which the weighted mean of softmax times phi over the pool equals
+    ``moments_CW`` up to the ridge penalty."""
 
     def objective(flat: FloatArray) -> tuple[float, FloatArray]:
         rule_CW = flat.reshape(moments_CW.shape)

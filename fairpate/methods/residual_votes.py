@@ -1,7 +1,7 @@
-"""Residual votes, a linear rule from several noisy sums that correct the rule of those before them; and AdaSSP.
+"""Residual votes, in which each of several noisy sums corrects the linear rule of the earlier ones; and AdaSSP.
 
-The rule itself is published, unless settings ask for a student, which learns from the rule's labels of public records.
-With private second moments and an embedding from a declaration, no public record is read at all.
+The rule itself is published, unless settings require a student, which learns from the rule's labels of public records.
+With private second moments and an embedding from a declared table, no public record is read at all.
 
 Related work: weighted votes (:mod:`fairpate.methods.record_votes`); distributed Newton methods (DANE, Shamir, Srebro
 and Zhang 2014, arXiv 1312.7853); private second-order optimisation (DP-FC, Mehta et al. 2022, arXiv 2211.13403; AdaSSP,
@@ -14,16 +14,16 @@ Wang 2018, arXiv 1803.02596); the quadratic bound on the logistic loss (Boehning
     release t    g_t = the sum of clip(e_y - softmax(W_(t-1) phi)) phi^T, + N_Z(0, s_t^2)
     step         W_t = W_(t-1) + b g_t H^-1;  H: G with eigenvalues cut at 0, plus a floor in proportion to the noise
 
-g_t is the gradient of the *private* log likelihood, so the steps undo what the public records got wrong. The Hessian of
-that likelihood is at most G / 2 for any W, so steps of b < 4 do not diverge. The residuals of well-predicted records
-are short: clipped to the norm c < 1 they need c times the noise of S.
+g_t is the gradient of the *private* log likelihood, so the steps correct errors due to the public records. The Hessian
+of that likelihood is at most G / 2 for any W, so steps of b < 4 do not diverge. The residuals of well-predicted records
+are small: clipped to the norm c < 1, they need c times the noise of S.
 
-Adding or removing a record moves S by at most U, G by at most U^2 in Frobenius norm, and g_t by at most c U^2
+Adding or removing a record changes S by at most U, G by at most U^2 in Frobenius norm, and g_t by at most c U^2
 (:class:`fairpate.privacy.mechanism_events.VoteSums`, :class:`fairpate.privacy.mechanism_events.MomentSums`). All noise
-is fixed before anything is drawn, so that the adaptive releases compose in the accountant. A record's part of a release
-is a function of that record and of released numbers alone, bit for bit: scores, probabilities and products are whole
-numbers, whose sums are exact in any order. All numbers of a person are added up and shortened to the norm of one
-record.
+is fixed before anything is drawn, so that the adaptive releases compose in the accountant. A record's contribution to a
+release is a function of that record and of released numbers alone, bit for bit: scores, probabilities and products are
+whole numbers, whose sums are exact in any order. The contributions of a person's records are added up and scaled down
+to the norm of one record's.
 
 **AdaSSP** (:class:`AdaSsp`), least squares from noisy moments of the private records (Wang 2018, arXiv 1803.02596,
 Algorithm 2), for comparison:
@@ -33,20 +33,20 @@ Algorithm 2), for comparison:
     moments      G = the sum of phi phi^T, + symmetric noise of variance s_2^2, half of it off the diagonal
     eigenvalue   m = the least eigenvalue of the exact sum of phi phi^T, + N_Z(0, s_3^2), - s_3 sqrt(ln(6 / delta))
     ridge        k = max(0, r sqrt(W ln(2 W^2 / rho)) s_2 / sqrt(2) - max(0, m))
-    rule         W = S (G + k I)^-1, the least-squares fit of indicators of labels; a record gets the largest score's
+    rule         W = S (G + k I)^-1, the least-squares fit of label indicators; the label with the largest score wins
 
-Adding or removing a record moves S by at most U, and the sum of phi phi^T by at most U^2 in Frobenius norm; no
-eigenvalue of a symmetric matrix moves by more than that norm (Weyl). m is a lower bound on the least eigenvalue, so
-that moments which stand out against the noise in every direction get no ridge.
+Adding or removing a record changes S by at most U, and the sum of phi phi^T by at most U^2 in Frobenius norm; no
+eigenvalue of a symmetric matrix changes by more than that norm (Weyl). m is a lower bound on the least eigenvalue, so
+moments that are significant in every direction get no ridge.
 
 Deviations from the paper: indicators of several labels instead of one number, as in Mehta et al. 2022 (arXiv
-2211.13403), whose DP-FC, Newton steps with noisy moments, is the private curvature of
-:class:`ResidualVotes`. r = .15 instead of 1: the bound on the noise is twice its typical norm, and a
-ridge of that size lost 30 points on one data set (docs/training.md). Exact noise on whole numbers. A third of the
-squared sensitivity over variance for each release, composed in the accountant, instead of a third of epsilon and delta
-for each: less noise. Noise off the diagonal has half the variance, because the Frobenius norm counts these numbers
-twice. Negative eigenvalues of G are set to 0, and the ridge is at least the weight of one record. Persons are bounded
-as in residual votes. As there, the rule is published, or a student that learns its labels of the public pool.
+2211.13403), whose DP-FC, Newton steps with noisy moments, is the private curvature of :class:`ResidualVotes`. r = .15
+instead of 1: the bound on the noise is twice its typical norm, and a ridge of that size lost 30 points on one data set
+(docs/training.md). Exact noise on whole numbers. A third of the squared sensitivity over variance for each release,
+composed in the accountant, instead of a third of epsilon and delta for each: less noise. Noise off the diagonal has
+half the variance, because the Frobenius norm counts these numbers twice. Negative eigenvalues of G are set to 0, and
+the ridge is at least the weight of one record. As in residual votes, a person's contributions are scaled down, and the
+rule is published, or a student of its labels of the public pool.
 
 Shapes: N private records, M public ones, C classes, W numbers per class.
 """
@@ -117,9 +117,11 @@ _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGI
 
 
 def whole_rule(rule_CW: FloatArray) -> IntArray:
-    """The rule (C, W) rounded to multiples of 2^-12, with rows of norm at most 2^24. Private records are compared with
-    it."""
-    # Longer rules would make sums of products inexact; the limit is far above the rules in use.
+    """Return the rule (C, W) in whole multiples of 2^-12, with rows of norm at most 2^24 in these units.
+
+    Scores of private records are computed from this rounded rule.
+    """
+    # Larger rules would make sums of products inexact; the limit is far above the rules in use.
     longest = np.linalg.norm(rule_CW, axis=1).max(initial=0.0)
     scale = min(2.0**_RULE_DIGITS, _LARGEST_RULE / max(longest, 1e-30))
     whole_CW: IntArray = np.rint(rule_CW * scale).astype(np.int64)
@@ -127,10 +129,10 @@ def whole_rule(rule_CW: FloatArray) -> IntArray:
 
 
 def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: int) -> IntArray:
-    """The residuals ``e_y - softmax(W phi)`` (N, C) in units of 1 / :data:`UNITS`, scaled down to an L2 norm of at most
-    ``bound``.
+    """Return the residuals ``e_y - softmax(W phi)`` (N, C), scaled down to an L2 norm of at most ``bound``.
 
-    ``rule_CW`` comes from :func:`whole_rule`. Whole numbers; a row is a function of its record and the rule alone.
+    They are whole numbers in units of 1 / :data:`UNITS`, as ``bound`` is. ``rule_CW`` comes from :func:`whole_rule`. A
+    row depends only on its record and the rule.
     """
     # Whole numbers below 2^53 in float64: exact in any order of summation, and fast.
     scores_NC = (phi_NW.astype(np.float64) @ rule_CW.T.astype(np.float64)).astype(np.int64)
@@ -149,10 +151,10 @@ def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: in
 
 
 def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArray | None = None) -> IntArray:
-    """The exact sum over records of ``left right^T``, shape (A, B).
+    """Return the exact sum over records of ``left right^T``, shape (A, B).
 
-    No record's product has a Frobenius norm above ``norm``, below 2^30. With ``person_N``, products of a person are
-    added up and shortened to ``norm`` where they are longer.
+    The caller ensures that no record's product has a Frobenius norm above ``norm`` < 2^30. With ``person_N``, products
+    of a person are added up and scaled down to ``norm`` if they exceed it.
     """
     if person_N is None:
         # 2^13 products below 2^30 add up to less than 2^53: exact in float64.
@@ -172,7 +174,7 @@ def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArra
 
 
 def shortened(matrix: IntArray, *, norm: int) -> IntArray:
-    """A person's ``matrix`` of whole numbers, scaled down to a Frobenius norm of at most ``norm``."""
+    """Return a person's ``matrix`` of whole numbers, scaled down to a Frobenius norm of at most ``norm``."""
     squared = float(np.square(matrix.astype(np.float64)).sum())
     # The margin covers the rounding of the sum of squares, so that the whole numbers are within the norm for certain.
     limit = norm * (1 - 2.0**-30)
@@ -183,27 +185,28 @@ def shortened(matrix: IntArray, *, norm: int) -> IntArray:
 
 
 Left = Callable[[Whole, IntArray], Whole]
-"""The vector of numbers (n, A) of n records, from their votes (n, W) and labels (n,)."""
+"""A function of votes (n, W) and labels (n,) of n records that returns the left factors (n, A) of their products."""
 _Part = tuple[Whole, IntArray, IntArray | None]
 
 
 def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
-    """One at a record's label and zero elsewhere: the sums by class."""
+    """Return 1 at each record's label and 0 elsewhere, (N, C), with which :meth:`RecordSums.total` gives sums by
+    class."""
     found_NC: IntArray = (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
     return found_NC
 
 
 def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
-    """The votes: the sum of products is that of second moments."""
+    """Return the votes themselves, with which :meth:`RecordSums.total` gives second moments."""
     return phi_NW
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSums:
-    """Exact sums over private records of ``left phi^T``, computed part by part by the workers of ``pool``.
+    """Computes exact sums over private records of ``left phi^T``, part by part, with the workers of ``pool``.
 
-    Votes of many records are mapped from a file: memory does not grow with their number. Sums of whole numbers are the
-    same in any order, so that they do not depend on the parts or on the workers. ``person_N`` None: no persons.
+    Votes of many records are in a memory-mapped file, so memory does not grow with their number. Sums of whole numbers
+    are the same in any order, so they do not depend on parts or workers. ``person_N`` None: persons are not protected.
     """
 
     phi_NW: Whole
@@ -213,7 +216,7 @@ class RecordSums:
 
     @classmethod
     def of(cls, ballot: WeightedBallot, private: Split, pool: BlockPool) -> RecordSums:
-        """The votes of ``private`` records."""
+        """Compute the votes of ``private`` records and prepare sums over them."""
         starts = range(0, max(len(private), 1), _AT_ONCE)
         parts = (private.x[start : start + _AT_ONCE] for start in starts)
         votes, waiting, position = Gathered(), dict[int, Whole](), 0
@@ -227,9 +230,9 @@ class RecordSums:
         return cls(phi_NW=votes.array(), labels_N=private.y.numpy(), person_N=person_N, pool=pool)
 
     def total(self, left: Left, *, norm: int) -> IntArray:
-        """The exact sum (A, W). ``norm`` bounds what a record adds, and what a person adds (:func:`product_sum`)."""
+        """Return the exact sum of ``left phi^T`` (A, W); ``norm`` as in :func:`product_sum`."""
         starts = range(0, max(len(self.labels_N), 1), _AT_ONCE)
-        # Whole persons in every part: what a person adds is shortened as one.
+        # Whole persons in every part: the sum of a person's products is scaled down as a whole.
         rows = (
             (slice(start, start + _AT_ONCE) for start in starts)
             if self.person_N is None
@@ -253,7 +256,7 @@ def _sum_of_part(how: tuple[Left, int], part: _Part, device: str) -> IntArray:  
 
 
 class ResidualVotesConfig(VectorsConfig):
-    """The linear rule, and the labels that a student learns from if one is asked for."""
+    """Settings of the linear rule, and of the labels from which a student learns if settings require one."""
 
     curvature: Curvature | None = Field(
         None,
@@ -274,12 +277,12 @@ class ResidualVotesConfig(VectorsConfig):
 
     @property
     def bound(self) -> int:
-        """The largest norm of a residual, in units of 1 / :data:`UNITS`."""
+        """The bound on the L2 norm of a residual, in units of 1 / :data:`UNITS`."""
         return max(1, round(self.clip * UNITS))
 
     def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
-        """The events of all releases, which together cost as much as one Gaussian release with noise multiplier
-        ``noise``."""
+        """Return the events of all releases, which together cost as much as one Gaussian release with the noise
+        multiplier ``noise``."""
         shares, rounds = _SHARES[curvature], self.public_rounds if curvature == "public" else self.private_rounds
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
         # A residual of at most ``bound`` units, times a vote of at most U units.
@@ -293,13 +296,13 @@ class ResidualVotesConfig(VectorsConfig):
 
 
 class RulesOfRecords(VotesOfRecords):
-    """A method whose releases give a linear rule. The rule itself is published, unless settings ask for a student."""
+    """A method that learns a linear rule from releases. The rule is published, unless settings require a student."""
 
     ray: RayConfig = RayConfig(num_actors=0)
 
     @property
     def asking_student(self) -> tuple[str, ...]:
-        """The dotted settings that ask for a student, taught from the rule's labels of public records."""
+        """The dotted settings that require a student, which learns from the rule's labels of public records."""
         asked = {
             f"{self.section}.gate": self.own.gate is not None,
             f"{self.section}.penalty": self.own.penalty is not None,
@@ -311,20 +314,22 @@ class RulesOfRecords(VotesOfRecords):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The settings that need public records. The rule itself needs none, unless its curvature is theirs."""
+        """The dotted settings that need public records: those of a student and its predictions, and public
+        curvature."""
         idp3 = () if self.student.idp3 is None else ("student.idp3",)
         curvature = (f"{self.section}.curvature",) if getattr(self.own, "curvature", None) == "public" else ()
         return (*self.asking_student, *idp3, *super().needing_public[1:], *curvature)
 
     @property
     def unread(self) -> dict[str, str]:
-        """The settings of a student's training, if the rule itself is published."""
+        """The settings of a student's training, disabled if the rule itself is published."""
         publishes_rule = self.data.embedding is not None and not self.asking_student
         has_student = not publishes_rule or self.public_data.self_label is not None
         return {} if has_student else dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError without public records and without an embedding, whose radius bounds a record's votes."""
+        """Raise ConfigError without public records unless the data set has an embedding, which defines a record's
+        vote."""
         super().check_data(dataset)
         if not len(dataset.public) and dataset.embedding is None:
             raise ConfigError(
@@ -333,7 +338,7 @@ class RulesOfRecords(VotesOfRecords):
             )
 
     def published(self, training: Training, released: Released, rule_CW: FloatArray, said: PoolLabels) -> Trained:
-        """The rule as a model, or a student of the pool's labels ``said`` where settings ask for one."""
+        """Return the rule as a model, or a student of the pool's labels ``said`` if settings require one."""
         # An embedding of the method's own is not stored with a model, so that only a student can be published.
         if training.dataset.embedding is None or self.asking_student:
             return self.taught(said, training, released)
@@ -342,7 +347,7 @@ class RulesOfRecords(VotesOfRecords):
 
 
 class ResidualVotes(RulesOfRecords):
-    """Releases noisy sums of feature vectors, then noisy sums of residuals that improve a linear rule step by step."""
+    """Residual votes: noisy sums of feature vectors, then noisy sums of residuals that improve a linear rule."""
 
     title: ClassVar[str] = "residual record votes"
     paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
@@ -353,8 +358,8 @@ class ResidualVotes(RulesOfRecords):
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:
-        """The votes to expect, as for weighted votes, under the noise of the sums alone; None without public
-        records."""
+        """Return an estimate of the votes on a public record, as for weighted votes and with the noise of the first
+        sums; None without public records."""
         if not len(dataset.public):
             return None
         ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)
@@ -366,13 +371,15 @@ class ResidualVotes(RulesOfRecords):
 
     @property
     def noise_of_sums(self) -> float:
-        """The standard deviation of the noise of the first release, where a record's vector has norm one."""
+        """The standard deviation of the noise of the first release, in units in which a vote has norm one."""
         sums, *_ = self.residual_votes.events(self.multiplier(), "public")
         return sums.noise_stddev_votes / UNITS
 
     def multiplier(self) -> float:
-        """The noise multiplier of one Gaussian release that costs as much as all releases, for either kind of
-        curvature."""
+        """Return the noise multiplier of one Gaussian release that costs as much as all releases together.
+
+        It holds for the configured curvature; if that is null, for both kinds.
+        """
         settings, kinds = self.residual_votes, get_args(Curvature)
         if settings.curvature is not None:
             kinds = (settings.curvature,)
@@ -381,12 +388,12 @@ class ResidualVotes(RulesOfRecords):
         return max(noise_within(self.target, partial(settings.events, curvature=kind)) for kind in kinds)
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
-        """Return None where released sums decide how many more releases there are."""
+        """Return the events of all releases, or None if the first release decides on the curvature."""
         return None if self.residual_votes.curvature is None else super().planned_events(dataset)
 
     def measure(self, training: Training) -> Released:
-        """Release sums, second moments if the curvature is private, and residuals; each release may depend on earlier
-        ones."""
+        """Release sums, second moments if the curvature is private, and residuals, each depending on earlier
+        releases."""
         dataset, settings = training.dataset, self.residual_votes
         noise, source = self.multiplier(), self.source
         with training.reporter.stage("votes"), open_pool(self.ray) as pool:
@@ -458,8 +465,7 @@ class ResidualVotes(RulesOfRecords):
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Publish the last rule itself, or train a student on its labels of the public pool where settings ask for
-        one."""
+        """Return the last rule as a model, or a student of its labels of the public pool if settings require one."""
         rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
         said = labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
         trained = self.published(training, released, rule_CW, said)
@@ -477,8 +483,10 @@ class ResidualVotes(RulesOfRecords):
 def noisy_moments(
     exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None = None
 ) -> IntArray:
-    """The symmetric matrix, summed over all sites where there are several, with noise of the standard deviation
-    ``stddev`` on the diagonal, and at least this over sqrt 2 above it."""
+    """Return a symmetric matrix with noise; with ``noisy_sum``, the noisy sum over all sites.
+
+    The noise has the standard deviation ``stddev`` on the diagonal, and at least ``stddev`` / sqrt(2) off it.
+    """
 
     def here(exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
         return with_noise(exact_RW, stddev=stddev, source=source, row=f"{name}, class")
@@ -495,8 +503,8 @@ def noisy_moments(
 
 
 def curvature_inverse(moments_WW: FloatArray, *, floor: float) -> FloatArray:
-    """The inverse (W, W) of H: symmetric ``moments_WW`` with negative eigenvalues set to 0, plus ``floor`` > 0 times
-    the identity."""
+    """Return the inverse (W, W) of H, which is the symmetric ``moments_WW`` with negative eigenvalues set to 0, plus
+    ``floor`` > 0 times the identity."""
     # Second moments have no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
     inverse_WW: FloatArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
@@ -504,12 +512,12 @@ def curvature_inverse(moments_WW: FloatArray, *, floor: float) -> FloatArray:
 
 
 EIGENVALUE_NORM = UNITS**2 + UNITS
-"""The largest move of the released eigenvalue: U^2, and a margin for its rounding, far above that of 64-bit floats up
-to 10^10 / W records."""
+"""The sensitivity of the released eigenvalue: U^2 plus a margin for rounding, which exceeds the rounding error of
+64-bit floats up to 10^10 / W records."""
 
 
 class AdaSspConfig(VectorsConfig):
-    """The ridge penalty, and the labels that the student learns from."""
+    """Settings of the ridge penalty, and of the labels from which a student learns."""
 
     ridge_share: float = Field(
         0.15,
@@ -524,8 +532,8 @@ class AdaSspConfig(VectorsConfig):
 
 
 def least_squares_events(noise: float) -> tuple[VoteSums, MomentSums, VoteSums]:
-    """Sums, moments and eigenvalue, which together cost as much as one Gaussian release with noise multiplier
-    ``noise``."""
+    """Return the events of sums, moments and eigenvalue, which together cost as much as one Gaussian release with the
+    noise multiplier ``noise``."""
     each = noise * math.sqrt(3)
     return (
         VoteSums(count=1, noise_stddev_votes=each * UNITS, norm=UNITS),
@@ -535,13 +543,13 @@ def least_squares_events(noise: float) -> tuple[VoteSums, MomentSums, VoteSums]:
 
 
 def least_eigenvalue(moments_WW: IntArray) -> IntArray:
-    """The least eigenvalue of the exact moments, in whole numbers; shape (1, 1)."""
+    """Return the least eigenvalue of the exact moments, rounded down to a whole number, shape (1, 1)."""
     # Rounded down, which with the rounding of floats moves it by less than the margin in EIGENVALUE_NORM.
     return np.array([[math.floor(np.linalg.eigvalsh(moments_WW.astype(np.float64))[0])]], dtype=np.int64)
 
 
 class AdaSsp(RulesOfRecords):
-    """Releases noisy sums, second moments and their least eigenvalue once, and fits least squares to them."""
+    """AdaSSP: one release of noisy sums, second moments and their least eigenvalue, and a least-squares fit to them."""
 
     title: ClassVar[str] = "AdaSSP"
     paper: ClassVar[str] = "Wang 2018, arXiv 1803.02596"
@@ -552,7 +560,7 @@ class AdaSsp(RulesOfRecords):
     ada_ssp: AdaSspConfig = AdaSspConfig()
 
     def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
-        """The events of the release, with the least noise that the target allows."""
+        """Return the events of the release, with the least noise that the target allows."""
         return least_squares_events(noise_within(self.target, least_squares_events))
 
     def measure(self, training: Training) -> Released:
@@ -579,14 +587,15 @@ class AdaSsp(RulesOfRecords):
         return Released(arrays=arrays, events=released)
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Fit least squares to the release. Publish the rule, or a student of its labels where settings ask for one."""
+        """Fit least squares to the release; return the rule as a model, or a student of its labels if settings require
+        one."""
         rule_CW = self.rule(released)
         said = labels_of_scores(released.arrays["pool_MW"] / UNITS @ rule_CW.T)
         # Scores of two labels add up to one; twice their difference is the logit, to first order around one half.
         return self.published(training, released, 2 * rule_CW, said)
 
     def rule(self, released: Released) -> FloatArray:
-        """The least-squares rule (C, W), for features of norm one."""
+        """Return the least-squares rule (C, W), for features of norm one."""
         # The same search as in `measure`: it is deterministic, and so gives the noise of the release.
         arrays, (_, moments, eigenvalue) = released.arrays, self.events()
         width = len(arrays["moments_WW"])
@@ -602,8 +611,9 @@ class AdaSsp(RulesOfRecords):
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
-    """The pool's labels by scores that estimate indicators of labels: clipped at 0, they count as probabilities."""
-    # The largest score's label keeps a share if no score is positive.
+    """Return the pool's labels by scores that estimate label indicators: clipped at 0 and normalised, they are used as
+    probabilities."""
+    # The label with the largest score keeps a small share if no score is positive.
     clipped_MC = np.maximum(scores_MC, 0.0)
     clipped_MC[np.arange(len(scores_MC)), scores_MC.argmax(axis=1)] += 1e-9
     return labels_of_chances(clipped_MC / clipped_MC.sum(axis=1, keepdims=True))

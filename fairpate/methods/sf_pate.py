@@ -1,17 +1,18 @@
-"""SF-PATE: PATE with teachers that read the sensitive attribute alone (Tran, Zhu, Fioretto and Van Hentenryck,
-"SF-PATE: Scalable, Fair, and Private Aggregation of Teacher Ensembles").
+"""SF-PATE: PATE that protects only the sensitive attribute (Tran, Zhu, Fioretto and Van Hentenryck, "SF-PATE: Scalable,
+Fair, and Private Aggregation of Teacher Ensembles").
 
-Features x and labels y are public, attributes a are not. Changing one attribute changes one teacher's shard, and so one
-vote on every query: a label costs what it costs PATE, for a smaller unit. Queries may therefore be training records.
+Features x and labels y are public, attributes a are private. Changing one attribute changes one teacher's shard, and so
+one vote on every query: a label costs as much as in PATE, for a smaller unit. Queries may therefore be training
+records.
 
     SF_S   teachers predict a from (x, y); a fair student, F-LD, learns from (x, y, released a)
     SF_T   each teacher is a fair classifier, F-LD, on its shard; a student learns from released y
 
 Deviations from the paper:
-- Its noise, number of teachers and the term that ties SF_T's student to the votes are not taken over.
+- Noise, number of teachers, and the loss term between SF_T's student and the votes differ from the paper's.
 - SF_T's student learns from the released labels alone, and ignores the public ones.
-- Labels come from the Confident-GNMax aggregator at a price that holds for any votes, where the paper's depends on them
-  and could not be published.
+- Labels come from the Confident-GNMax aggregator at a data-independent cost; the paper's cost depends on votes and
+  could not be published.
 
 Shapes: N records, C classes.
 """
@@ -43,7 +44,7 @@ from teachers.ensemble import BlockPool, assign_teachers, count_votes, shard_key
 
 
 class SfPateConfig(Section):
-    """SF-PATE; `teachers`, `aggregator` and `f_ld` are its other settings."""
+    """The variant of SF-PATE; its other settings are in `teachers`, `aggregator` and `f_ld`."""
 
     variant: Literal["sf_s", "sf_t"] = Field(
         "sf_s",
@@ -52,10 +53,10 @@ class SfPateConfig(Section):
 
 
 class SfPate(PateFamily):
-    """Noise is calibrated to the target, which protects one sensitive attribute.
+    """SF-PATE, with noise calibrated to the target, which protects one sensitive attribute.
 
-    ``f_ld`` constrains the student in SF_S, whose teachers label the attributes of private records, or the teachers in
-    SF_T, who label the public pool.
+    In SF_S teachers predict the attributes of private records, and ``f_ld`` configures the fair student. In SF_T
+    teachers label the public pool, and ``f_ld`` configures the teachers.
     """
 
     title: ClassVar[str] = "SF-PATE"
@@ -70,8 +71,7 @@ class SfPate(PateFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields of the learner that F-LD replaces: the student of SF_S, or the teachers of SF_T, each on its whole
-        shard."""
+        """Fields of the training that F-LD replaces: that of the student in SF_S, or of the teachers in SF_T."""
         unread = [f"teachers.{field}" for field in ("fit", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
             # Teachers read how all are trained.
@@ -85,23 +85,23 @@ class SfPate(PateFamily):
 
     @property
     def keeps_teachers(self) -> bool:  # type: ignore[override]
-        """True in SF_S. The teachers of SF_T are trained, queried and discarded one by one."""
+        """True in SF_S; the teachers of SF_T are trained, queried and discarded one by one."""
         return self.sf_pate.variant == "sf_s"
 
     @property
     def learner(self) -> FldConfig:
-        """F-LD as it trains the student or the teachers, with the optimiser of all training."""
+        """The settings of F-LD for the student or the teachers, with the optimiser of section ``training``."""
         common = {"optimizer": self.training.optimizer, "schedule": self.training.schedule}
         return FldConfig(**dict(self.f_ld), **common)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """The release plan; SF_S asks about private records."""
+        """Return the release plan; in SF_S the queries are private records without their attributes."""
         return super().plan(attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset)
 
     def collect_votes(
         self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
     ) -> VoteBatch:
-        """The votes of all teachers. In SF_T each teacher is trained by F-LD, one after another."""
+        """Return the votes of all teachers; in SF_T each teacher is trained by F-LD, one after another."""
         if self.sf_pate.variant == "sf_s":
             return super().collect_votes(dataset, queries, folder, reporter, pool)
         private, count = dataset.private, self.teachers.num_teachers
@@ -124,7 +124,8 @@ class SfPate(PateFamily):
         return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=digest)
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train the student. In SF_S, F-LD learns from all private records, some of them without an attribute."""
+        """Train and return the student. In SF_S it is F-LD on all private records with their released attributes, which
+        some records lack."""
         if self.sf_pate.variant == "sf_t":
             return super().learn(training, labels)
         private = training.dataset.private
@@ -144,8 +145,8 @@ class SfPate(PateFamily):
         return replace(labels, model=fair.model)
 
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
-        """One teacher's labels of the queries, (Q,)."""
-        # Of its number alone: a teacher may depend on no draw that another one's records decided.
+        """Return the labels of the queries by one teacher, trained on ``shard``, (Q,)."""
+        # Seeded by its number alone: no draw of a teacher may depend on another teacher's records.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
         model = build_model(
             self.networks["teachers.model"],
@@ -170,9 +171,10 @@ class SfPate(PateFamily):
 
 
 def attribute_questions(dataset: Dataset) -> Dataset:
-    """The data set of teachers that predict attributes: (x, y) as features, the attribute as label, one group.
+    """Return the data set for teachers that predict attributes: (x, y) as features, the attribute as label, one group.
 
-    Records that differ in the attribute alone share one query, because their votes are the same.
+    The queries are its public records: private records without the attribute. Records that differ only in the attribute
+    share one query, because teachers vote alike on them.
     """
     private, labels_N = dataset.private, dataset.private.y
     # A table gets one more column per label, pictures (N, channels, height, width) a channel whose shade is the label.
@@ -182,8 +184,7 @@ def attribute_questions(dataset: Dataset) -> Dataset:
         shade_N = (labels_N * 255 // max(dataset.num_classes - 1, 1)).to(private.x.dtype)
         seen = shade_N[:, None, None, None].expand(-1, 1, *private.x.shape[2:])
     split = Split(
-        # Names and units stay those of (x, y): were the attribute in them, a change of it would move two teachers, not
-        # one.
+        # Names and units do not depend on the attribute: otherwise its change would affect two teachers, not one.
         x=torch.cat([private.x, seen], dim=1),
         y=private.z,
         z=torch.zeros_like(private.z),
@@ -196,7 +197,10 @@ def attribute_questions(dataset: Dataset) -> Dataset:
 
 
 def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:
-    """The released groups (N,) of private records. Equal records share a group; ``UNKNOWN`` if none was released."""
+    """Return the released groups (N,) of private records; ``UNKNOWN`` for records without a released group.
+
+    Records that differ only in the attribute share one released group.
+    """
     row_of = {record_id: row for row, record_id in enumerate(private.record_id)}
     groups = torch.full((len(private),), UNKNOWN, dtype=torch.int64)
     rows = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
@@ -205,7 +209,7 @@ def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:
 
 
 def first_alike(private: Split) -> IntArray:
-    """For each record, the row (N,) of the first record with the same unit, features and label."""
+    """Return, for each record, the row (N,) of the first record with the same unit, features and label."""
     units_N = Names(private.unit_id).numbered()
     first_N = np.arange(len(private))
     seen: dict[tuple[int, bytes, int], int] = {}

@@ -1,17 +1,17 @@
-"""FairPATE in one release: teachers on shards vote once on every query, and one noisy table of counts is released.
+"""FairPATE in one release: teachers on shards vote once on all queries, and one noisy table of counts is released.
 
     teachers     T shards by a keyed hash of the person or record, one teacher each (:mod:`teachers.ensemble`)
     votes        n[q, c] = how many teachers choose class c for query q, a public record
     release      the table (Q, C) + N_Z(0, sigma^2), every cell of it
-    labels       P[label | noisy counts] by Bayes; the surest labels that pass the gate teach the student
+    labels       P[label | noisy counts] by Bayes; the student learns from the most certain labels that pass the gate
 
-A record or person that is added, removed or changed under the same name touches one shard. Its teacher may then move
-its vote on every query from one class to another: the table moves by sqrt(2 Q) in L2 norm, for any votes. So the whole
-table is one event, of a number of queries that is known beforehand, and there is no data-dependent cost. (A person who
-is replaced by another touches two shards, 2 sqrt(Q); that relation is not priced here.) Gate, reject option and student
-read the table alone. With :mod:`fairpate.methods.pate` a query is asked, priced and gated by itself, and a service may
-ask more; here no query can be added later, and the sum may be over several sites: each has T shards of its own
-records (:mod:`fairpate.sites`), and no computation crosses shards.
+A record or person that is added, removed or changed under the same name is in one shard. The shard's teacher may then
+move its vote on every query from one class to another: the table changes by sqrt(2 Q) in L2 norm, for any votes. So the
+whole table is one event, for a number of queries that is known beforehand, and there is no data-dependent cost. (If a
+person is replaced by another, two shards change, by 2 sqrt(Q); that relation is not supported here.) Gate, reject
+option and student read only the table. In :mod:`fairpate.methods.pate`, each query is charged and gated separately, and
+a service may submit more; here no query can be added later, but the table may be a sum over several sites: each has T
+shards of its own records (:mod:`fairpate.sites`), and no computation reads two shards.
 
 Shapes: T teachers, Q queries, C classes.
 """
@@ -39,7 +39,7 @@ from teachers.ray_pool import open_pool
 
 
 class TeacherVotesConfig(TaughtConfig):
-    """The queries, and the labels that the student learns from."""
+    """Settings of the queries, and of the labels from which the student learns."""
 
     num_queries: Count | None = Field(
         None, description="Number of queries: the first public records of different content; null: all of them."
@@ -47,7 +47,7 @@ class TeacherVotesConfig(TaughtConfig):
 
 
 class TeacherVotes(VotesOfRecords):
-    """All teachers vote on all queries, under noise within the target, in one table."""
+    """All teachers vote on all queries, and one table of counts is released; noise is calibrated to the target."""
 
     title: ClassVar[str] = "one table of teachers' votes"
     paper: ClassVar[str] = "here; related: Yaghini et al. 2023 (FairPATE), Papernot et al. 2018, arXiv 1802.08908"
@@ -60,15 +60,15 @@ class TeacherVotes(VotesOfRecords):
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The fields that only learning reads. The release is that of the teachers, who read how all are trained."""
+        """The dotted fields that only learning reads; training settings are not among them, as teachers read them."""
         return tuple(field for field in super().afterwards if field not in ("training", "augment", "backbone"))
 
     def queries(self, dataset: Dataset) -> Split:
-        """The public records that teachers vote on."""
+        """Return the public records on which teachers vote."""
         return choose_queries(dataset, QueriesConfig(num_queries=self.teacher_votes.num_queries))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many teachers for any number
-        """The votes to expect: all teachers vote on every query."""
+        """Return an estimate of the votes on a query: all teachers vote on each."""
         num_queries = len(self.queries(dataset))
         return ExpectedVotes(
             votes=self.teachers.num_teachers,
@@ -77,13 +77,13 @@ class TeacherVotes(VotesOfRecords):
         )
 
     def measure(self, training: Training) -> Released:
-        """Train the teachers, let them vote on all queries, and release the table of their votes once."""
+        """Train the teachers, collect their votes on all queries, and release one noisy table of counts."""
         dataset, reporter = training.dataset, training.reporter
         queries = self.queries(dataset)
         event = self.sum_event(dataset.unit, norm=two_moves(len(queries)), scale=1)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
-        # Where records are elsewhere, so are all teachers. A site's own shards vote even if they are empty: one record
-        # more must not add the votes of all its teachers.
+        # Without private records here, there are no teachers here. Otherwise all shards vote, even empty ones: one
+        # record more must not add the votes of a teacher.
         if not dataset.is_elsewhere:
             with open_pool(self.ray) as pool:
                 with reporter.stage("teachers") as advance:
@@ -112,7 +112,7 @@ class TeacherVotes(VotesOfRecords):
         return Released(arrays=arrays, events=(event,))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Label the queries by their noisy counts, and train a student on the most certain labels."""
+        """Label the queries by their noisy counts, train a student on the most certain labels, and return it."""
         counts_QC, (event,) = released.arrays["counts_QC"], released.events
         assert isinstance(event, VoteSums)
         # From the release: over several sites, the number of those that took part is not known here.
@@ -125,7 +125,7 @@ class TeacherVotes(VotesOfRecords):
 
 
 def two_moves(num_queries: int) -> float:
-    """The L2 norm, rounded up, by which a table moves if one vote of every row goes from one class to another."""
+    """Return the L2 norm, rounded up, of the change of a table if one vote of every row moves to another class."""
     norm = math.sqrt(2 * num_queries)
     while Fraction(norm) ** 2 < 2 * num_queries:
         norm = math.nextafter(norm, math.inf)

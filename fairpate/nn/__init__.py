@@ -1,1 +1,1 @@
-"""Models, augmentation, one fit loop and batched prediction, shared by teachers, students and baselines."""
+"""Models, augmentation, training with and without privacy, and prediction, for teachers, students and baselines."""

@@ -1,22 +1,22 @@
 """Ordinary training without privacy: augmentation, optimisers, the fit loop, prediction, and parity penalties.
 
-The fit loop serves teachers, students and ordinary classifiers. It is deterministic: the order of the records and their
-augmentation come from the generator that the caller gives. An epoch visits every record once, in batches whose sizes
-differ by at most one record, so no batch is a small remainder. Fewer records than a batch are one batch; without
-records the model stays as it was.
+The fit loop trains teachers, students and ordinary classifiers. It is deterministic: the order of the records and their
+augmentation come from the caller's generator. An epoch visits every record once, in batches whose sizes differ by at
+most one record, so no batch is a small remainder. Fewer records than a batch are one batch; without records the model
+is unchanged.
 
-Random changes of images are drawn for a whole batch at once, and drawing is apart from applying: ``draw_changes`` takes
-as many random numbers per image for every configuration, and ``apply_changes`` is a pure function of them. An ensemble
-can therefore draw per teacher and apply to many teachers' images together. The optimisers use torch's functional
-kernels: the arithmetic of ``torch.optim`` without the compiler that it imports when an optimiser is constructed, which
-costs every short-lived worker process seconds.
+Random changes of images are drawn for a whole batch at once, and drawn apart from applying them: ``draw_changes`` draws
+the same number of random numbers per image for every configuration, and ``apply_changes`` is a pure function of them.
+An ensemble can therefore draw per teacher and apply to many teachers' images together. The optimisers use torch's
+functional kernels: they compute what ``torch.optim`` does, without the compiler that it imports when an optimiser is
+constructed, which costs every short-lived worker process seconds.
 
-The demographic-parity regulariser (DPFR) of FairDP-SGD (FairPATE, Algorithm 6) sharpens logits of public records,
-``s_i = softmax(u_i / temperature)``; the gap of a group and a class is the group's mean of s less the mean of everyone
-else, and DPFR is the largest gap. ``hardmax`` takes the largest itself, as the published code does; ``softmax`` weighs
-all gaps by ``softmax(gap / max_temperature)``, as the prose reads, and differentiates the weights too. Groups and the
-records behind the logits must be public: DPFR of a private batch ties every record's gradient to the other records, and
-clipping would then bound nothing.
+The demographic-parity regulariser (DPFR) of FairDP-SGD (FairPATE, Algorithm 6) sharpens logits u_i of public records,
+``s_i = softmax(u_i / temperature)``. The gap of a group and a class is the mean of s in the group minus its mean in all
+other groups, and DPFR is the largest gap. ``hardmax`` uses the largest gap itself, as the published code does;
+``softmax`` weights all gaps by ``softmax(gap / max_temperature)``, as the paper's text says, and differentiates the
+weights too. Groups and records must be public: with DPFR of a private batch, every record's gradient would depend on
+the other records, and clipping would not bound one record's contribution.
 
 Shapes: R members, N records, B records of a public batch, D features, C classes, G groups with a member and a
 complement.
@@ -61,9 +61,10 @@ Penalty = Callable[[nn.Module], Tensor]
 
 
 def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator, *, erase: float = 0.0) -> Tensor:
-    """Changed copies of float images, one independent change each; what leaves the frame is lost, what enters is 0.
+    """Return randomly changed copies of float images, each changed independently.
 
-    ``erase`` is the probability of blanking one random rectangle.
+    Pixels moved out of the frame are lost, and pixels that enter are 0. ``erase`` is the probability of setting one
+    random rectangle to 0.
     """
     if config == UNCHANGED and not erase:
         return x_BCHW
@@ -73,14 +74,20 @@ def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator, *
 
 
 def draw_changes(num_images: int, *, num_channels: int, generator: torch.Generator) -> Tensor:
-    """Uniform numbers in [0, 1) of shape (num_images, draws): the randomness of one change per image."""
+    """Return uniform numbers in [0, 1), shape (num_images, draws): the randomness of one augmentation per image."""
     return torch.rand(num_images, _FIXED_DRAWS + num_channels + 2 * _ELASTIC_SIDE**2, generator=generator)
 
 
 def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor, *, erase: float = 0.0) -> Tensor:
-    """The images after the changes that ``config`` makes of the random numbers ``changes`` (:func:`draw_changes`)."""
+    """Return the images augmented as ``config`` says, by the random numbers ``changes`` of :func:`draw_changes`.
+
+    ``erase`` is the probability of setting one random rectangle to 0.
+    """
     if x_BCHW.ndim != 4:
-        raise ValueError(f"Augmentation reads images (batch, channels, height, width), got {tuple(x_BCHW.shape)}.")
+        raise ValueError(
+            f"Augmentation reads images of shape (batch, channels, height, width), got {tuple(x_BCHW.shape)}; leave "
+            "augmentation out."
+        )
     x, shape, num_channels = x_BCHW, x_BCHW.shape, x_BCHW.shape[1]
     changes = changes.to(x.dtype)
     flip = changes[:, 5] < config.horizontal_flip
@@ -134,8 +141,8 @@ def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor, *, era
 
 
 def strengthened(config: AugmentConfig) -> AugmentConfig:
-    """Changes for the copies that a FixMatch student has to recognise: turned, shifted and zoomed twice as far as
-    ``config`` says, and bent."""
+    """Return the strong augmentation of FixMatch: rotation, shift and zoom up to twice as far as in ``config``, with
+    shear and elastic changes."""
     limits = {"rotation_degrees": 180.0, "translation_fraction": 0.5, "scale_fraction": 0.5}
     doubled = {name: min(limit, 2 * getattr(config, name)) for name, limit in limits.items()}
     wanted = doubled | {"shear_degrees": 15.0, "elastic_fraction": 0.03}
@@ -143,16 +150,17 @@ def strengthened(config: AugmentConfig) -> AugmentConfig:
 
 
 def epoch_learning_rate(config: FitConfig, epoch: int) -> float:
-    """The learning rate of ``epoch`` (from 0): constant, or a half cosine from the full rate towards 0."""
+    """Return the learning rate of ``epoch`` (from 0): constant, or a half cosine from the full rate towards 0."""
     if config.schedule == "constant":
         return config.learning_rate
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / config.epochs))
 
 
 class Optimizer:
-    """Updates ``parameters`` in place; weight decay is added to the gradient.
+    """Updates ``parameters`` in place by SGD or Adam; weight decay is added to the gradient.
 
-    A gradient must have the memory layout of its parameter, as ``backward`` leaves it: the kernels walk memory.
+    A gradient must have the memory layout of its parameter, as after ``backward``: the kernels read both in the order
+    of memory.
     """
 
     def __init__(self, parameters: Iterable[Tensor], config: FitConfig):
@@ -168,7 +176,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients: list[Tensor], learning_rate: float, *, only: Sequence[int] | None = None) -> None:
-        """One update of all parameters, or of those at the positions ``only``, and their state; one gradient each."""
+        """Update all parameters and their state, or only those at the positions ``only``; one gradient for each."""
         if not self._parameters or (only is not None and not only):
             return
         config, places = self._config, range(len(self._parameters)) if only is None else list(only)
@@ -206,7 +214,7 @@ class Optimizer:
             )
 
     def step_from_backward(self, learning_rate: float) -> None:
-        """Update by the gradients that ``backward`` left, and clear them; a missing one counts as 0."""
+        """Update all parameters by the gradients that ``backward`` computed, and clear these; a missing one is 0."""
         self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], learning_rate)
         for parameter in self._parameters:
             # Not zeros: the next backward pass then writes the gradient instead of adding to it.
@@ -214,7 +222,7 @@ class Optimizer:
 
 
 class DivergedError(ValueError):
-    """A loss that is not finite."""
+    """The loss of a training is not finite."""
 
 
 def fit(
@@ -231,9 +239,8 @@ def fit(
     """Train ``model`` in place on its own device, and leave it in evaluation mode.
 
     ``x`` (N, ...) holds bytes or floats; ``targets`` are classes (N,) ``int64`` or probabilities (N, C).
-    ``augmentation`` changes pictures anew in every epoch.
-    ``on_epoch(epoch, mean_loss)`` runs after each epoch, counted from 0. ``penalty(model)`` joins the loss of every
-    step. :class:`DivergedError` if a loss is not finite.
+    ``augmentation`` changes pictures anew in every epoch. ``on_epoch(epoch, mean_loss)`` runs after each epoch, counted
+    from 0. ``penalty(model)`` is added to the loss of every step. :class:`DivergedError` if a loss is not finite.
     """
     if len(x) != len(targets):
         raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
@@ -264,7 +271,10 @@ def fit(
 
 
 def precision_of(config: FitConfig, device: torch.device) -> AbstractContextManager[object]:
-    """The context of one step's forward pass and loss; the backward pass follows the types of the forward pass."""
+    """Return the context for the forward pass and the loss of one step, which sets their precision.
+
+    The backward pass needs no context: it uses the types of the forward pass.
+    """
     if config.precision == "float32":
         return nullcontext()
     # Losses need no scaling up: bfloat16 has float32's range of exponents.
@@ -272,7 +282,7 @@ def precision_of(config: FitConfig, device: torch.device) -> AbstractContextMana
 
 
 def exact_convolutions() -> AbstractContextManager[object]:
-    """The context in which a GPU's convolutions are a function of their shapes and values, and ``float32`` is exact.
+    """Return a context in which a GPU's convolutions are deterministic and compute in full ``float32`` precision.
 
     Otherwise cuDNN may choose its algorithm by timing, and rounds the factors of ``float32`` products to eleven bits.
     """
@@ -287,8 +297,10 @@ def epoch_batches(
     generator: torch.Generator,
     device: torch.device,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of one epoch on ``device``: shuffled, scaled and augmented. Augmentations are drawn in the order of
-    the records."""
+    """Yield the batches of one epoch on ``device``: records and targets, shuffled, scaled and augmented.
+
+    Augmentations are drawn in the order of the records, before shuffling.
+    """
     order, changes = draw_epoch(x, augmentation, generator)
     bounds = batch_bounds(len(x), config.batch_size)
     per_segment = max(1, _RECORDS_AUGMENTED_AT_ONCE // config.batch_size)
@@ -297,7 +309,7 @@ def epoch_batches(
         rows = order[segment[0] : segment[-1]]
         segment_x = scale_bytes(x[rows].to(device))
         if changes is not None:
-            # By row: a record's change does not depend on its place in the epoch or on the batch size.
+            # By row: a record's change depends neither on its position in the epoch nor on the batch size.
             segment_x = apply_changes(segment_x, augmentation, changes[rows].to(device))
         segment_x = segment_x.contiguous(memory_format=memory_format_for(x))
         sizes = [stop - start for start, stop in itertools.pairwise(segment)]
@@ -305,7 +317,8 @@ def epoch_batches(
 
 
 def draw_epoch(x: Tensor, augmentation: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """All randomness of one epoch over ``x``: the order (N,), then the augmentation draws or None."""
+    """Return all randomness of one epoch over ``x``: the order of the records (N,), and the draws of the augmentation
+    or None."""
     # First, so that the order is the same with augmentation and without.
     order = torch.randperm(len(x), generator=generator)
     if augmentation == UNCHANGED:
@@ -314,7 +327,7 @@ def draw_epoch(x: Tensor, augmentation: AugmentConfig, generator: torch.Generato
 
 
 def batch_bounds(num_records: int, batch_size: int) -> list[int]:
-    """Return the bounds of an epoch's batches: ``ceil(N / batch_size)`` batches of nearly equal size."""
+    """Return the bounds of an epoch's ``ceil(N / batch_size)`` batches, whose sizes are nearly equal."""
     # Nearly equal: the few records of a short last batch would weigh more than all others.
     num_batches = math.ceil(num_records / batch_size)
     return [num_records * batch // max(num_batches, 1) for batch in range(num_batches + 1)]
@@ -322,10 +335,10 @@ def batch_bounds(num_records: int, batch_size: int) -> list[int]:
 
 @torch.inference_mode()
 def predict_logits(model: nn.Module, x: Tensor) -> Tensor:
-    """Logits (N, C) on the CPU for ``x`` (N, ...) of bytes or floats; the model is left in evaluation mode.
+    """Return logits (N, C) on the CPU for ``x`` (N, ...) of bytes or floats; the model is left in evaluation mode.
 
-    Images run channels last, which makes convolutions 2 to 3 times as fast on a CPU, in batches of 1,024 records, or
-    fewer where they are large.
+    Batches have 1,024 records, or fewer if records are large. Images have the channels-last layout, which makes
+    convolutions 2 to 3 times as fast on a CPU.
     """
     batch_size = max(1, min(_MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE // max(1, x[:1].numel())))
     memory_format = memory_format_for(x)
@@ -340,17 +353,20 @@ def predict_logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def predict_probabilities(model: nn.Module, x: Tensor) -> Tensor:
-    """Softmax of :func:`predict_logits`, (N, C)."""
+    """Return the softmax of :func:`predict_logits`, (N, C)."""
     return predict_logits(model, x).softmax(dim=1)
 
 
 def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> Tensor:
-    """The inputs of the last layer of ``config`` for images (N, channels, height, width): (N, features) ``float32``.
+    """Return the inputs of the last layer of the model ``config`` for images (N, channels, height, width).
 
-    Computed on ``device``, returned on the CPU. ValueError for a model whose backbone is trained.
+    They are ``float32`` (N, features), computed on ``device`` and returned on the CPU. ValueError for a model whose
+    backbone is trained, so that its features are not fixed.
     """
     if config.trainable != "head":
-        raise ValueError(f"Expected trainable: head, got {config.trainable}: its features change while it is trained.")
+        raise ValueError(
+            f"Expected trainable: head, got {config.trainable}: features of a backbone that is trained are not fixed."
+        )
     return predict_logits(_headless(config, tuple(x.shape[1:]), device), x)
 
 
@@ -364,16 +380,19 @@ def _headless(config: ModelConfig, input_shape: tuple[int, ...], device: str) ->
 
 
 class Mixture(nn.Module):
-    """``members`` map records to logits (N, C); each votes for its most likely label."""
+    """A model that predicts each label with the probability that a randomly drawn one of its ``members`` predicts it.
+
+    ``members`` are models from records to logits (N, C); each predicts its most likely label.
+    """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         if not members:
-            raise ValueError("Expected at least one member to draw, got none.")
+            raise ValueError("Expected at least one member of the mixture, got none.")
         self.members = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:
-        """log P[label], shape (N, C); ``-inf`` where no member predicts it."""
+        """Return log P[label], shape (N, C); ``-inf`` for a label that no member predicts."""
         votes = []
         for member in self.members:
             logits = member(x)
@@ -384,7 +403,8 @@ class Mixture(nn.Module):
 
 
 def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
-    """Probability that ``model`` predicts each label, shape (N, C): 0 or 1 unless it is a :class:`Mixture`."""
+    """Return the probability that ``model`` predicts each label, shape (N, C): 0 or 1 unless it is a
+    :class:`Mixture`."""
     probabilities: npt.NDArray[np.float32] = predict_probabilities(model, x).numpy()
     if isinstance(model, Mixture):
         return probabilities
@@ -393,7 +413,7 @@ def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
 
 
 def linear_rules(coefficients_RD: npt.ArrayLike, *, input_shape: tuple[int, ...]) -> Mixture:
-    """The mixture of R rules that predict 1 where (x, 1) . c_r > 0; the constant's coefficient comes last.
+    """Return the mixture of R linear rules, where rule r predicts 1 if (x, 1) . c_r > 0; the intercept comes last.
 
     Members are ``logistic`` models of records of ``input_shape``. ValueError for coefficients of another length.
     """
@@ -406,10 +426,15 @@ def linear_rules(coefficients_RD: npt.ArrayLike, *, input_shape: tuple[int, ...]
 
 
 def set_rule(model: nn.Module, row: Tensor) -> None:
-    """Make a ``logistic`` model predict 1 where (x, 1) . ``row`` > 0, the log-odds of 1. ValueError as above."""
+    """Set the weights of a ``logistic`` model so that the log-odds of label 1 are (x, 1) . ``row``.
+
+    ValueError for a ``row`` of another length than the number of features plus 1.
+    """
     layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
     if len(row) != layer.in_features + 1:
-        raise ValueError(f"Expected {layer.in_features + 1} coefficients per rule, got {len(row)}.")
+        raise ValueError(
+            f"Expected {layer.in_features + 1} coefficients per rule (features and intercept), got {len(row)}."
+        )
     with torch.no_grad():
         # Class 0 scores 0 and argmax takes the first of equals, so that a tie is 0, as "> 0" says.
         layer.weight.copy_(torch.stack([torch.zeros_like(row[:-1]), row[:-1]]))
@@ -419,13 +444,13 @@ def set_rule(model: nn.Module, row: Tensor) -> None:
 def pretrain_by_rotations(
     model: nn.Module, architecture: ModelConfig, public_x: Tensor, *, epochs: int, generator: torch.Generator
 ) -> None:
-    """Give ``model``, built from ``architecture``, all weights of a rotation classifier except its last layer's.
+    """Pretrain ``model``, built from ``architecture``, by rotation prediction: set all weights but the last layer's.
 
-    The classifier predicts by how many quarters an image was turned (Gidaris, Singh and Komodakis 2018, arXiv
-    1803.07728), which it learns with the default optimiser of :class:`FitConfig`. It reads public features only, so it
-    costs no privacy.
+    A classifier of the same architecture learns by how many quarter turns an image was rotated (Gidaris, Singh and
+    Komodakis 2018, arXiv 1803.07728), with the default optimiser of :class:`FitConfig`; its weights are copied. It
+    reads public features only, so it costs no privacy.
 
-    ``public_x`` (N, channels, side, side). ValueError for records that are not square images, and for none.
+    ``public_x`` (N, channels, side, side). ValueError for records that are not square images, and for no records.
     """
     if public_x.ndim != 4 or public_x.shape[2] != public_x.shape[3] or not len(public_x):
         raise ValueError(f"Expected square public images, got shape {tuple(public_x.shape)}; leave pretrain out.")
@@ -447,10 +472,10 @@ def pretrain_by_rotations(
 
 
 def dpfr(logits_BC: Tensor, groups_B: Tensor, config: DpfrConfig) -> Tensor:
-    """The regulariser as a scalar, without its weight; differentiable with respect to ``logits_BC``.
+    """Return the demographic-parity regulariser DPFR as a scalar, without its weight; differentiable by ``logits_BC``.
 
-    With fewer than two groups in the batch there is nothing to compare: 0, with a gradient of 0. A temperature much
-    smaller than the differences of logits leaves a gradient to records near a tie only, of size 1 / temperature.
+    With fewer than two groups in the batch it is 0, with a gradient of 0. If the temperature is much smaller than the
+    differences of logits, only records near a tie have a gradient, of size 1 / temperature.
     """
     mass_BC = (logits_BC / config.temperature).softmax(dim=1)
     gaps_GC = contrast(groups_B, mass_BC.dtype) @ mass_BC
@@ -466,9 +491,9 @@ def dpfr(logits_BC: Tensor, groups_B: Tensor, config: DpfrConfig) -> Tensor:
 
 @torch.no_grad()
 def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) -> Tensor:
-    """The gradient of :func:`dpfr` with respect to the logits, (B, C), in closed form: for a step that must be quick.
+    """Return the gradient of :func:`dpfr` with respect to the logits, (B, C), in closed form, which is faster.
 
-    ``contrast_GB`` is :func:`contrast` of the batch's groups, two at least.
+    ``contrast_GB`` is :func:`contrast` of the batch's groups, at least two.
     """
     gradient_BC: Tensor
     mass_BC = (logits_BC / config.temperature).softmax(dim=1)
@@ -489,10 +514,10 @@ def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) ->
 
 
 def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The matrix (G, B) that makes group gaps of predictions, the mean of each group minus the mean of all others.
+    """Return the matrix (G, B) whose product with predictions (B, C) is each group's mean minus the mean of all others.
 
-    It holds 1 / n for the n members of a group, -1 / m for the m others. Groups are in ascending order; it is empty for
-    fewer than two.
+    A row holds 1 / n for the n members of its group and -1 / m for the m other records. Groups are in ascending order;
+    the matrix has no rows for fewer than two groups.
     """
     present_G = groups_B.unique()
     if len(present_G) < 2:
@@ -504,7 +529,10 @@ def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def hard_disparity(logits_NC: Tensor, groups_N: Tensor) -> float:
-    """The largest gap of the labels that ``logits_NC`` predict; NaN with fewer than two groups."""
+    """Return the demographic-parity gap of the labels that ``logits_NC`` predict; NaN with fewer than two groups.
+
+    It is the largest difference, over groups and classes, between a group's rate and the rate of all other groups.
+    """
     labels_NC = functional.one_hot(logits_NC.argmax(dim=1), logits_NC.shape[1]).double()
     gaps_GC = contrast(groups_N, labels_NC.dtype) @ labels_NC
     return float(gaps_GC.max()) if len(gaps_GC) else float("nan")
@@ -513,7 +541,10 @@ def hard_disparity(logits_NC: Tensor, groups_N: Tensor) -> float:
 def public_penalty(
     x: Tensor, groups: Tensor, config: PenaltyConfig, *, generator: torch.Generator
 ) -> Callable[[nn.Module], Tensor] | None:
-    """The weighted regulariser of a model on a fresh batch of public ``x`` (M, ...) at each call; None for weight 0."""
+    """Return a function of a model: the weighted DPFR on a new batch of public ``x`` (M, ...) at each call.
+
+    None if the weight is 0.
+    """
     if not config.weight:
         return None
     regulariser = DpfrConfig()
@@ -528,10 +559,11 @@ def public_penalty(
 
 
 def group_batches(groups_M: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Rows of shuffled passes; every batch has the same number of each group, in the proportions of the pool.
+    """Yield the rows of batches of public records, without end, each with the same number of records of each group.
 
-    A remainder is left out. Every group has a record in every batch at least, and a batch at most the whole pool.
-    ValueError for fewer than two groups, which no regulariser can compare.
+    Groups have the proportions of all public records, and at least one record per batch; a batch has at most all public
+    records. Each pass over the records is shuffled, and its remainder is left out. ValueError for fewer than two
+    groups.
     """
     if not len(groups_M) or groups_M.min() == groups_M.max():
         raise ValueError("Expected public records of two groups or more, got fewer; choose another public split.")
@@ -547,7 +579,8 @@ def group_batches(groups_M: Tensor, batch_size: int, generator: torch.Generator)
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Number of epochs, and the public hold-out's disparity before each of them and after the last."""
+    """The outcome of :func:`calibrate`: the number of epochs, and the demographic-parity gap on held-out public records
+    before each epoch and after the last."""
 
     num_epochs: int
     disparities: tuple[float, ...]
@@ -556,23 +589,24 @@ class Calibration:
 def calibrate(
     model: nn.Module, x: Tensor, groups: Tensor, config: CalibrationConfig, *, y: Tensor, generator: torch.Generator
 ) -> Calibration:
-    """Fine-tune ``model`` towards parity in place on public ``x`` (N, ...) of ``groups`` (N,) (FairPATE, D.1).
+    """Fine-tune ``model`` in place towards demographic parity on public records ``x`` (N, ...), ``groups`` (N,).
 
-    The paper shows its algorithm in a figure only; here each step lowers ``weight * DPFR + CE``, where CE compares with
-    the model's predictions before the calibration, or with ``config.labels`` (Appendix C) with the labels ``y`` (N,) of
-    the records that have one; -1 is none. It stops after 20 epochs, or where the predictions for held-out public
-    records have no disparity.
+    This is the calibration of FairPATE, D.1. The paper shows its algorithm in a figure only; here each step lowers
+    ``weight * DPFR + CE``. The targets of the cross entropy CE are the model's predictions before the calibration; with
+    ``config.labels`` (Appendix C) they are the labels ``y`` (N,) for records that have one (-1: no label). Training
+    stops after 20 epochs, or when predictions for held-out public records have no demographic-parity gap.
 
-    ValueError where the public records are too few to hold some out, hold one group only, or have no label to learn.
+    ValueError if the public records are too few, if the held-out or the other records have fewer than two groups, or if
+    labels are needed and there are none.
     """
     if config.labels and not (y >= 0).any():
-        raise ValueError("public_data.calibration.labels: no public record has a label; leave it out.")
+        raise ValueError("public_data.calibration.labels: no public record has a label; set it to false.")
     order, size = torch.randperm(len(groups), generator=generator), round(_HELD_OUT * len(groups))
     held_out, rows = order[:size], order[size:]
     for name, part in (("held-out", held_out), ("other", rows)):
         if len(groups[part].unique()) < 2:
             what = f"the {len(part)} {name} records have fewer than two groups"
-            raise ValueError(f"public_data.calibration: {what}; give more public records.")
+            raise ValueError(f"public_data.calibration: {what}; use more public records, of several groups.")
     logits = predict_logits(model, x)
     optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=_CALIBRATION_RATE))
     disparities = [hard_disparity(logits[held_out], groups[held_out])]

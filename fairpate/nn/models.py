@@ -1,13 +1,13 @@
-"""The architectures (logistic regression, MLP, LeNet, two small CNNs, ResNet and DenseNet), and weights to start from.
+"""Model architectures (logistic regression, MLP, LeNet, two small CNNs, ResNet and DenseNet) and pretrained weights.
 
-Everything normalises by GroupNorm, or by BatchNorm with the fixed statistics of a weights file, never by statistics of
-a batch: a prediction then depends on one record only, and per-example gradients exist. A model takes ``uint8`` images
-or float features; bytes are scaled by public constants on entry, and nothing is fitted to data. All architectures but
-the backbones are plain sequences of layers, which lets an ensemble of them run as one program.
+Normalisation is GroupNorm, or BatchNorm with the fixed statistics of a weights file, never with statistics of a batch:
+a prediction then depends on one record only, and per-example gradients exist. A model reads ``uint8`` images or float
+features; bytes are scaled by public constants on entry, and no constant is fitted to data. All architectures except the
+backbones (ResNet and DenseNet) are plain sequences of layers, so that an ensemble of them can run as one program.
 
-Weights are torchvision's own state dicts, checked by sha256. A weights file is public, or at least was learned from
-other records. Every process reads a file once, from the same path on every node; the checksum is that of the
-configuration, so two nodes never start from different weights.
+Weights are torchvision's own state dicts, checked by sha256. A weights file must be public, or at least learned from
+other records. Every process reads a file once, from the same path on every node; the checksum is in the configuration,
+so two nodes never start from different weights.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SMALLEST_SIDE = {
 
 @cache
 def prepare_torchvision() -> Any:
-    """Declare the schemas of torchvision's compiled operators where the compiled library is missing or unusable."""
+    """Make torchvision importable: declare its compiled operators where its compiled library is missing or unusable."""
     package = importlib.util.find_spec("torchvision")
     extensions = Path(package.origin).parent.glob("_C.*") if package is not None and package.origin is not None else ()
     for extension in extensions:
@@ -79,13 +79,13 @@ def prepare_torchvision() -> Any:
 
 
 class WeightsError(UserError, ValueError):
-    """A weights file that a model cannot start from; the message names the field, the file and the remedy."""
+    """A weights file cannot be used; the message names the field, the file and the remedy."""
 
 
 def pin_weights(config: ModelConfig) -> ModelConfig:
-    """``config`` with the path and checksum of its weights: `imagenet` becomes the file in torch's hub folder.
+    """Return ``config`` with the path of its weights: the name `imagenet` becomes the file in torch's hub folder.
 
-    WeightsError where that file has to be downloaded and cannot be.
+    The file is downloaded if it is missing; WeightsError if the download fails.
     """
     if config.weights is None or config.weights.path != Path(IMAGENET):
         return config
@@ -94,7 +94,7 @@ def pin_weights(config: ModelConfig) -> ModelConfig:
 
 
 def imagenet_file(name: str) -> Path:
-    """torchvision's file of ImageNet weights for a backbone, downloaded where torch's hub folder does not have it."""
+    """Return the path of torchvision's ImageNet weights for a backbone, downloaded if torch's hub folder lacks them."""
     prepare_torchvision()
     from torchvision.models import get_model_weights
 
@@ -106,20 +106,21 @@ def imagenet_file(name: str) -> Path:
             torch.hub.download_url_to_file(url, str(path), hash_prefix=path.stem.rpartition("-")[2], progress=False)
         except (OSError, RuntimeError) as error:
             raise WeightsError(
-                f"backbone.weights: imagenet: {url} cannot be downloaded ({error}); fetch it where there is a network "
-                f"and put it at {path}, or give the path of your copy."
+                f"backbone.weights: imagenet: {url} cannot be downloaded ({error}); download it elsewhere and put it "
+                f"at {path}, or give the path of your copy."
             ) from error
     return path
 
 
 def load_weights(config: ModelConfig) -> Mapping[str, Tensor]:
-    """Tensors by torchvision's names, without the head and complete otherwise; for ``config.weights`` not null.
+    """Return the tensors of the file ``config.weights`` by torchvision's names, all except those of the last layer.
 
-    WeightsError for a file that is missing, has another checksum, or is not one of this architecture.
+    WeightsError if ``config.weights`` has no path or checksum, and for a file that is missing, has another checksum, or
+    belongs to another architecture.
     """
     weights = pin_weights(config).weights
     if weights is None or weights.path is None or weights.sha256 is None:
-        what = "missing, as a published model names its initial weights by sha256 alone; give the file."
+        what = "missing: a published model names its initial weights by sha256 only; give the path of the file."
         raise WeightsError(f"backbone.weights.path: {what}")
     return _read(config.name, weights.path, weights.sha256)
 
@@ -135,7 +136,7 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
         raise WeightsError(f"backbone.weights: {path}: {what}") from error
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        what = f"expected sha256 {sha256}, found {found}; restore that file, or start a new run."
+        what = f"expected sha256 {sha256}, found {found}; restore the original file, or start a new run."
         raise WeightsError(f"backbone.weights: {path}: {what}")
     try:
         if path.suffix == ".safetensors":
@@ -144,7 +145,9 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
             # Tensors alone: any other pickle would run code by the author of the file.
             tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise a dozen kinds for a damaged file
-        raise WeightsError(f"backbone.weights: {path}: not a readable .pth or .safetensors file ({error}).") from error
+        raise WeightsError(
+            f"backbone.weights: {path}: not a readable .pth or .safetensors file ({error}); save it again."
+        ) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise WeightsError(f"backbone.weights: {path}: expected tensors by name; save `model.state_dict()`.")
     if name == "densenet121":
@@ -158,7 +161,8 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
 
 
 def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
-    """Describe the tensors that do not fit the architecture, except its head; None if all fit."""
+    """Return a description of the tensors that do not fit the architecture, apart from its last layer; None if all
+    fit."""
     expected, ours = _expected(name), _shapes(name, tensors)
     shapes = {key for key in ours.keys() & expected.keys() if ours[key] != expected[key]}
     for word, keys in (
@@ -173,7 +177,7 @@ def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
 
 @lru_cache
 def _expected(name: str) -> dict[str, torch.Size]:
-    """Shapes by name of the tensors in a file of the architecture, without the head."""
+    """Return the shapes, by name, of the tensors in a weights file of the architecture, without the last layer."""
     prepare_torchvision()
     from torchvision import models
 
@@ -192,13 +196,13 @@ def _shapes(name: str, tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def scale_bytes(x: Tensor) -> Tensor:
-    """``uint8`` becomes ``float32`` in [0, 1]; floats pass unchanged."""
+    """Return ``uint8`` values as ``float32`` in [0, 1]; floats are returned unchanged."""
     # In place, on the copy that `float` has made.
     return x.float().div_(255) if x.dtype == torch.uint8 else x
 
 
 class ScaleBytes(nn.Module):
-    """:func:`scale_bytes` as the first layer of every model."""
+    """The first layer of every model: :func:`scale_bytes`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale ``x`` if it holds bytes."""
@@ -206,36 +210,40 @@ class ScaleBytes(nn.Module):
 
 
 class ImageNetScale(nn.Module):
-    """:func:`scale_bytes`, then mean 0 and spread 1 of ImageNet per channel; a grey image is three equal channels."""
+    """The first layer of a model with pretrained weights: :func:`scale_bytes`, then standardisation by ImageNet's
+    channel means and standard deviations."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 1 or 3, height, width) to (B, 3, height, width)."""
+        """Return (B, 3, height, width) for ``x`` (B, 1 or 3, height, width); a grey image becomes three channels."""
         scaled = scale_bytes(x)
         mean, std = (scaled.new_tensor(values)[:, None, None] for values in (_IMAGENET_MEAN, _IMAGENET_STD))
         return (scaled - mean) / std
 
 
 class OrientedGradients(nn.Module):
-    """Roots of a picture's oriented gradients, a fixed function of each record; roots tame a few strong edges."""
+    """Features of a picture, without parameters: square roots of its histograms of oriented gradients.
+
+    Square roots reduce the weight of a few strong edges.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Floats (B, channels, height, width) in [0, 1] to (B, 900)."""
+        """Return (B, 900) features for ``x`` (B, channels, height, width), floats in [0, 1]."""
         return gradient_histograms(x).sqrt()
 
 
 class Shortened(nn.Module):
-    """Features that are scaled down to the norm of a typical embedded record where they are longer."""
+    """A layer that scales each record's features down to a fixed norm, that of a typical embedded record, if longer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shorten every row of ``x`` (B, features) by itself."""
-        # In doubles, as the norms of the private records that a rule was found from.
+        """Return ``x`` (B, features) with every row scaled down to the fixed norm if it is longer."""
+        # In doubles, as the norms of the private records from which a linear rule was learned.
         rows = x.double()
         lengths_B1 = rows.square().sum(dim=1, keepdim=True).sqrt()
         return (rows * (EMBEDDED_NORM / lengths_B1.clamp(min=EMBEDDED_NORM))).to(x.dtype)
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm that stays in evaluation mode: an affine map per channel with constants that are not trained."""
+    """BatchNorm in evaluation mode for ever: an affine map per channel with constants that are not trained."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
@@ -245,7 +253,7 @@ class FrozenBatchNorm(nn.Module):
             self.register_buffer(name, getattr(norm, name).detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute exactly what BatchNorm computes in evaluation mode."""
+        """Return exactly what BatchNorm returns in evaluation mode."""
         mean, variance, scale, shift = self.running_mean, self.running_var, self.weight, self.bias
         return functional.batch_norm(x, mean, variance, scale, shift, training=False, eps=self._eps)  # type: ignore[arg-type]
 
@@ -257,11 +265,12 @@ def build_model(
     num_classes: int,
     generator_seed: int | None = None,
 ) -> nn.Module:
-    """An initialised model ``(B, *input_shape) -> logits (B, num_classes)``; equal seeds give equal weights.
+    """Build a model ``(B, *input_shape) -> logits (B, num_classes)``; equal seeds give equal initial weights.
 
     ``input_shape`` is (features,) for a table and (channels, height, width) for images; logistic and mlp flatten
-    images. With ``config.weights`` all but the last layer starts from the file. Without a seed, the state
-    of the model is loaded next: no file is read. ValueError if the architecture does not fit the shape or the file.
+    images. With ``config.weights`` all layers except the last start from the file. Leave ``generator_seed`` out if the
+    caller loads a state afterwards: then no weights file is read. ValueError if the architecture does not fit the shape
+    or the file.
     """
     name = config.name
     if num_classes < 2:
@@ -271,11 +280,12 @@ def build_model(
             raise ValueError(f"Model {name} reads images (C, H, W), got {input_shape}; use logistic or mlp.")
         if min(input_shape[1:]) < _SMALLEST_SIDE[name]:
             raise ValueError(
-                f"Model {name}: expected at least {_SMALLEST_SIDE[name]} pixels a side, got {input_shape[1:]}."
+                f"Model {name}: expected at least {_SMALLEST_SIDE[name]} pixels a side, got {input_shape[1:]}; use "
+                "larger images or another model."
             )
         if config.weights is not None and input_shape[0] not in (1, len(_IMAGENET_MEAN)):
             raise ValueError(
-                f"backbone.weights: a weights file reads images of 3 channels, or of 1 that is repeated, "
+                f"backbone.weights: pretrained weights read images of 3 channels, or of 1 that is repeated, "
                 f"got {input_shape[0]}; leave weights out, or choose other channels."
             )
     # Seeded also where the state is overwritten: initialising then leaves the caller's random state as it was.
@@ -286,12 +296,12 @@ def build_model(
 
 
 def memory_format_for(x: Tensor) -> torch.memory_format:
-    """Channels last for a batch of images, which is what convolutions run fastest on."""
+    """Return the memory format for ``x``: channels last for images, for which convolutions are fastest."""
     return torch.channels_last if x.ndim == 4 else torch.contiguous_format
 
 
 def to_memory_format(model: nn.Module, memory_format: torch.memory_format) -> None:
-    """Lay out the model's convolution weights in place; values do not change."""
+    """Convert the model's convolution weights to ``memory_format`` in place; values do not change."""
     for parameter in model.parameters():
         if parameter.ndim == 4:
             # Through `data`: the parameter stays the object that an optimiser may hold.
@@ -310,7 +320,7 @@ def seeded_torch(seed: int) -> Iterator[None]:
 
 
 def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> list[nn.Module]:
-    """The layers of a purely sequential architecture, without input scaling."""
+    """Return the layers of a purely sequential architecture, without input scaling."""
     if config.name == "logistic":
         return [nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes)]
     if config.name == "bounded_logistic":

@@ -1,29 +1,29 @@
-"""Sums of clipped per-example gradients, which is all that differentially private SGD sees of a batch.
+"""Sums of clipped per-example gradients: the only values that differentially private SGD reads from a batch.
 
 Abadi et al. 2016 ("Deep Learning with Differential Privacy", arXiv 1607.00133): every record's gradient, over all
-parameters together, is scaled down to an L2 norm of at most ``clip_norm`` before the sum. One backward pass keeps each
-layer's input and output gradient; norms, and then the weighted sum, are taken from these (Bu et al. 2023, arXiv
+parameters together, is scaled down to an L2 norm of at most ``clip_norm`` before the sum. One backward pass stores each
+layer's input and output gradient, from which norms and then the weighted sum are computed (Bu et al. 2023, arXiv
 2210.00038). A chain of dense layers needs no autograd for that.
 
 The gradient of every record follows from a layer's input and the gradient of the summed loss with respect to its
-output, without another backward pass. A dense layer's is an outer product, so its norm is the product of two norms and
-it is never formed (Goodfellow 2015, arXiv 1510.01799). Every other layer forms its gradients, because the norm must be
-that of the summed values: a closed form of terms that cancel, such as the products of all pairs of positions, can be
-too small by any factor. Norms are sums of squares in blocks that double precision joins: their relative error is below
-:data:`ROUNDING` times the precision of the layer.
+output, without another backward pass. For a dense layer it is an outer product, so its norm is the product of two norms
+and the gradient need not be computed (Goodfellow 2015, arXiv 1510.01799). Every other layer computes its per-example
+gradients, because the norm must be that of the summed values: a closed form of terms that cancel, such as the products
+of all pairs of positions, can be too small by any factor. Norms are sums of squares over blocks, added up in double
+precision: their relative error is below :data:`ROUNDING` times the precision of the layer.
 
-Clipping bounds what one record adds to a sum only if a record has a gradient of its own. The closed forms need more:
-every layer runs once, on its own weights, with records along the first axis. A list of known layers and containers
-proves both; a model with any other module is refused. :class:`DenseChain` runs a sequence of dense layers and
-elementwise functions forward and backward by hand, for small models whose time autograd would dominate.
+Clipping bounds what one record adds to a sum only if the record's gradient depends on no other record. The closed forms
+also need that every layer runs once, on its own weights, with records along the first axis. A list of known layers and
+containers ensures both; a model with any other module is refused. :class:`DenseChain` runs a sequence of dense layers
+and elementwise functions forward and backward by hand, for small models, where autograd would take most of the time.
 
 Where records belong to owners (persons with several records each), the average gradient of each owner's records is
-formed and clipped instead. ``owner_B`` gives each record's owner, in ascending numbers.
+computed and clipped instead. ``owner_B`` gives each record's owner, in ascending numbers.
 
-The bound holds for the values that the machine adds up: norms are those of the formed gradients up to a rounding error,
-by which ``clip_norm`` is reduced beforehand, and a record whose gradient is not finite adds nothing. How rounding
-changes the *other* records of a batch when one is left out is not covered: a few units in the last place of the sum, as
-in any floating-point implementation. This module draws no noise and knows no epsilon.
+The clipping bound holds for floating-point numbers too: ``clip_norm`` is reduced beforehand by the rounding error of
+norms, and a record whose gradient is not finite adds nothing. One effect is not covered: leaving out a record changes
+the rounding of the *other* records of a batch, by a few units in the last place of the sum, as in any floating-point
+implementation. This module draws no noise and knows no epsilon.
 
 Shapes: B records of a batch; T positions; I inputs, O outputs, G groups of a layer; C outputs of a model; P values of
 one parameter.
@@ -88,17 +88,18 @@ WeightedSums = list[tuple[Tensor, Tensor]]
 
 
 def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    """The gradients of one call of ``layer``; both tensors have the records along their first axis."""
+    """Return the per-example gradients of one call of ``layer``; both tensors have the records along their first
+    axis."""
     return _GRADIENTS[type(layer)](layer, layer_input, output_gradient)
 
 
 class _Dense:
-    """Each record's gradient is the outer product of its output gradient and its input.
+    """Per-example gradients of a dense layer: each is the outer product of the record's output gradient and input.
 
-    ``squared_norms`` are those of each record over the trainable parameters, ``float64`` of shape (B,).
-    ``weighted_sums`` are, for each trainable parameter, the sum over records of weight times gradient. ``per_record``
-    gives, for each trainable parameter, the gradient of every record, shape (B, P); ``products`` the
-    inner product of every record's gradient with ``shift``, which has a tensor for each parameter's id: (B,).
+    ``squared_norms()``: the squared norm of each record's gradient over the trainable parameters, ``float64`` (B,).
+    ``weighted_sums(weights_B)``: for each trainable parameter, the sum over records of weight times gradient.
+    ``per_record()``: for each trainable parameter, the gradient of every record (B, P). ``products(shift)``: the inner
+    product of every record's gradient with ``shift``, which has a tensor for each parameter's id, (B,).
     """
 
     def __init__(self, layer: nn.Linear, input_BI: Tensor, gradient_BO: Tensor) -> None:
@@ -145,7 +146,7 @@ def _dense(linear: Any, layer_input: Tensor, output_gradient: Tensor) -> LayerGr
 
 
 class _Formed:
-    """Layers whose per-example gradients are small enough to be materialised: one (B, ...) per parameter."""
+    """Per-example gradients that are materialised: one tensor (B, ...) per parameter; methods as in :class:`_Dense`."""
 
     def __init__(self, *gradients: tuple[Tensor | None, Tensor]) -> None:
         self._gradients = [(p, values.flatten(1)) for p, values in gradients if p is not None and p.requires_grad]
@@ -164,9 +165,9 @@ class _Formed:
 
 
 class _Convolution(_Formed):
-    """Forms every record's weight gradient, a few records at a time, in the order (O, height, width, I).
+    """Per-example gradients of a convolution, computed for a few records at a time, in the order (O, height, width, I).
 
-    With images and output gradients in channels-last layout that order is that of memory.
+    This is the order in memory if images and output gradients have the channels-last layout.
     """
 
     @torch.no_grad()
@@ -223,11 +224,11 @@ class _Convolution(_Formed):
 
 
 LayerGradient = _Dense | _Formed
-"""The gradients of B records with respect to one layer's parameters."""
+"""The per-example gradients of B records with respect to one layer's parameters."""
 
 
 def squared_norms(values_BP: Tensor) -> Tensor:
-    """Squared L2 norm of every row, ``float64`` of shape (B,)."""
+    """Return the squared L2 norm of every row, ``float64`` of shape (B,)."""
     whole = values_BP.shape[1] - values_BP.shape[1] % _FLOATS_SQUARED_AT_ONCE
     # Short blocks in the layer's precision, joined in double: the error does not grow with the number of weights.
     norms_B: Tensor = torch.linalg.vector_norm(values_BP[:, whole:], dim=1).double().square_()
@@ -263,11 +264,11 @@ _GRADIENTS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], LayerGradient]
 
 
 def unknown_module(model: nn.Module) -> str | None:
-    """The first module, by name and type, for which the closed forms do not apply; None if they apply to the whole
-    model.
+    """Return the name and type of the first module whose per-example gradients cannot be computed here; None if there
+    is no such module.
 
-    Such a module is missing from the list, was altered (a hook, a method of its own, a foreign parameter), or is a
-    layer or parameter in training that the model has twice.
+    Such a module is not in the list of known layers, was altered (by a hook, an instance's own ``forward`` or an
+    additional parameter), or has a trained parameter that the model uses twice.
     """
     seen: set[int] = set()
     # With duplicates: a module that the model has twice has to be met twice.
@@ -308,9 +309,9 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DenseChain:
-    """A model of dense layers and elementwise functions, before which records may be scaled and flattened.
+    """A model of dense layers and elementwise functions; scaling and flattening may come first.
 
-    ``lowest`` is the place of the first layer that is trained.
+    ``lowest`` is the index of the first layer that is trained.
     """
 
     layers: list[nn.Module]
@@ -319,7 +320,7 @@ class DenseChain:
 
     @classmethod
     def of(cls, model: nn.Module) -> DenseChain | None:
-        """The chain that ``model`` is, or None for any other: another layer, a hook, a layer that runs twice."""
+        """Return ``model`` as a chain; None if it has another kind of layer, a hook, or a layer that runs twice."""
         leaves = list(_leaves(model))
         # Scaling and flattening may only come first: no gradient passes through them.
         leading = list(itertools.takewhile(lambda leaf: type(leaf) in (ScaleBytes, nn.Flatten), leaves))
@@ -339,12 +340,12 @@ class DenseChain:
         return cls(layers=layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading), lowest=lowest)
 
     def reads(self, x: Tensor) -> bool:
-        """True if the first layer sees each record of ``x`` (B, ...) as one row, the only form this class supports."""
+        """Return True if the first layer reads each record of ``x`` (B, ...) as one row, the only form supported."""
         return x.ndim == 2 or self.flattens
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> list[Tensor]:
-        """The input of every layer, then the output of the last, for an ``x`` that the chain reads."""
+        """Return the input of every layer, then the output of the last, for an ``x`` with :meth:`reads`."""
         values = [scale_bytes(x) if x.ndim == 2 else scale_bytes(x).flatten(1)]
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
@@ -355,7 +356,10 @@ class DenseChain:
 
     @torch.no_grad()
     def backward(self, values: list[Tensor], gradient: Tensor) -> list[tuple[nn.Linear, Tensor, Tensor]]:
-        """Every trained layer, its input and its output's gradient, from ``forward``'s values and the last gradient."""
+        """Return every trained layer with its input and the gradient of its output.
+
+        ``values`` are those of :meth:`forward`, ``gradient`` is that of the last layer's output.
+        """
         calls = []
         for i in range(len(self.layers) - 1, self.lowest - 1, -1):
             layer = self.layers[i]
@@ -371,8 +375,8 @@ class DenseChain:
 
     @torch.no_grad()
     def summed_gradients(self, values: list[Tensor], gradient: Tensor) -> WeightedSums:
-        """For each trained parameter, the gradient summed over records, as autograd would give it; arguments as for
-        :meth:`backward`."""
+        """Return each trained parameter with its gradient summed over records, as autograd computes it; arguments as
+        for :meth:`backward`."""
         sums: WeightedSums = []
         for layer, value, of_output in self.backward(values, gradient):
             if layer.weight.requires_grad:
@@ -396,8 +400,9 @@ def _is_trained(layer: nn.Module) -> bool:
 
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
-"""One value per record. It may have a method ``gradient`` too, as below, where speed matters, and a method
-``before_batch(clipper, x, targets, owner_B)`` for what has to be known of a batch before its first loss."""
+"""A loss ``(outputs, targets)`` with one value per record. For speed it may have a method ``gradient``, as
+:class:`CrossEntropy`; a method ``before_batch(clipper, x, targets, owner_B)``, if any, is called first for each batch.
+"""
 # One call of a layer: the layer, its input and the gradient of its output.
 LayerCall = tuple[nn.Module, Tensor, Tensor]
 _LONGEST = 1e30  # in clip norms: the factor of anything longer has no precision left, and the record adds nothing
@@ -405,8 +410,10 @@ _log = logging.getLogger(__name__)
 
 
 def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> list[tuple[int, int]]:
-    """The bounds (start, stop) of parts of at most ``size`` records. With owners, the records of an owner stay in one
-    part."""
+    """Return the bounds (start, stop) of parts of a batch with at most ``size`` records each.
+
+    With ``owner_B``, all records of an owner are in one part, which may then be longer.
+    """
     if owner_B is None or not num_records:
         return [(start, min(start + size, num_records)) for start in range(0, num_records, max(1, size))]
     # Owners ascend, so that one ends where the number changes.
@@ -420,30 +427,34 @@ def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> l
 
 
 def shares_of(owner_B: Tensor) -> Tensor:
-    """One over the number of records of each record's owner, (B,) ``float32``."""
+    """Return, for each record, 1 / the number of records of its owner, ``float32`` (B,)."""
     _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
     share_B: Tensor = (1 / counts.float())[owner_B]
     return share_B
 
 
 class CrossEntropy:
-    """Cross entropy per record for targets (B,) ``int64``; with its gradient, which small models need quickly."""
+    """Cross entropy per record for targets (B,) ``int64``, with a quick closed form of its gradient."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One loss per record, shape (B,)."""
+        """Return one loss per record, shape (B,)."""
         return functional.cross_entropy(outputs, targets, reduction="none")
 
     @torch.no_grad()
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The gradient of the summed losses with respect to ``outputs`` (B, C): probability less truth."""
-        # For the few classes there are, this is quicker than the softmax itself.
+        """Return the gradient of the summed losses with respect to ``outputs`` (B, C): probability minus one-hot
+        label."""
+        # For a few classes this is quicker than softmax.
         probability = torch.log_softmax(outputs, dim=1).exp_()
         return probability.scatter_(1, targets[:, None], -1.0, reduce="add")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedSum:
-    """``gradients``: one sum per trainable parameter, in their order. What is known of single records is private."""
+    """The sum of clipped gradients of a batch: one tensor per trainable parameter, in the model's order.
+
+    ``squared_norms_B`` describes single records and is not to be published.
+    """
 
     gradients: list[Tensor]
     squared_norms_B: Tensor
@@ -451,14 +462,14 @@ class ClippedSum:
 
 
 class GradientClipper:
-    """Sums the clipped per-example gradients of one model, batch after batch."""
+    """Computes sums of clipped per-example gradients of one model, batch after batch."""
 
     _values: list[Tensor] | None = None  # of the next batch's forward pass through the chain, if it is made already
 
     def __init__(
         self, model: nn.Module, loss: PerExampleLoss, *, clip_norm: float, max_records: int | None = None
     ) -> None:
-        """``loss(outputs, targets)`` gives one value per record, shape (B,).
+        """Prepare for ``model`` and ``loss(outputs, targets)``, which returns one value per record, shape (B,).
 
         ``max_records`` bounds how many records are in memory at once; the sum does not depend on it. ValueError for a
         model with a module that :func:`unknown_module` finds.
@@ -468,8 +479,8 @@ class GradientClipper:
         unknown = unknown_module(model)
         if unknown is not None:
             raise ValueError(
-                f"{unknown} is not known to run once, on its own weights and on every record by itself; use linear and "
-                "convolutional layers, GroupNorm or LayerNorm (which read one record), and layers without parameters."
+                f"{unknown} is not known to run once, on its own weights and on each record separately, as clipping "
+                "needs; use linear and convolutional layers, GroupNorm or LayerNorm, and layers without parameters."
             )
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._trained, self._has_warned = self.parameters, False
@@ -479,19 +490,22 @@ class GradientClipper:
         self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self._chain = DenseChain.of(model)
         self.share_B: Tensor | None = None
-        """While a part of a batch passes through the model: each record's share of its owner. None without owners."""
+        """During the forward pass of a part of a batch: 1 / the number of records of each record's owner; None without
+        owners."""
 
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        """The sum over records of min(1, clip_norm / norm) times the gradient of the record's loss; 0 for no record.
+        """Return the sum over records of min(1, clip_norm / norm) times the gradient of the record's loss.
 
-        With ``owner_B``, the owners of the records in numbers that ascend from 0, the sum is over owners, of their
-        average gradients. A record whose gradient is not finite adds nothing, which the log reports once. The model
-        should be in the mode that training wants. ValueError for weights that are not finite, and under autocast: a
-        norm that was rounded to eight bits bounds nothing.
+        It is 0 for an empty batch. With ``owner_B``, the owners of the records in numbers that ascend from 0, the sum
+        is over owners and their average gradients. A record whose gradient is not finite adds nothing; the log reports
+        this once. The caller sets the model to training mode or not. ValueError for weights that are not finite, and
+        under autocast, where norms are too inexact to bound a record.
         """
         self._before_batch(self, x, targets, owner_B)
         if torch.is_autocast_enabled(x.device.type):
-            raise ValueError("Per-example gradients are clipped in the parameters' own precision; leave autocast out.")
+            raise ValueError(
+                "Per-example gradients must be computed in the parameters' own precision; leave autocast out."
+            )
         size = self.max_records or len(x)
         if owner_B is None and 0 < len(x) <= size:
             return self._part(x, targets)
@@ -514,7 +528,7 @@ class GradientClipper:
         return self._clipped(lambda kept: [layer_gradient(layer, *kept(*values)) for layer, *values in calls])
 
     def _clipped_rows(self, rows: list[Tensor]) -> ClippedSum:
-        """The clipped sum of gradients that are formed: one (B, P) per trainable parameter."""
+        """Return the clipped sum of materialised gradients: ``rows`` has one tensor (B, P) per trainable parameter."""
         return self._clipped(lambda kept: [_Formed(*zip(self._trained, kept(*rows), strict=True))])
 
     @torch.no_grad()
@@ -523,10 +537,11 @@ class GradientClipper:
         formed: Callable[[Callable[..., list[Tensor]]], Sequence[Any]],
         layers: Sequence[Any] | None = None,
     ) -> ClippedSum:
-        """The clipped sum of the gradients that ``formed(kept)`` gives, ``kept`` applied to what they are made of.
+        """Return the clipped sum of the gradients that ``formed(kept)`` returns, one object per layer.
 
-        Each has ``squared_norms`` and ``weighted_sums``. ``layers``: the gradients of all records, where the caller
-        has formed them already.
+        Each object has ``squared_norms`` and ``weighted_sums``. ``formed`` must apply ``kept`` to the tensors from
+        which it computes gradients: ``kept`` sets the rows of records that are left out to 0. ``layers``: the gradients
+        of all records, if the caller has computed them already.
         """
         layers = layers or formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
@@ -555,7 +570,7 @@ class GradientClipper:
 
     @torch.no_grad()
     def _rows(self, calls: Sequence[LayerCall], owner_B: Tensor | None = None) -> list[Tensor]:
-        """Every record's gradient, or every owner's average, (B, P) per trainable parameter."""
+        """Return every record's gradient, or every owner's average gradient, (B, P) per trainable parameter."""
         rows = {id(p): values for call in calls for p, values in layer_gradient(*call).per_record()}
         # A layer that the outputs do not depend on made no call: its gradient is 0.
         missing = {id(p): p.new_zeros(len(calls[0][1]), p.numel()) for p in self._trained if id(p) not in rows}
@@ -567,7 +582,8 @@ class GradientClipper:
         return [total.div_(counts[:, None]) for total in sums]
 
     def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
-        """One forward and one backward pass: every trained layer that ran, with its input and its output's gradient."""
+        """Run one forward and one backward pass; return every trained layer that ran, with its input and the gradient
+        of its output."""
         if self._chain is not None and self._chain.reads(x):
             values = self._values or self._chain.forward(x)
             if self._gradient_of_loss is not None:
@@ -598,17 +614,22 @@ class GradientClipper:
             name = type(layer).__name__
             if len(layer_input) != len(x):
                 raise ValueError(
-                    f"{name} reads {len(layer_input)} rows for {len(x)} records; keep them on the first axis."
+                    f"{name} reads {len(layer_input)} rows for {len(x)} records; keep the records on the first axis."
                 )
             own_axes = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm) else 1
             if layer_input.ndim < 1 + (3 if isinstance(layer, nn.Conv2d) else own_axes):
-                raise ValueError(f"{name} reads records without an axis of their own: {tuple(layer_input.shape)}.")
+                raise ValueError(
+                    f"{name} reads records without an axis of their own: {tuple(layer_input.shape)}; keep the records "
+                    "on the first axis."
+                )
             if layer_input._version != version:
-                raise ValueError(f"The input of {name} is overwritten by a later layer.")
+                raise ValueError(
+                    f"The input of {name} is overwritten by a later layer; use no in-place operation on it."
+                )
         return [(call[0], call[1], gradient) for call, gradient in zip(calls, output_gradients, strict=True)]
 
     def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
-        """min(1, clip_norm / norm) per record in the parameters' precision, lowered by the rounding error."""
+        """Return min(1, clip_norm / norm) per record in the parameters' precision, lowered by the rounding error."""
         precision = torch.finfo(self._trained[0].dtype).eps
         # A norm of 0 gives inf and so the factor 1. The bound is lowered by what the norm may be rounded down by.
         factors_B = squared_norms_B.rsqrt().mul_(self._clip_norm * (1 - ROUNDING * precision)).clamp_(max=1)
@@ -621,16 +642,16 @@ def _check_losses(losses_B: Tensor, num_records: int) -> None:
 
 
 class GuidedGradients(GradientClipper):
-    """Two gradients of one batch of float records. A single forward pass serves both if the model is a chain.
+    """Computes two gradients of one batch of float records, in a single forward pass if the model is a chain.
 
-    One is that of the summed cross entropy. The other is a sum of clipped gradients of ``loss``, which here may be any
-    value of a record, with a weight for each record: for terms that depend on the group that a record belongs to.
+    The first is the gradient of the summed cross entropy. The second is a weighted sum of clipped gradients of
+    ``loss``, which may be any value per record: for fairness terms, where a record's weight depends on its group.
     """
 
     _weights_B: Tensor
 
     def cross_entropy(self, x: Tensor, labels: Tensor) -> list[Tensor]:
-        """Gradients of the summed cross entropy; 0 for no record. ``x`` (B, ...), ``labels`` (B,)."""
+        """Return the gradients of the summed cross entropy; 0 for an empty batch. ``x`` (B, ...), ``labels`` (B,)."""
         self._values = None
         if not len(x):
             return [torch.zeros_like(p) for p in self.parameters]
@@ -643,7 +664,7 @@ class GuidedGradients(GradientClipper):
         return [sums[id(p)] for p in self.parameters]
 
     def both(self, x: Tensor, labels: Tensor, targets: Tensor, weights_B: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """:meth:`cross_entropy`, and the sum of the clipped gradients of the values times ``weights_B``."""
+        """Return :meth:`cross_entropy`, and the sum of the clipped gradients of ``loss`` times ``weights_B``."""
         gradients, self._weights_B = self.cross_entropy(x, labels), weights_B
         return gradients, self.sum(x, targets).gradients
 

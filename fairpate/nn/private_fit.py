@@ -1,17 +1,18 @@
 """DP-SGD: Poisson batches, clipped per-example gradients, Gaussian noise (Abadi et al. 2016, arXiv 1607.00133).
 
-One step is a Gaussian sum over a Poisson sample: every record enters independently with ``sampling_rate``, and a batch
-may be empty; noise of standard deviation ``noise_multiplier * clip_norm`` is added to the sum of clipped gradients; the
-sum is divided by the constant ``expected_batch_size``, never by the realised size. Where records belong to persons,
-persons are sampled, and the average gradient of a person's records is clipped: a person then adds no more than a record
-adds otherwise.
+One step is a Gaussian sum over a Poisson sample: every record enters independently with probability ``sampling_rate``,
+and a batch may be empty; noise of standard deviation ``noise_multiplier * clip_norm`` is added to the sum of clipped
+gradients; the sum is divided by the constant ``expected_batch_size``, never by the realised size. Where records belong
+to persons, persons are sampled, and the average gradient of a person's records is clipped: a person then adds no more
+than a record otherwise does.
 
-:class:`PrivateTraining` is the one loop of DP-SGD, FairDP-SGD, DP-FERMI and RaCO-DP. A method gives it a
-:class:`StepPlan`: how batches are drawn and clipped, what else a step releases, and the events of all steps. Nothing
-here knows an epsilon.
+:class:`PrivateTraining` is the training loop of DP-SGD, FairDP-SGD, DP-FERMI and RaCO-DP. A method gives it a
+:class:`StepPlan`: how batches are drawn and clipped, what else a step releases, and the events of all steps. This
+module knows no epsilon.
 
-The sample and the noise have their own randomness, apart from the training seed: from the operating system, or seeded,
-and then it is not private. The noise is floating-point, so the guarantee is that of research code.
+The sample and the noise have a source of randomness of their own, apart from the training seed. It is the operating
+system, or a seed; with a seed the training is not private. The noise is floating-point, so the guarantee is that of
+research code.
 
 Shapes: N records, B records of a batch, P parameters or values of one parameter.
 """
@@ -55,9 +56,10 @@ _DRAWN_AT_ONCE, _NORMALS_PER_PIECE = 2**12, 2**16
 
 
 class OsRandomness:
-    """AES-256 in counter mode under a key from the operating system, which is too slow to give every word itself.
+    """Random words from AES-256 in counter mode, with a key from the operating system's entropy.
 
-    ``words`` gives independent uniform words of 64 bits, ``int64`` of shape (size,).
+    The operating system itself would be too slow. ``words(size)`` returns independent uniform 64-bit words, ``int64``
+    of shape (size,).
     """
 
     label: NoiseLabel = "os_entropy"
@@ -75,7 +77,7 @@ class OsRandomness:
 
 
 class SeededRandomness:
-    """Reproducible, and therefore not private."""
+    """Random words from a seed: reproducible, and therefore not private."""
 
     label: NoiseLabel = "seeded: not private"
 
@@ -88,12 +90,16 @@ class SeededRandomness:
 
 
 PrivateRandomness = OsRandomness | SeededRandomness
-"""The source of what must stay secret for the guarantee to hold: who was sampled, and the noise."""
+"""The source of the randomness that must stay secret for the guarantee to hold: the Poisson samples and the noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateSteps:
-    """The steps of one training: the numbers that the accountant prices, and how fast the model moves."""
+    """The settings of one training by DP-SGD: those that decide the privacy cost, learning rate and momentum.
+
+    ``max_records``: how many records are in memory at once. ``records_per_person``: how many records of a sampled
+    person are used in a step.
+    """
 
     num_steps: int
     sampling_rate: float
@@ -122,13 +128,13 @@ BatchSampler = Callable[[], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """The parts of a step that differ between a method and DP-SGD.
+    """The parts of a training step in which a method may differ from DP-SGD.
 
-    ``clipper(model, loss, clip_norm=..., max_records=...)`` makes the object that sums a batch's gradients. ``sampler``
-    replaces Poisson samples of records. ``reach`` is how far one protected change moves the clipped sum, in clip norms.
-    ``add_unprotected(sums, x, targets)`` adds, after the noise, the part of the gradients that does not depend on the
-    protected value. ``release_more`` runs after the update and makes the other releases of a step. ``events`` are the
-    releases of all steps together, for the accountant.
+    ``clipper(model, loss, clip_norm=..., max_records=...)`` returns the object that sums a batch's clipped gradients.
+    ``sampler`` replaces Poisson samples of records. ``reach`` is the L2 sensitivity of the clipped sum in multiples of
+    ``clip_norm``. ``add_unprotected(sums, x, targets)`` adds, after the noise, the part of the gradients that does not
+    depend on the protected value. ``release_more`` runs after the update and makes the other releases of a step.
+    ``events`` are the releases of all steps together, for the accountant.
     """
 
     clipper: Callable[..., Any] = GradientClipper
@@ -143,19 +149,21 @@ DP_SGD = StepPlan()
 
 
 def training_device(model: nn.Module) -> torch.device:
-    """The GPU, where this process has one and ``model`` has convolutions, whose gradients keep it busy; else the device
-    that the model is on."""
+    """Return the GPU if there is one and ``model`` is on the CPU and has convolutions; else the model's own device.
+
+    Without convolutions a GPU would not be faster.
+    """
     has_convolutions = any(isinstance(module, nn.Conv2d) for module in model.modules())
     device: torch.device = next(model.parameters()).device
     return torch.device("cuda") if has_convolutions and torch.cuda.is_available() and device.type == "cpu" else device
 
 
 class PrivateTraining:
-    """Trains ``model`` in place, on :func:`training_device`. Holds the state between steps: momentum, sampler, noise.
+    """Trains ``model`` in place by DP-SGD, on :func:`training_device`; keeps momentum, sampler and noise between steps.
 
     ``x`` (N, ...) holds bytes or floats. ``person_N`` gives the number of each record's person, from 0 on; None: every
-    record is a person. ``public_gradient(model)`` gives one tensor per trainable parameter, computed from public
-    records only, and is added after the noise: it costs no privacy. ValueError for a layer that mixes records,
+    record is a person. ``public_gradient(model)`` returns one tensor per trainable parameter, computed from public
+    records only, which is added after the noise and costs no privacy. ValueError for a layer that mixes records,
     ConfigError for dropout.
     """
 
@@ -176,7 +184,7 @@ class PrivateTraining:
             raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
         # A mask follows the place of its record in the batch: one record more would move the gradients of all after it.
         if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
-            raise ConfigError("model: the privacy guarantee of DP-SGD does not hold with dropout; leave it out.")
+            raise ConfigError("model: the privacy guarantee of DP-SGD does not hold with dropout; leave dropout out.")
         self._home, device = next(model.parameters()).device, training_device(model)
         self._model, self._x, self._targets = model.train().to(device), x.to(device), targets.to(device)
         self._steps, self._plan = steps, plan
@@ -200,11 +208,11 @@ class PrivateTraining:
     ) -> tuple[Event, ...]:
         """Take all steps, leave the model in evaluation mode, and return the plan's events.
 
-        The last ``averaged_share`` of the steps give their mean weights. SpentError, with the plan's events, for
-        weights that are not finite.
+        The model gets the mean of the weights of the last ``averaged_share`` of the steps; with 0, the weights of the
+        last step. SpentError, with the plan's events, for weights that are not finite.
         """
         if not 0 <= averaged_share <= 1:
-            raise ValueError(f"Expected a share of the steps from 0 to 1, got {averaged_share}.")
+            raise ValueError(f"Expected averaged_share, a share of the steps, from 0 to 1, got {averaged_share}.")
         num_steps, parameters = self._steps.num_steps, self.parameters
         means: list[Tensor] = []
         num_skipped = num_steps - round(averaged_share * num_steps)
@@ -212,8 +220,8 @@ class PrivateTraining:
             for step in range(1, num_steps + 1):
                 self.step()
                 if step == 1:
-                    # From now on an error tells of weights that were released, if only to this program. What stops the
-                    # first step is the model or a layer, before any noise is drawn.
+                    # From now on an error reveals released weights, so the events count as spent. An error in the first
+                    # step comes from the model or a layer, before any noise is drawn.
                     after_first.enter_context(spent(self._plan.events, noise=self._label))
                 # Polyak and Juditsky 1992. Where every step's weights could be released, so could their mean: it costs
                 # no privacy, and takes out much of a step's noise and of the circling of a game between two players.
@@ -231,7 +239,7 @@ class PrivateTraining:
         return self._plan.events
 
     def step(self) -> None:
-        """Sample, clip, add noise, divide, update; then release what else the plan has."""
+        """Take one step: sample, clip, add noise, divide, update; then make the plan's other releases."""
         steps, device, plan = self._steps, self._x.device, self._plan
         if self._persons is None:
             rows, owner_B = self._next_rows().to(device), None
@@ -261,9 +269,10 @@ class PrivateTraining:
 
 
 class PoissonBatches:
-    """Poisson samples: every record enters each batch independently with ``sampling_rate``, so a batch may be empty.
+    """Draws Poisson samples: every record enters each batch independently with probability ``sampling_rate``.
 
-    One coin per record and batch, all laid end to end. Only the heads are drawn: the gaps between them are geometric.
+    A batch may be empty. Think of one coin per record and batch, in one long sequence: only the positions of heads are
+    drawn, by the gaps between them, which are geometric.
     """
 
     def __init__(self, num_records: int, sampling_rate: float, randomness: PrivateRandomness) -> None:
@@ -275,7 +284,7 @@ class PoissonBatches:
         self._num_decided = 0
 
     def next(self) -> Tensor:
-        """The rows of the next batch in ascending order, ``int64``."""
+        """Draw the next batch and return its rows in ascending order, ``int64``."""
         while self._num_decided < self._num_records:
             # k tails before a head have probability (1 - q)^k q: the floor of ln u / ln(1 - q).
             words = self._randomness.words(self._gaps_at_once)
@@ -293,7 +302,7 @@ class PoissonBatches:
 
 
 class PersonBatches:
-    """Poisson samples of persons, each with its records, or ``most_records`` of them at random.
+    """Draws Poisson samples of persons, with all records of a sampled person or ``most_records`` of them at random.
 
     ``person_N`` gives the number of each record's person, from 0 on.
     """
@@ -308,7 +317,7 @@ class PersonBatches:
         self._randomness, self._most_records = randomness, most_records
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """The rows of the next batch (B,), and their persons (B,) in numbers that ascend from 0."""
+        """Draw the next batch; return its rows (B,), and the rows' persons (B,) in numbers that ascend from 0."""
         persons = self._sampled.next()
         counts = self._count_P[persons]
         owner_B = torch.repeat_interleave(torch.arange(len(persons)), counts)
@@ -318,7 +327,7 @@ class PersonBatches:
         # The limit bounds work and not sensitivity: a person's average is clipped in any case.
         if not (counts > self._most_records).any():
             return rows_B, owner_B
-        # The records of each person in an order of their own draw; the first of them stay.
+        # The records of each person are put in random order; the first ``most_records`` of them are used.
         drawn_B = self._randomness.words(len(owner_B))
         # By the draw, then stably by owner: a random order within each person.
         order_B = torch.argsort(drawn_B)
@@ -328,14 +337,14 @@ class PersonBatches:
 
 
 class GaussianNoise:
-    """Independent standard normals, ``float32``, drawn in blocks: a small model's step needs a few hundred."""
+    """Draws independent standard normal values, ``float32``, in blocks: a small model's step needs only hundreds."""
 
     def __init__(self, randomness: PrivateRandomness) -> None:
         self._randomness = randomness
         self._left = torch.empty(0)
 
     def add_to(self, sums: Sequence[Tensor], stddev: float) -> None:
-        """Add independent noise to every value in place."""
+        """Add independent Gaussian noise of ``stddev`` to every value in place."""
         if not stddev:
             return
         sizes = [values.numel() for values in sums]
@@ -367,7 +376,8 @@ class GaussianNoise:
 
 
 class LaplaceNoise:
-    """Independent Laplace variables of one scale, ``float64``, drawn some at a time as differences of exponentials."""
+    """Draws independent Laplace values of one scale, ``float64``, in blocks, as differences of exponential
+    variables."""
 
     def __init__(self, randomness: PrivateRandomness, *, scale: float) -> None:
         self._randomness, self._scale = randomness, scale
@@ -387,7 +397,7 @@ class LaplaceNoise:
 def _log_uniform(words: Tensor) -> Tensor:
     """Compute, in place, the logarithm of uniform numbers in (0, 1] from random words that were rounded to floats.
 
-    No word in 2**63 is 0; counting it as one half keeps the logarithm finite.
+    A word of 0, which is as rare as 1 in 2**63, is replaced by one half, so that the logarithm is finite.
     """
     return words.abs_().clamp_(min=0.5).mul_(2.0**-63).log_()
 
@@ -399,16 +409,16 @@ _LEAST_LEFT, _LOST_AT_MOST = 1e-4, 1e-6
 
 
 class ShiftedClipper(GradientClipper):
-    """Sums of ``clip(g_i + shift)``; ``shift`` holds one tensor per trainable parameter, or None for no shift.
+    """Computes sums of ``clip(g_i + shift)``, where g_i is a record's gradient; otherwise as :class:`GradientClipper`.
 
-    ``public_gradient``, where given, sets the shift anew before each sum, from the current model. Of a person,
-    the average gradient is shifted once: the average of shifted ones is the same.
+    FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. ``shift`` has one tensor per trainable
+    parameter; None means no shift. If ``public_gradient`` is given, it sets the shift before each sum, from the current
+    model. A person's average gradient is shifted once, which is the average of the shifted gradients.
 
-    FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. Norms follow from
-    ``|g_i|^2 + 2 <g_i, r> + |r|^2``, in ``float64``. Where the shift r is long, a record may have a gradient near -r,
-    and what is left of its norm is lost in that sum: the shifted gradients of its part of the batch are formed. Noise
-    joins before anything is rounded to ``float32``. ``squared_norms_B`` are those of the shifted gradients. Otherwise
-    as :class:`GradientClipper`.
+    Norms follow from ``|g_i|^2 + 2 <g_i, r> + |r|^2`` with the shift r, in ``float64``. If the gradient of some record
+    is near -r, rounding would lose the digits of this sum: the shifted gradients of that part of the batch are then
+    materialised. Noise is added before sums are rounded to ``float32``. ``squared_norms_B`` are those of the shifted
+    gradients.
     """
 
     shift: Sequence[Tensor] | None = None
@@ -433,11 +443,13 @@ class ShiftedClipper(GradientClipper):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        """Sum like the parent, for the current weights of the model."""
+        """Return the sum as the parent class does, for the current weights of the model."""
         if self._public_gradient is not None:
             self.shift = list(self._public_gradient(self._original))
             if not all(bool(values.isfinite().all()) for values in self.shift):
-                raise ValueError("The public gradient is not finite; lower the learning rate or the weight.")
+                raise ValueError(
+                    "The gradient of the fairness regulariser is not finite; lower the learning rate or its weight."
+                )
         # The twin in double precision follows the model that the steps move.
         self.model.load_state_dict(self._original.state_dict())
         self.model.train(self._original.training)
@@ -465,7 +477,7 @@ class ShiftedClipper(GradientClipper):
 
 
 class _Shifted:
-    """Each record's gradient over all layers with ``shift`` added: one tensor per trainable parameter."""
+    """Each record's gradient over all layers plus ``shift``, which has one tensor per trainable parameter."""
 
     def __init__(self, layers: list[LayerGradient], shift: WeightedSums) -> None:
         self._layers, self._shift = layers, shift

@@ -1,1 +1,1 @@
-"""Privacy costs of releases and exact noise, with numpy and scipy alone."""
+"""Privacy costs of releases and exact noise; depends only on numpy and scipy."""

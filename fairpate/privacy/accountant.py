@@ -1,18 +1,18 @@
-"""Events, and what they cost: Renyi curves, privacy loss distributions and (epsilon, delta).
+"""Events and their privacy costs: Renyi curves, privacy loss distributions and (epsilon, delta).
 
 A mechanism never states its own epsilon. It reports events: everything that touches private data, each with the unit it
-protects and the neighbouring relation. This module composes their costs and converts them. There are two currencies,
-each with one registry of prices per event type: Renyi curves (:func:`event_rdp`), added order by order, and privacy
-loss distributions (:func:`event_pld`), which are tighter but not known for every event. Events under different units or
-relations are never added. Costs that depend on private votes are private themselves: ``rdp`` and ``epsilon`` refuse
+protects and the neighbouring relation. This module composes the costs of events and converts them. A cost has two
+forms, each with a registry by event type: Renyi curves (:func:`event_rdp`), added order by order, and privacy loss
+distributions (:func:`event_pld`), which are tighter but not known for every event. Events under different units or
+relations are never added. Costs that depend on private votes must not be published: ``rdp`` and ``epsilon`` refuse
 events that hold votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
 
 The module reads from single steps to whole runs: events, conversion of a curve (Canonne, Kamath and Steinke 2020,
-Proposition 12), amplification by Poisson sampling, prices of events, filters that decide when adaptive queries must
+Proposition 12), amplification by Poisson sampling, costs of events, filters that decide when adaptive queries must
 stop, and the search for the least noise that meets a target.
 
-Other modules of this package register further events. Which events a run performs, how they are stored and which budget
-it has is decided elsewhere. Shapes: A orders, K moments.
+Other modules of this package register further events. The events, the storage and the budget of a run are decided
+elsewhere. Shapes: A orders, K moments.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from fairpate.types import FloatArray, IntArray, MechanismParameters, Relation, 
 
 
 class Event(Protocol):
-    """Something that touched private data, with the guarantee it is priced under."""
+    """One computation that touched private data, with the unit and the relation for which its cost holds."""
 
     @property
     def unit(self) -> Unit:
-        """The unit whose change the price covers: ``record``, all records of a ``person``, ``sensitive attribute``."""
+        """The unit of privacy: one ``record``, all records of a ``person``, or the ``sensitive attribute`` of a
+        record."""
 
     @property
     def relation(self) -> Relation:
@@ -52,11 +53,11 @@ class Event(Protocol):
 
     @property
     def data_dependent(self) -> bool:
-        """True if the price is computed from private values and must stay with the operator."""
+        """True if the cost is computed from private values and must stay with the operator."""
 
 
 class SpentError(ValueError):
-    """An error that depends on a release: it ends the work, its message reveals the release, and ``events`` are spent.
+    """A ValueError raised after a release, whose message depends on the release: ``events`` must still be charged.
 
     ``noise`` is the label of the noise source.
     """
@@ -71,15 +72,15 @@ def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
     """Turn a ValueError raised after the release of ``events`` into a SpentError, so that they are still charged."""
     try:
         yield
-    # A ValueError's message depends on the release. Any other error is a fault of the program, and passes unchanged.
+    # A ValueError may depend on the released values. Any other error is a fault of the program, and passes unchanged.
     except ValueError as error:
         raise SpentError(error, events, noise) from error
 
 
 class CountedEvent:
-    """An event that happened ``count`` times. Subclasses declare the field themselves, at the place where statements
-    list it.
+    """An event that happened ``count`` times.
 
+    Each subclass declares the field ``count`` itself, because statements list the fields in the subclass's order.
     ValueError for a sampling rate outside (0, 1], a norm below 1, and any other number below 0 except a threshold.
     """
 
@@ -102,7 +103,7 @@ class CountedEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherEvent:
-    """One ``unit`` touches one teacher, and so moves at most one vote per query."""
+    """An event of teachers' votes: one ``unit`` is in one teacher's data, and so moves at most one vote per query."""
 
     unit: Unit = "record"
     relation: ClassVar[Relation] = "add or remove one"
@@ -120,10 +121,10 @@ class ThresholdChecks(CountedEvent, TeacherEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyArgmaxes(CountedEvent, TeacherEvent):
-    """``count`` noisy argmaxes that ran, including those with labels that were withheld.
+    """``count`` noisy argmaxes that ran, including those whose labels were withheld.
 
-    Together with ``ThresholdChecks``, these are the realised charges of confident queries. Each charge is known before
-    its step runs, so a Renyi filter with a limit fixed in advance may admit them.
+    Confident-GNMax queries may be charged as the ``ThresholdChecks`` and ``NoisyArgmaxes`` that ran. Each charge is
+    known before its step runs, so a Renyi filter with a limit fixed in advance may admit them.
     """
 
     noun: ClassVar[str] = "noisy vote of teachers"
@@ -133,7 +134,7 @@ class NoisyArgmaxes(CountedEvent, TeacherEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentGnmaxQueries(CountedEvent, TeacherEvent):
-    """``count`` Confident-GNMax queries submitted, both steps charged for each: holds for any votes."""
+    """``count`` Confident-GNMax queries, each charged for threshold check and argmax: the cost holds for any votes."""
 
     noun: ClassVar[str] = "noisy vote of teachers"
     count: int
@@ -145,9 +146,10 @@ class ConfidentGnmaxQueries(CountedEvent, TeacherEvent):
 # By identity: an array can neither be compared in one bool nor hashed.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfidentGnmaxVotes(TeacherEvent):
-    """Confident-GNMax queries with the votes they drew: every row is one query submitted, answered or not.
+    """Confident-GNMax queries with their votes, for the data-dependent cost.
 
-    Priced at the exact joint cost of threshold bit and noisy argmax. ``votes_QC``: whole votes, shape (Q, C).
+    The cost is the exact joint cost of threshold bit and noisy argmax. ``votes_QC``: whole numbers, shape (Q, C), one
+    row for each query submitted, answered or not.
     """
 
     noun: ClassVar[str] = "noisy vote of teachers"
@@ -164,8 +166,8 @@ class ConfidentGnmaxVotes(TeacherEvent):
 class PoissonGaussians(CountedEvent):
     """``count`` Gaussian sums, each over a fresh Poisson sample of the units: records or persons.
 
-    ``noise_multiplier``: standard deviation over the L2 norm that one unit may add. Renyi curves price adding or
-    removing one; replacing one is priced by :func:`epsilon_pld` alone.
+    ``noise_multiplier``: standard deviation over the L2 norm that one unit may add. Renyi curves cover only the
+    relation "add or remove one"; :func:`epsilon_pld` covers "replace one" too.
     """
 
     noun: ClassVar[str] = "Gaussian sum"
@@ -177,15 +179,15 @@ class PoissonGaussians(CountedEvent):
 
 
 def of_unit(event: Any, unit: Unit) -> Any:
-    """The same event at the same price, for ``unit`` (such as a person) instead of a record.
+    """Return the same event at the same cost for another ``unit``, such as a person instead of a record.
 
-    TypeError for an event that is priced for one unit alone.
+    TypeError for an event whose cost holds for one unit only.
     """
     if event.unit == unit:
         return event
     # A unit that is no field belongs to the definition of the event: its price holds for no other unit.
     if "unit" not in {column.name for column in fields(event)}:
-        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}.")
+        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}; use that unit.")
     if hasattr(event, "trials"):  # of events, each of the same unit
         trials = tuple(tuple(of_unit(each, unit) for each in events) for events in event.trials)
         return replace(event, unit=unit, trials=trials)
@@ -193,22 +195,23 @@ def of_unit(event: Any, unit: Unit) -> Any:
 
 
 def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float) -> tuple[float, float]:
-    """(epsilon, best order) of a given Renyi curve. ValueError for a NaN or negative cost or a bad delta.
+    """Return (epsilon, best order) of a Renyi curve at ``target_delta``. ValueError for a NaN or negative cost, and
+    unless 0 < target_delta < 1.
 
-    The conversion is that of Canonne, Kamath and Steinke 2020, Proposition 12, digit by digit that of dp_accounting.
+    The conversion is Proposition 12 of Canonne, Kamath and Steinke 2020; it equals that of dp_accounting to the digit.
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
     costs, orders = np.asarray(rdp_A, dtype=np.float64), np.asarray(orders_A, dtype=np.float64)
     if not np.all(costs >= 0):
-        raise ValueError("Expected a Renyi curve without NaN or negative values.")
+        raise ValueError("Expected a Renyi curve without NaN or negative values; check the costs that were added up.")
     with np.errstate(divide="ignore", invalid="ignore"):
         epsilon_A = costs + np.log1p(-1 / orders) - np.log(target_delta * orders) / (orders - 1)
     # As in dp_accounting: orders near 1 are left out, and a divergence this small is covered by delta alone.
     epsilon_A = np.where(orders > 1.01, epsilon_A, math.inf)
     epsilon_A = np.where(target_delta**2 + np.expm1(-costs) > 0, 0.0, epsilon_A)
     least = epsilon_A.min()
-    # Again with the logarithms of `math`, whose last digit NumPy's may miss: slow, so only far within any rounding.
+    # Again with the logarithms of `math`, more exact in the last digit: slow, so only for orders close to the best.
     near_A = epsilon_A <= least + 1e-9 * max(1.0, abs(least))
     values = []
     for cost, order in zip(costs[near_A].tolist(), orders[near_A].tolist(), strict=True):
@@ -230,14 +233,17 @@ _LARGEST_MIXTURE = 1024
 
 
 def gaussian_log_moments(noise_multiplier: float) -> LogMoments:
-    """ln E[(mu1 / mu0)^k] of a Gaussian with standard deviation ``noise_multiplier`` times its L2 sensitivity."""
+    """Return the function k -> ln E[(mu1 / mu0)^k] for Gaussian noise of ``noise_multiplier`` times the L2 sensitivity.
+
+    mu0 and mu1 are the output densities without and with one unit; the expectation is over mu0.
+    """
     if not noise_multiplier > 0:
         raise ValueError(f"Expected noise_multiplier > 0, got {noise_multiplier}.")
     return lambda k_K: k_K * (k_K - 1) / (2 * noise_multiplier**2)
 
 
 def laplace_log_moments(scale: float) -> LogMoments:
-    """ln E[(mu1 / mu0)^k] of Laplace noise of ``scale`` times its L1 sensitivity, k >= 0."""
+    """Return the function k -> ln E[(mu1 / mu0)^k], k >= 0, for Laplace noise of ``scale`` times the L1 sensitivity."""
     if not scale > 0:
         raise ValueError(f"Expected scale > 0, got {scale}.")
 
@@ -252,20 +258,22 @@ def laplace_log_moments(scale: float) -> LogMoments:
 
 
 def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """RDP of one step on a Poisson sample, shape (A,). ValueError for an order <= 1 or a rate outside [0, 1].
+    """Return the RDP of one step on a Poisson sample, shape (A,). ValueError for an order <= 1 or a rate outside [0,
+    1].
 
-    Every record enters independently with probability ``sampling_rate``; the relation is adding or removing one.
-    Nothing here holds for shuffled or fixed-size batches. For a mechanism whose worst pair of output distributions is
-    mirror symmetric (Gaussian and Laplace noise, products of them) the cost at a whole order is the binomial mixture of
-    its moments (Mironov, Talwar and Zhang 2019, arXiv 1908.10530; Zhu and Wang 2019, Theorem 6). Between whole orders
-    the chord of (alpha - 1) R, which is convex in alpha, is an upper bound; beyond order 1024 the mixture of the two
-    extreme terms is one.
+    ``log_moments``: the moments of the step without sampling. Every record enters the sample independently with
+    probability ``sampling_rate``; the relation is "add or remove one". The result does not hold for shuffled or
+    fixed-size batches. For a mechanism whose worst pair of output distributions is mirror symmetric (Gaussian and
+    Laplace noise, products of them) the cost at a whole order is the binomial mixture of its moments (Mironov, Talwar
+    and Zhang 2019, arXiv 1908.10530; Zhu and Wang 2019, Theorem 6). Between whole orders the chord of (alpha - 1) R,
+    which is convex in alpha, is an upper bound. Beyond order 1024 the mixture of the two extreme terms is used, which
+    is an upper bound too.
     """
     if not 0 <= sampling_rate <= 1:
         raise ValueError(f"Expected 0 <= sampling_rate <= 1, got {sampling_rate}.")
     orders = np.asarray(orders_A, dtype=np.float64)
     if not np.all(orders > 1):
-        raise ValueError("Expected orders > 1.")
+        raise ValueError(f"Expected Renyi orders > 1, got {orders_A!r}.")
     if sampling_rate == 0:
         return np.zeros(len(orders))
     below_A, above_A = np.floor(orders), np.ceil(orders)
@@ -282,7 +290,8 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
 # A page of costs asks for the same step again and again, each time with another count.
 @lru_cache(maxsize=1024)
 def poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: tuple[float, ...]) -> FloatArray:
-    """:func:`poisson_rdp` of one Gaussian sum, read-only; errors as there and as :func:`gaussian_log_moments`."""
+    """Return :func:`poisson_rdp` of one Gaussian sum, as a read-only array; errors as in :func:`poisson_rdp` and
+    :func:`gaussian_log_moments`."""
     rdp_A = poisson_rdp(gaussian_log_moments(noise_multiplier), sampling_rate=sampling_rate, orders_A=orders)
     # Cached, so every caller gets the same array.
     rdp_A.setflags(write=False)
@@ -290,7 +299,7 @@ def poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: 
 
 
 def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[int]) -> list[float]:
-    """(alpha - 1) R at whole orders; 0 at order 1."""
+    """Return (alpha - 1) R(alpha) at whole orders alpha; 0 at order 1."""
     if sampling_rate == 1:
         return [0.0 if order == 1 else float(log_moments(np.array([float(order)]))[0]) for order in orders]
     log_in, log_out = math.log(sampling_rate), math.log1p(-sampling_rate)
@@ -343,8 +352,8 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonAtDelta:
-    """An epsilon at a given delta. ``order`` is the Renyi order that gave it. ``unit`` and ``relation`` are None when
-    no event was priced."""
+    """An epsilon at a given delta. ``order`` is the best Renyi order. ``unit`` and ``relation`` are None if there were
+    no events."""
 
     epsilon: float
     delta: float
@@ -356,11 +365,13 @@ class EpsilonAtDelta:
 
 @singledispatch
 def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
-    """The Renyi curve of one event, shape (A,). Register a pricing per event type; an unknown type is a TypeError.
+    """Return the Renyi curve of one event, shape (A,). TypeError for an event type without a registered function.
 
-    A pricing is never asked about an event whose ``count`` is 0.
+    Each event type registers its function with ``event_rdp.register``; it is never called with a ``count`` of 0.
     """
-    raise TypeError(f"Expected an event with a registered pricing, got {type(event).__name__}.")
+    raise TypeError(
+        f"Expected an event with a known Renyi curve, got {type(event).__name__}; register one with event_rdp.register."
+    )
 
 
 @event_rdp.register
@@ -388,14 +399,16 @@ def _(
 def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
     # The binomial mixture compares a mixture with one plain distribution; replacing compares two mixtures.
     if event.relation != "add or remove one":
-        raise ValueError("No Renyi curve for replacing a record of a Poisson sample; use epsilon_pld.")
+        raise ValueError(
+            "No Renyi curve is known for replacing a record of a Poisson sample; use epsilon_pld (accounting 'pld')."
+        )
     if not event.noise_multiplier:
         return np.full(len(orders_A), math.inf)
     return event.count * poisson_gaussian_rdp(event.noise_multiplier, event.sampling_rate, tuple(orders_A.tolist()))
 
 
 def event_kinds() -> dict[str, type]:
-    """The event types with a registered price, by name, as far as their modules are imported."""
+    """Return the event types with a registered Renyi curve, by name; only types of imported modules are found."""
     found = [kind for kind in event_rdp.registry if kind is not object]
     for kind in found:  # the list grows while it is read, so that subclasses of subclasses are found
         found += kind.__subclasses__()
@@ -403,17 +416,20 @@ def event_kinds() -> dict[str, type]:
 
 
 def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> FloatArray:
-    """The composed Renyi curve of data-independent events, shape (A,); no events cost 0.
+    """Return the composed Renyi curve of data-independent events, shape (A,); zeros for no events.
 
-    ValueError for mixed units or relations, for a price that is NaN or negative, for an event that holds private
-    votes; TypeError for an event type without a registered price.
+    ValueError for mixed units or relations, for a cost that is NaN or negative, for an event that holds private votes;
+    TypeError for an event type without a registered Renyi curve.
     """
     _common_guarantee(events, published=True)
     return rdp_data_dependent(events, orders_A)
 
 
 def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> FloatArray:
-    """``rdp`` for the operator: events may hold private votes, and then the curve must not be published."""
+    """Return the composed Renyi curve as :func:`rdp`, for the operator only: ``events`` may hold private votes.
+
+    If they do, the curve must not be published.
+    """
     orders = np.asarray(orders_A, dtype=np.float64)
     _common_guarantee(events)
     total_A = np.zeros(len(orders))
@@ -424,20 +440,24 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
         price_A = event_rdp(event, orders)
         # Event by event: in the sum a negative price could hide behind another one.
         if not np.all(price_A >= 0):
-            raise ValueError(f"Expected the price of {type(event).__name__} without NaN or negative values.")
+            raise ValueError(
+                f"Expected the Renyi curve of {type(event).__name__} without NaN or negative values; check the event's "
+                "noise and its registered function."
+            )
         total_A += price_A
     return total_A
 
 
 def rdp_of_each_data_dependent(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
-    """The Renyi curve of each query, shape (Q, A), faster together than one by one; for the operator only."""
+    """Return the Renyi curve of each query of ``event``, shape (Q, A); it depends on votes and must not be
+    published."""
     return gnmax.confident_gnmax_rdp(event.votes_QC, **_confident_gnmax(event), orders_A=orders_A, tail=event.tail)
 
 
 def epsilon(
     events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
 ) -> EpsilonAtDelta:
-    """The smallest epsilon at ``target_delta`` that the composed curve gives; may be published.
+    """Return the smallest epsilon at ``target_delta`` that the composed Renyi curve gives; may be published.
 
     Errors as ``rdp``, and ValueError unless 0 < target_delta < 1.
     """
@@ -448,7 +468,10 @@ def epsilon(
 def epsilon_data_dependent(
     events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
 ) -> EpsilonAtDelta:
-    """``epsilon`` for the operator: where an event holds private votes the result must not be published."""
+    """Return the epsilon as :func:`epsilon`, for the operator only: ``events`` may hold private votes.
+
+    If they do, the result must not be published.
+    """
     unit, relation = _common_guarantee(events)
     value, order = epsilon_of_curve(rdp_data_dependent(events, orders_A), orders_A, target_delta=target_delta)
     return EpsilonAtDelta(
@@ -463,11 +486,14 @@ def epsilon_data_dependent(
 
 @singledispatch
 def event_pld(event: object, interval: float) -> LossDistribution | None:  # noqa: ARG001 - as every pricing
-    """The loss distribution of one event on a grid of ``interval``; None for one without noise: nothing is guaranteed.
+    """Return the loss distribution of one event on a grid of step ``interval``; None if the event has no noise, and so
+    no guarantee. TypeError for an event type without a registered function.
 
-    Register one per event type that has it, for a ``count`` of 1 and more; an unknown type is a TypeError.
+    Event types register their functions with ``event_pld.register``; they are called with a ``count`` of at least 1.
     """
-    raise TypeError(f"Expected an event with a registered loss distribution, got {type(event).__name__}.")
+    raise TypeError(
+        f"Expected an event with a known loss distribution, got {type(event).__name__}; use Renyi curves ('rdp')."
+    )
 
 
 @event_pld.register
@@ -482,21 +508,21 @@ def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
 
 
 def has_loss_distributions(events: Sequence[Event]) -> bool:
-    """True if every event has a loss distribution, so that :func:`epsilon_pld` can price them."""
+    """Return True if every event type has a loss distribution, which :func:`epsilon_pld` needs."""
     unknown = event_pld.dispatch(object)
     return all(event_pld.dispatch(type(event)) is not unknown for event in events)
 
 
 def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float | None = None) -> float:
-    """The epsilon of the composed loss distributions (tighter than Renyi), for either relation; may be published.
+    """Return the epsilon of the composed loss distributions, which are tighter than Renyi curves; may be published.
 
-    Never below the truth, and with ``interval`` None at most 1 % above it. ``interval`` is the step of the grid that
-    losses are rounded up to: each release adds about interval^2 / 12. None chooses it: 1e-4, or 1e-5 times an epsilon
-    above 10, which a finer grid hardly lowers, and less where that would add more than a fifth of a percent. Returns
-    ``inf`` for an event without noise. Below a delta of 1e-20, where the masses left out of distributions are not
-    proven to be negligible, the epsilon is that of Renyi curves. ValueError where there are no such curves, for mixed
-    units or relations, for events that hold private votes and unless 0 < target_delta < 1; TypeError for an event
-    without a loss distribution.
+    The result is never below the exact epsilon, and with ``interval`` None at most 1 % above it; ``inf`` for an event
+    without noise. ``interval`` is the step of the grid to which losses are rounded up: each release adds about
+    interval^2 / 12. With None it is chosen: 1e-4, or 1e-5 times an epsilon above 10, which a finer grid hardly lowers,
+    and smaller where the grid would add more than a fifth of a percent. Below a delta of 1e-20 the masses left out of
+    distributions are not proven to be negligible, so Renyi curves give the epsilon. ValueError where such curves are
+    needed and not known, for mixed units or relations, for events that hold private votes and unless 0 <
+    target_delta < 1; TypeError for an event without a loss distribution.
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
@@ -512,7 +538,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
         except ValueError as error:
             least = loss_distributions.LEAST_DELTA
             raise ValueError(
-                f"Expected target_delta >= {least:g} for loss distributions, got {target_delta}."
+                f"Expected target_delta >= {least:g} for loss distributions, got {target_delta}; raise it."
             ) from error
     if interval is not None:
         return _epsilon_pld(happened, target_delta, interval)[0]
@@ -538,7 +564,7 @@ def _epsilon_pld(events: tuple[Event, ...], target_delta: float, interval: float
 
 
 def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Accounting) -> float:
-    """The epsilon of ``events`` by Renyi curves (``rdp``) or loss distributions (``pld``); may be published.
+    """Return the epsilon of ``events`` by Renyi curves (``rdp``) or loss distributions (``pld``); may be published.
 
     Errors as :func:`epsilon` and :func:`epsilon_pld`; ValueError for another accounting.
     """
@@ -550,9 +576,9 @@ def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Acco
 
 
 def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
-    """The least of the available bounds: Renyi curves, and loss distributions where every event has one.
+    """Return the smaller epsilon of Renyi curves and, where every event has one, of loss distributions.
 
-    Each bound holds for any data, so that choosing the least reveals nothing. Errors as :func:`epsilon`.
+    Both bounds hold for any data, so choosing the smaller reveals nothing. Errors as :func:`epsilon`.
     """
     by_curves = epsilon(events, target_delta=target_delta).epsilon
     if not events or not has_loss_distributions(events):
@@ -561,16 +587,22 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
 
 
 def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, Any]:
-    """The mechanism's parameters, as :mod:`fairpate.privacy.gnmax` names them."""
+    """Return the mechanism's parameters as keyword arguments for :mod:`fairpate.privacy.gnmax`."""
     return {each.name: getattr(event, each.name) for each in fields(MechanismParameters)}
 
 
 def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tuple[Unit | None, Relation | None]:
-    """The unit and relation that all ``events`` share. ValueError if they differ, and, for a price that is
-    ``published``, if an event holds votes; TypeError for an unknown event."""
+    """Return the unit and the relation that all ``events`` share; (None, None) for no events.
+
+    ValueError if they differ, and, for a cost that is to be ``published``, if an event holds votes; TypeError for an
+    event type without a registered Renyi curve.
+    """
     for event in events:
         if event_rdp.dispatch(type(event)) is event_rdp.dispatch(object):
-            raise TypeError(f"Expected events that the accountant can price, got {type(event).__name__}.")
+            raise TypeError(
+                f"Expected events with known Renyi curves, got {type(event).__name__}; register one with "
+                "event_rdp.register."
+            )
     holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
     if holding_votes and published:
         raise ValueError(
@@ -580,11 +612,14 @@ def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tu
     # Curves add up for one pair of neighbouring data sets; another unit or relation has other pairs.
     guarantees = {(event.unit, event.relation) for event in events}
     if len(guarantees) > 1:
-        raise ValueError(f"Expected events under one unit and relation, got {sorted(guarantees)}; price them apart.")
+        raise ValueError(
+            f"Expected events under one unit and relation, got {sorted(guarantees)}; price them apart: compute one "
+            "epsilon for each pair."
+        )
     return guarantees.pop() if guarantees else (None, None)
 
 
-# Relative error of the few float operations behind a limit, given up on the side of refusing.
+# Relative error of the few float operations behind a limit: limits are lowered by it, to err on the side of refusing.
 _ROUNDING = 16 * sys.float_info.epsilon
 # Below 2^63, so that the conversion to int64 cannot overflow.
 _UNLIMITED = 2.0**62
@@ -592,19 +627,19 @@ _UNLIMITED = 2.0**62
 
 @dataclass(frozen=True, kw_only=True)
 class RenyiFilter:
-    """Admits charges while the total converts to at most ``target_epsilon`` at ``target_delta``.
+    """A privacy filter: it admits charges while their total converts to at most ``target_epsilon`` at ``target_delta``.
 
-    At one order fixed in advance, charges may be chosen in view of all past answers: while their sum stays within a
-    limit, everything released is Renyi private at that order with that limit (the Renyi filter of Feldman and Zrnic
-    2021, arXiv 2008.11193, Section 4; Lecuyer 2021, arXiv 2103.01379). With several orders, "some order is within its
-    limit" is a weaker statement: which order survives may depend on answers, and up to as many deltas add up as there
-    are orders. The grid is sound in one case, that of a ledger whose mechanism cannot change: every charge is the same
-    curve or zero. After n charges the total is n times that curve, so the order that admits most of them is known
-    before the first, and looking at all orders gives the same answer as looking at that one.
+    At one order fixed in advance, each charge may depend on all past answers: while their sum stays within a limit,
+    everything released is Renyi private at that order with that limit (the Renyi filter of Feldman and Zrnic 2021,
+    arXiv 2008.11193, Section 4; Lecuyer 2021, arXiv 2103.01379). With several orders, "some order is within its limit"
+    is a weaker statement: the order that remains may depend on answers, and up to as many deltas add up as there are
+    orders. Several orders are sound in one case, that of a ledger whose mechanism cannot change: every charge is the
+    same curve or zero. After n charges the total is n times that curve, so the order that admits most of them is known
+    before the first, and checking all orders gives the same answer as checking that one.
 
-    Charges must not depend on private values: a filter cannot repair a stop that votes decide. ``orders_A``: distinct
-    orders > 1, kept as a tuple. ValueError for a negative or undefined ``target_epsilon``, unless 0 < target_delta < 1,
-    and for orders that are not finite or not above 1.
+    Charges must not depend on private values: a filter gives no guarantee if votes decide when to stop. ``orders_A``:
+    distinct orders > 1, stored as a tuple. ValueError for a negative or undefined ``target_epsilon``, unless 0 <
+    target_delta < 1, and for orders that are not finite or not above 1.
     """
 
     target_epsilon: float
@@ -625,9 +660,9 @@ class RenyiFilter:
     def limit_A(self) -> FloatArray:
         """The largest cost at each order that converts to ``target_epsilon``, shape (A,); read-only.
 
-        Improved conversion (Canonne, Kamath and Steinke 2020, Proposition 12). An order too small for the target,
-        where that would be negative, keeps what costs no epsilon at all: -ln(1 - delta^2), by the total variation of
-        two distributions that close (Bretagnolle and Huber 1979). The last digits are given up to rounding.
+        It inverts the improved conversion (Canonne, Kamath and Steinke 2020, Proposition 12). Where that would be
+        negative, at an order too small for the target, the limit is -ln(1 - delta^2), which costs no epsilon: the total
+        variation is then at most delta (Bretagnolle and Huber 1979). Limits are rounded down in the last digits.
         """
         orders = np.array(self.orders_A)
         # log1p keeps the digits of ln(1 - 1 / alpha) at large orders.
@@ -640,7 +675,7 @@ class RenyiFilter:
         return limit_A
 
     def admits(self, spent_rdp_A: npt.ArrayLike, next_rdp_A: npt.ArrayLike) -> bool:
-        """True if some order is still within its limit after ``next_rdp_A``; both curves have shape (A,).
+        """Return True if some order is still within its limit after the charge ``next_rdp_A``; curves have shape (A,).
 
         ValueError for a cost that is NaN, negative or of another shape.
         """
@@ -648,7 +683,7 @@ class RenyiFilter:
         return bool(np.any(total_A <= self.limit_A))
 
     def max_queries(self, rdp_per_query_A: npt.ArrayLike) -> int:
-        """The number of equal charges that an unused filter admits; ``sys.maxsize`` where each costs 0.
+        """Return the number of equal charges that an unused filter admits; ``sys.maxsize`` if a charge costs 0.
 
         Errors as :meth:`admits`.
         """
@@ -670,20 +705,20 @@ class RenyiFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveLimit:
-    """A limit of ``epsilon`` at ``delta`` on releases of any kind, where each may depend on all earlier ones.
+    """A limit of ``epsilon`` at ``delta`` on releases of any kind, where each release may depend on all earlier ones.
 
-    A Renyi filter at one order of ``DEFAULT_ORDERS``, over which all curves are given: the order at which a Gaussian
-    mechanism has the most room, a function of epsilon and delta alone. Of the room that a Gaussian-DP filter (Smith and
-    Thakurta 2022, arXiv 2210.17520) has for Gaussians, it keeps 71 to 94 % between epsilon .01 and 20 and delta 1e-10
-    and 1e-4. Errors as :class:`RenyiFilter`.
+    It is a Renyi filter at a single order of ``DEFAULT_ORDERS``, at which all curves must be evaluated: the order at
+    which the most releases of one Gaussian mechanism fit, a function of epsilon and delta alone. It admits 71 to 94 %
+    of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520) admits, for epsilon
+    from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
     """
 
     epsilon: float
     delta: float
     place: int = field(init=False)
-    """Index of the limit's order in ``DEFAULT_ORDERS``: there a curve that is linear in the order has most room."""
+    """Index of the limit's order in ``DEFAULT_ORDERS``, chosen for curves that are linear in the order."""
     order: float = field(init=False)
-    """The order at which everything is counted."""
+    """The Renyi order at which all releases are added up."""
     budget: float = field(init=False)
     """The Renyi divergence at that order that all releases together may reach."""
 
@@ -694,18 +729,19 @@ class AdaptiveLimit:
             object.__setattr__(self, name, value)
 
     def admits(self, rdp_A: FloatArray) -> bool:
-        """True if releases with the total curve ``rdp_A`` are within the limit; NaN never is."""
+        """Return True if releases with the total curve ``rdp_A`` are within the limit; False if the cost is NaN."""
         return bool(rdp_A[self.place] <= self.budget)
 
 
 def least_adaptive_limit(rdp_A: FloatArray, *, delta: float) -> float:
-    """The least epsilon, to a thousandth, at which an :class:`AdaptiveLimit` admits ``rdp_A``; ``inf`` where none does.
+    """Return the least epsilon, to a thousandth, at which an :class:`AdaptiveLimit` admits ``rdp_A``; ``inf`` if none
+    does.
 
-    An estimate for adaptive releases and not a guarantee, which needs a limit that was fixed before them.
+    For adaptive releases this is an estimate, not a guarantee: a guarantee needs a limit fixed before the releases.
     """
     if not rdp_A.any():
         return 0.0
-    # The largest limits are counted at the least order: an infinite cost there is admitted by none.
+    # The largest limits use the smallest order: no limit admits an infinite cost there.
     if not np.isfinite(rdp_A[0]):
         return math.inf
     # No order converts to less than the best one. Step by step and not by bisection: where a limit's order falls to the
@@ -731,15 +767,15 @@ def least_noise(
     accounting: Accounting = "rdp",
     largest_noise: float = _LARGEST_NOISE,
 ) -> float:
-    """The least noise at which ``events_of(noise)`` stay within the target, rounded up by at most a thousandth of it.
+    """Return the least noise at which ``events_of(noise)`` cost at most the target, rounded up by at most 0.1 %.
 
-    More noise must never cost more. Nothing else is assumed about the events: a method with several noises scales them
-    by one factor, and one that has already spent something lists it among the events. No noise above ``largest_noise``
-    is tried. ValueError for an infinite target and for one that no noise reaches, such as one that fixed events already
-    exceed; other errors as :func:`epsilon_of`.
+    ``events_of`` returns the events of a run with the given noise; more noise must never cost more. A method with
+    several noises scales them by one factor, and events that do not depend on the noise are listed too. No noise above
+    ``largest_noise`` is tried. ValueError for an infinite target and for one that no noise reaches, for example because
+    fixed events already exceed it; other errors as :func:`epsilon_of`.
     """
     if target_epsilon == math.inf:
-        raise ValueError("Expected a finite target_epsilon, got inf: there is no least noise; give a number.")
+        raise ValueError("Expected a finite target_epsilon, got inf: any noise would do; give a number.")
 
     def spent(noise: float) -> float:
         return epsilon_of(events_of(noise), target_delta=target_delta, accounting=accounting)
@@ -750,8 +786,8 @@ def least_noise(
     # `not >` refuses a NaN as well.
     if not target_epsilon > 0 or cost > target_epsilon:
         raise ValueError(
-            f"Expected a target_epsilon that some noise reaches, got {target_epsilon}: the largest noise spends "
-            f"{cost:.3g}; raise it, or spend less on what does not scale with the noise."
+            f"Expected a target_epsilon that some noise reaches, got {target_epsilon}: the largest noise "
+            f"costs {cost:.3g}; raise target_epsilon, or spend less on releases whose noise is fixed."
         )
     while not cost > target_epsilon and low > _SMALLEST_NOISE:
         left = target_epsilon / cost if cost else math.inf

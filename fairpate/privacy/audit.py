@@ -1,20 +1,21 @@
 """Audits: lower bounds on epsilon, at a level of confidence, from what an attacker sees of releases.
 
 **Without assumptions.** Steinke, Nasr and Jagielski 2023 ("Privacy Auditing with One (1) Training Run", arXiv
-2305.08846, Theorem 5.2): M canaries enter the data or not, each by a fair coin of its own; the output gives every
-canary a score; an attacker who guesses the coins, for any number of canaries, is right about no more of them than
-randomised response at epsilon would allow, up to a term in delta. Too many right guesses refute the epsilon. The number
-of guesses must be fixed before the coins are seen. Canaries may share one release or be spread over several, since
-releases of disjoint canaries are one mechanism for all of them. At the same number of canaries, guesses at both ends
-prove more than Clopper-Pearson limits of one threshold's two error rates: .52 against .38 of an epsilon of 1 from
-20,000 canaries.
+2305.08846, Theorem 5.2): a fair coin for each of M canaries decides whether it enters the data; the output gives every
+canary a score; an attacker guesses the coins of any number of canaries. Under (epsilon, delta)-privacy no more guesses
+are right than randomised response at epsilon would allow, up to a term in delta. Too many right guesses refute the
+epsilon. The number of guesses must be fixed before the coins are seen. Canaries may share one release or be spread over
+several, since releases of disjoint canaries are one mechanism for all of them. At the same number of canaries, guesses
+about the highest and the lowest scores prove more than Clopper-Pearson limits on the two error rates of one threshold:
+.52 against .38 of an epsilon of 1 from 20,000 canaries.
 
-**If scores are Gaussian.** Those of included canaries are shifted by mu standard deviations. The t statistic of both
-samples has a noncentral distribution, which gives a limit for mu, and the trade-off curve of mu gives epsilon (Dong,
-Roth and Su 2022, arXiv 1905.02383). This needs far fewer canaries, and proves nothing where scores are not normal:
-likelihood ratios of Gaussian noise are, and sums over many steps or queries nearly.
+**If scores are Gaussian.** The scores of included canaries are shifted by mu standard deviations. The t statistic of
+included and other canaries has a noncentral distribution, which gives a limit for mu, and the trade-off curve of mu
+gives epsilon (Dong, Roth and Su 2022, arXiv 1905.02383). This needs far fewer canaries, and proves nothing where scores
+are not normal: likelihood ratios of Gaussian noise are normal, and sums over many steps or queries nearly.
 
-Any attacker may be used: a low bound proves nothing, a bound above the claim proves a fault. Scores are made elsewhere.
+Any attacker may be used: a low bound proves nothing, a bound above the claimed epsilon proves a fault. Scores are
+computed elsewhere.
 
 Shapes: M canaries.
 """
@@ -35,7 +36,7 @@ _LARGEST_MU, _LARGEST_T = 100.0, 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """The outcome of one run's guesses: ``num_correct`` of ``num_guesses`` are right, out of ``num_canaries``."""
+    """The outcome of an attack: ``num_correct`` of ``num_guesses`` guesses are right, out of ``num_canaries``."""
 
     num_canaries: int
     num_guesses: int
@@ -48,10 +49,12 @@ class Guesses:
 
 
 def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in: int, num_guessed_out: int) -> Guesses:
-    """Guess that the highest scores were included and the lowest were not, and count what is right.
+    """Guess that the canaries with the highest scores were included and those with the lowest were not, and return how
+    many guesses are right.
 
-    ``included_M``: the fair coins, booleans. ValueError for a NaN score, for unequal lengths, and for more guesses than
-    canaries.
+    ``included_M``: the fair coins, True for a canary in the data. ``num_guessed_in`` and ``num_guessed_out``: the
+    number of guesses at the high and at the low end. ValueError for a NaN score, for unequal lengths, and for more
+    guesses than canaries.
     """
     scores, included = np.asarray(scores_M, dtype=np.float64), np.asarray(included_M, dtype=bool)
     if scores.ndim != 1 or scores.shape != included.shape:
@@ -67,7 +70,7 @@ def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in:
 
 
 def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
-    """A bound on the probability that an (epsilon, delta) mechanism lets anyone guess this well.
+    """Return a bound on the probability of at least this many right guesses under (epsilon, delta)-privacy.
 
     ValueError unless epsilon >= 0 and 0 <= delta <= 1.
     """
@@ -89,10 +92,10 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
 
 
 def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> float:
-    """The epsilon up to which every (epsilon, delta) claim is refuted; 0 when the guesses refute none.
+    """Return the lower bound on epsilon: the guesses refute (epsilon, delta)-privacy for every smaller epsilon.
 
-    A mechanism that keeps its claim exceeds it here with probability at most 1 - ``confidence``. ValueError unless
-    0 < confidence < 1.
+    It is 0 if the guesses refute nothing. For a mechanism that is (epsilon, delta)-private the bound exceeds epsilon
+    with probability at most 1 - ``confidence``. ValueError unless 0 < confidence < 1.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"Expected 0 < confidence < 1, got {confidence}.")
@@ -114,18 +117,20 @@ def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0
 
 
 def delta_of_gaussian(epsilon: float, mu: float) -> float:
-    """The delta at ``epsilon`` of a Gaussian release that one unit shifts by ``mu`` standard deviations."""
+    """Return the delta at ``epsilon`` of a Gaussian release that one unit shifts by ``mu`` standard deviations."""
     tail = scipy.special.log_ndtr(-epsilon / mu - mu / 2)
     return float(scipy.special.ndtr(-epsilon / mu + mu / 2) - math.exp(min(epsilon + tail, 0.0)))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest shift mu of a Gaussian release that is (epsilon, delta)-private; 0 < delta < 1."""
+    """Return the largest shift mu, in standard deviations, at which a Gaussian release is (epsilon, delta)-private, for
+    0 < delta < 1."""
     return float(scipy.optimize.brentq(lambda mu: delta_of_gaussian(epsilon, mu) - delta, 1e-9, _LARGEST_MU))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon at ``delta`` of a Gaussian release with the shift ``mu``; 0 if ``delta`` alone covers it."""
+    """Return the epsilon at ``delta`` of a Gaussian release that one unit shifts by ``mu`` standard deviations; 0 if
+    ``delta`` alone covers the release."""
     if mu <= 0 or delta_of_gaussian(0.0, mu) <= delta:
         return 0.0
     # Forty standard deviations above the mean of the privacy loss, delta is below any that is used.
@@ -136,7 +141,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """The separation of the scores of included canaries from those of the others, as the t statistic of both."""
+    """How far the scores of included canaries lie above those of the others, as the two-sample t statistic."""
 
     num_included: int
     num_left_out: int
@@ -148,8 +153,10 @@ class Separation:
             raise ValueError(f"Expected two canaries or more on both sides and a finite t, got {given}.")
 
     def mu_lower_bound(self, confidence: float = 0.95) -> float:
-        """The shift, in standard deviations, below which normal scores separate this far with probability at most 1 -
-        ``confidence``; at least 0."""
+        """Return a lower confidence limit on the shift mu of normal scores, in standard deviations; at least 0.
+
+        With a shift below it, scores separate as far as these with probability at most 1 - ``confidence``.
+        """
         degrees = self.num_included + self.num_left_out - 2
         scale = math.sqrt(1 / self.num_included + 1 / self.num_left_out)
 
@@ -162,7 +169,10 @@ class Separation:
 
 
 def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
-    """The separation of the scores by the coins. ValueError for fewer than two canaries on a side."""
+    """Return how far the scores of included canaries lie above those of the others.
+
+    ValueError for fewer than two canaries on a side.
+    """
     scores, included = np.asarray(scores_M, dtype=np.float64), np.asarray(included_M, dtype=bool)
     inside, outside = scores[included], scores[~included]
     if min(len(inside), len(outside)) < 2:
@@ -177,17 +187,18 @@ def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
 
 @dataclass(frozen=True, kw_only=True)
 class IdealAttack:
-    """The strongest attack on a claim: on Gaussian releases of the shift ``mu``, or on randomised response.
+    """The strongest attack on a claimed epsilon, to predict what an audit can prove.
 
-    ``mu`` None: randomised response at ``epsilon`` in two answers of half the budget each, which is what two counts
-    with Laplace noise show.
+    It attacks a Gaussian release with the shift ``mu``. With ``mu`` None it attacks two answers by randomised response
+    at half of ``epsilon`` each, which show as much as two counts with Laplace noise.
     """
 
     epsilon: float
     mu: float | None
 
     def accuracy(self, share: float) -> float:
-        """The probability that a guess is right, of guesses about the ``share`` of canaries with the extreme scores."""
+        """Return the probability that a guess is right, if the ``share`` of canaries with the most extreme scores is
+        guessed."""
         if self.mu is None:
             # Both answers point the same way, or they cancel and a coin decides.
             agree = 1 / (1 + math.exp(-self.epsilon / 2))
@@ -200,7 +211,8 @@ class IdealAttack:
         return included / (included + left_out)
 
     def guesses(self, *, num_canaries: int, delta: float) -> Guesses:
-        """The best number of guesses for this attack, with the number that is right at the median."""
+        """Return the number of guesses with the highest lower bound on epsilon, and the median number of right
+        ones."""
         best, found = -1.0, Guesses(num_canaries=num_canaries, num_guesses=0, num_correct=0)
         for share in np.geomspace(min(1.0, max(0.004, 10 / num_canaries)), 1.0, 12):
             count = 2 * min(round(share * num_canaries / 2), num_canaries // 2)
@@ -212,7 +224,7 @@ class IdealAttack:
         return found
 
     def separation(self, *, num_canaries: int) -> Separation | None:
-        """The separation of the scores at the median; None where they are not normal."""
+        """Return the median separation of the scores; None for randomised response, whose scores are not normal."""
         if self.mu is None:
             return None
         each = num_canaries // 2

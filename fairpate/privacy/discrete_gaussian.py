@@ -1,11 +1,11 @@
 """Discrete Gaussian noise, sampled exactly, and its masses and tails in log space.
 
-The discrete Gaussian N_Z(0, s^2) puts mass proportional to exp(-x^2 / (2 s^2)) on every integer x. One sample at a
-time follows Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3): rational arithmetic on uniform
-integers. Many at a time invert the distribution function: the first 64 binary digits of a uniform real number decide,
-unless they are also those of a cut between two values, and then further digits are drawn. Cuts are exact to the last
-digit. So neither way does a rounded real number ever decide an outcome. ``s`` is read as the exact rational value of
-the float that was given.
+The discrete Gaussian N_Z(0, s^2) puts mass proportional to exp(-x^2 / (2 s^2)) on every integer x. One sample at a time
+follows Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3): rational arithmetic on uniform integers.
+Many samples at a time invert the distribution function: the first 64 binary digits of a uniform real number decide,
+unless they equal those of a cut (a value of the distribution function); then further digits are drawn. Cuts are exact
+to the last digit, so in neither way does a rounded real number decide an outcome. ``s`` is the exact rational value of
+the given float.
 
 Votes, thresholds and privacy costs are elsewhere.
 """
@@ -35,32 +35,32 @@ SEEDED = "seeded: not private"
 
 
 class OsEntropy:
-    """The operating system's entropy: the only source for a release that claims privacy.
+    """Noise from the operating system's entropy: the only source for a release that claims privacy.
 
-    A source states in ``label`` whether its noise is private; the label belongs in every artefact of a run. ``derive``
-    returns the source for the release that its parts identify, independent of earlier draws.
+    ``label`` states whether a source's noise is private, and is stored with every result of a run. ``derive`` returns a
+    source for one release, named by its arguments, that is independent of all earlier draws.
     """
 
     label = OS_ENTROPY
 
     def randbelow(self, n: int) -> int:
-        """One integer, uniform on 0 .. n - 1; n >= 1 may exceed 64 bits."""
+        """Draw one integer, uniform on 0 .. n - 1; n >= 1 may exceed 64 bits."""
         return secrets.randbelow(n)
 
     def derive(self, *parts: str | int) -> OsEntropy:  # noqa: ARG002 - every draw is fresh already
-        """Return this source: its draws share no state that would have to be separated."""
+        """Return this source itself: all draws from operating-system entropy are independent."""
         return self
 
     def words(self, keys: Sequence[str], count: int) -> WordArray:
-        """Fresh words, shape (len(keys), count)."""
+        """Draw fresh uniform 64-bit words, shape (len(keys), count)."""
         return np.frombuffer(os.urandom(8 * len(keys) * count), dtype=np.uint64).reshape(len(keys), count)
 
 
 class SeededSource:
-    """Reproducible, not private: for experiments and tests.
+    """Reproducible noise from a seed, for experiments and tests: a release with it is not private.
 
-    ``derive(query, attempt)`` depends on the seed and on those parts alone, so a query's noise is the same in any
-    order, in any process and after resuming.
+    ``derive(query, attempt)`` depends on the seed and its arguments alone, so a query has the same noise in any order,
+    in any process and after resuming.
     """
 
     label = SEEDED
@@ -70,15 +70,16 @@ class SeededSource:
         self._generator = random.Random(seed)
 
     def randbelow(self, n: int) -> int:
-        """One integer, uniform on 0 .. n - 1; advances this source only."""
+        """Draw one integer, uniform on 0 .. n - 1; sources made by ``derive`` are not advanced."""
         return self._generator.randrange(n)
 
     def derive(self, *parts: str | int) -> SeededSource:
-        """An independent source for ``parts``; 1 and "1" differ, and so do ("ab",) and ("a", "b")."""
+        """Return an independent source for ``parts``; 1 and "1" give different ones, and so do ("ab",) and ("a",
+        "b")."""
         return SeededSource(self._digest(parts).hexdigest())
 
     def words(self, keys: Sequence[str], count: int) -> WordArray:
-        """Words that depend on the seed and on each key alone, shape (len(keys), count)."""
+        """Return uniform 64-bit words, shape (len(keys), count); each row depends on the seed and its key alone."""
         # The suffix keeps these words independent of `derive`, which may break a tie of the same release.
         streams = b"".join(hashlib.shake_256(self._digest((key, "words")).digest()).digest(8 * count) for key in keys)
         # Little-endian on every machine, so that a seed means the same noise everywhere.
@@ -93,7 +94,7 @@ NoiseSource = OsEntropy | SeededSource
 
 
 def sample_discrete_gaussian(stddev: float | Fraction, source: NoiseSource) -> int:
-    """One exact draw from N_Z(0, stddev^2); ``stddev`` 0 gives 0.
+    """Draw one exact sample of N_Z(0, stddev^2); ``stddev`` 0 gives 0.
 
     ValueError for a negative, infinite or undefined ``stddev``.
     """
@@ -118,7 +119,7 @@ def _exact_parameters(stddev: float | Fraction) -> tuple[Fraction, int]:
 
 
 def sample_discrete_laplace(scale: int | Fraction, source: NoiseSource) -> int:
-    """One exact draw with mass proportional to ``exp(-|x| / scale)`` on the integers; ``scale`` > 0."""
+    """Draw one exact sample x with mass proportional to ``exp(-|x| / scale)`` on the integers; ``scale`` > 0."""
     numerator, denominator = scale.numerator, scale.denominator
     while True:
         # On a lattice `denominator` times finer the scale is the whole number `numerator`; the division leads back.
@@ -136,7 +137,7 @@ def sample_discrete_laplace(scale: int | Fraction, source: NoiseSource) -> int:
 
 
 def bernoulli_exp(numerator: int, denominator: int, source: NoiseSource) -> bool:
-    """True with probability exp(-numerator / denominator), for any non-negative ratio."""
+    """Draw True with probability exp(-numerator / denominator), exactly, for any ratio >= 0."""
     while True:
         # A factor exp(-1) for every whole of the ratio, then that of the rest.
         step, unit = (numerator, denominator) if numerator <= denominator else (1, 1)
@@ -151,10 +152,11 @@ def bernoulli_exp(numerator: int, denominator: int, source: NoiseSource) -> bool
 
 
 def discrete_gaussian(stddev: float, word: int, source: NoiseSource) -> int:
-    """One exact draw from N_Z(0, stddev^2), decided by a uniform 64-bit word; ``stddev`` 0 gives 0.
+    """Return one exact sample of N_Z(0, stddev^2), decided by a uniform 64-bit word; ``stddev`` 0 gives 0.
 
-    ``source`` adds digits to the rare word (less than one in 2^40) that leaves its draw open, and draws alone where
-    noise is so wide that a table of cuts would be long. ValueError for a negative, infinite or undefined ``stddev``.
+    If the word does not decide the sample (less than once in 2^40 words), ``source`` draws further digits. If
+    ``stddev`` is so large that a table of cuts would be too long, ``source`` draws the sample and the word is not used.
+    ValueError for a negative, infinite or undefined ``stddev``.
     """
     if stddev == 0:
         return 0
@@ -171,7 +173,7 @@ def discrete_gaussian(stddev: float, word: int, source: NoiseSource) -> int:
 
 
 def discrete_gaussians(stddev: float, words: WordArray, source: NoiseSource) -> IntArray:
-    """:func:`discrete_gaussian` of every word, in the shape of ``words``."""
+    """Return :func:`discrete_gaussian` of every word, in the shape of ``words``."""
     if stddev == 0 or stddev > _WIDEST_TABLE:
         draws = [discrete_gaussian(stddev, word, source) for word in words.ravel().tolist()]
         return np.array(draws, dtype=np.int64).reshape(words.shape)
@@ -190,7 +192,7 @@ _WIDEST_TABLE = 2.0**12
 
 @lru_cache(maxsize=64)
 def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
-    """``exact_cuts`` of 64 digits, as a list and as an array."""
+    """Return the least value and its :func:`exact_cuts` of 64 digits, as a list and as a read-only array."""
     require_positive_stddev(stddev)
     least, cuts = exact_cuts(stddev, 64)
     table = np.array(cuts, dtype=np.uint64)
@@ -200,10 +202,11 @@ def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
 
 
 def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
-    """The first ``num_digits`` binary digits of P[N <= x], as integers, for x = least, least + 1, ...: (least, cuts).
+    """Return (least, cuts): ``cuts`` are the first ``num_digits`` binary digits of P[N <= x], as integers, for x =
+    least, least + 1, ...
 
-    The first cut is 0 and the last has no digit but 1, as have all beyond. Every digit is right: sums carry bounds of
-    their error, and more digits are taken until both bounds agree.
+    The first cut is 0, and all digits of the last are 1. Every digit is exact: upper and lower bounds of the sums are
+    computed with increasing precision until they agree.
     """
     twice_variance, spare = 2 * Fraction(stddev) ** 2, 32
     while True:
@@ -246,11 +249,11 @@ def require_positive_stddev(stddev: float) -> None:
 
 
 def log_survival_table(stddev: float, max_value: int, *, of_difference: bool = False) -> FloatArray:
-    """ln P[N >= t] for t = 0 .. max_value and N ~ N_Z(0, stddev^2); read-only, shape (max_value + 1,).
+    """Return ln P[N >= t] for t = 0 .. max_value and N ~ N_Z(0, stddev^2); read-only, shape (max_value + 1,).
 
-    With ``of_difference``, ln P[N_a - N_b >= t] of two independent ones. Their difference is not a discrete Gaussian:
-    its mass at d is exp(-d^2 / (4 s^2)) times a sum over the integers (d even) or over the half integers (d odd), which
-    differ visibly below s = 1.
+    With ``of_difference``, return ln P[N_a - N_b >= t] for two independent such variables. Their difference is not a
+    discrete Gaussian: its mass at d is exp(-d^2 / (4 s^2)) times a sum over the integers (d even) or over the half
+    integers (d odd), and these sums differ visibly below s = 1.
     """
     if not 0 <= max_value <= 2**24:
         raise ValueError(f"Expected a table of 0 .. 2^24 values, got {max_value}; for a larger threshold use inf.")
@@ -260,14 +263,15 @@ def log_survival_table(stddev: float, max_value: int, *, of_difference: bool = F
 
 
 def log_masses(stddev: float) -> tuple[IntArray, FloatArray]:
-    """All values x of N_Z(0, stddev^2) within 14 standard deviations, ascending, and ln P[N = x]."""
+    """Return all values x of N ~ N_Z(0, stddev^2) within 14 standard deviations, ascending, and ln P[N = x]."""
     require_positive_stddev(stddev)
     values = np.arange(-_margin(stddev), _margin(stddev) + 1)
     return values, -(values.astype(np.float64) ** 2) / (2 * stddev**2) - _log_lattice_sum(math.sqrt(2) * stddev, 0.0)
 
 
 def log_difference_masses(stddev: float) -> tuple[IntArray, FloatArray]:
-    """All values d of the difference of two such variables within that range, ascending, and ln P[N_a - N_b = d]."""
+    """Return all values d of the difference N_a - N_b of two variables of N_Z(0, stddev^2), each within 14 standard
+    deviations, ascending, and ln P[N_a - N_b = d]."""
     require_positive_stddev(stddev)
     values = np.arange(-2 * _margin(stddev), 2 * _margin(stddev) + 1)
     log_lattice_sums = np.array([_log_lattice_sum(stddev, offset) for offset in (0.0, 0.5)])[values % 2]
@@ -277,7 +281,10 @@ def log_difference_masses(stddev: float) -> tuple[IntArray, FloatArray]:
 
 
 def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """ln P[N >= t] and ln P[N < t] for integers t of either sign; the smaller is never 1 minus a rounded number."""
+    """Return ln P[N >= t] and ln P[N < t] for integers t of either sign.
+
+    The smaller of the two is computed directly, because 1 minus the larger would lose its digits.
+    """
     # By symmetry P[N < t] = P[N >= 1 - t]; of t and 1 - t exactly one is positive and has the smaller tail.
     upper_V = np.maximum(at_V, 1 - at_V)
     small_V = log_survival_table(stddev, int(upper_V.max(initial=1)))[upper_V]
@@ -288,7 +295,7 @@ def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> t
 
 @lru_cache(maxsize=128)
 def _tails(stddev: float, max_value: int, *, of_difference: bool) -> FloatArray:
-    """ln P[N >= t], or of the difference of two, for t = 0 .. max_value; read-only, as every caller gets it."""
+    """Return the table of :func:`log_survival_table`, read-only because the cached array is shared by all callers."""
     require_positive_stddev(stddev)
     values = np.arange(max_value + _margin(stddev))
     log_masses = -(values.astype(np.float64) ** 2) / ((4 if of_difference else 2) * stddev**2)
@@ -305,11 +312,12 @@ def _tails(stddev: float, max_value: int, *, of_difference: bool) -> FloatArray:
 
 
 def _log_lattice_sum(stddev: float, offset: float) -> float:
-    """ln sum over the integers x of exp(-(x + offset)^2 / stddev^2)."""
+    """Return ln of the sum over the integers x of exp(-(x + offset)^2 / stddev^2)."""
     points = np.arange(-_margin(stddev), _margin(stddev) + 1) + offset
     return float(np.logaddexp.reduce(-(points**2) / stddev**2))
 
 
 def _margin(stddev: float) -> int:
-    """The number of points past the end of a table beyond which the mass is below e^-49 of the table's mass."""
+    """Return the number of integers past the end of a table beyond which the mass is below e^-49 of the table's
+    mass."""
     return math.ceil(14 * stddev) + 10

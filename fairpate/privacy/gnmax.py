@@ -4,17 +4,18 @@
 joint cost of a confident query is exact in its first step: whether the threshold is passed is one bit, so its
 divergence is that of two Bernoulli variables, and the noisy argmax is charged inside the branch where it runs.
 
-Every cost here but the two ``data_independent`` ones is computed from private votes, is itself private, and stays with
-the operator. A neighbour moves one teacher's vote: one count falls by one, another rises by one. Noise may be
-continuous (``tail="gaussian"``) or discrete (``tail="discrete"``); Theorem 6 needs only the Renyi bound of the noise,
-which both share, and the probability of leaving the plurality.
+Every cost here, except those of functions named ``data_independent``, is computed from private votes, must not be
+published and stays with the operator. On neighbouring data one teacher's vote differs: one count falls by one, another
+rises by one. Noise may be continuous (``tail="gaussian"``) or discrete (``tail="discrete"``); Theorem 6 needs only the
+Renyi bound of the noise, which is the same for both, and the probability that the output is not the plurality class.
 
-The first half computes moments for many histograms at once. A cost R at order alpha is handled through its moment
-e^((alpha - 1) R), or, at orders where that may overflow a float, through the moment's logarithm, the exponent. Orders
-are increasing there. Fairness, delta and budgets are elsewhere.
+The first half computes moments for many histograms at once. A cost R at order alpha is represented by its moment
+e^((alpha - 1) R) or, at orders where that may overflow a float, by the moment's logarithm (alpha - 1) R, called the
+exponent. Orders are increasing there. Fairness, delta and budgets are elsewhere.
 
 Shapes: Q queries, C classes, A orders, U distinct (largest count, log_q) pairs, V distinct largest counts, S the two
-neighbouring counts v - 1 and v + 1, K chunks, B rows of one chunk, R the leading orders that Theorem 6 can lower.
+neighbouring counts v - 1 and v + 1, K chunks, B rows of one chunk, R the leading orders at which Theorem 6 can lower a
+cost, L the two coefficients of a line in alpha.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _RUN_START = 4  # evenly spaced orders that are exponentiated before factors tak
 
 @dataclass(frozen=True)
 class DistinctHistograms:
-    """The distinct (largest count, log_q) pairs on which costs depend, grouped by largest count, then by log_q.
+    """The distinct (largest count, log_q) pairs on which costs depend, sorted by largest count, then by log_q.
 
-    Chunks (K) are runs of U that share a largest count, few enough rows each to stay in the processor's cache.
+    ``counts_U``: the number of queries with each pair. Chunks (K) are runs of pairs with the same largest count, each
+    short enough for the processor's cache; ``starts_K`` are their first pairs.
     """
 
     largest_V: IntArray
@@ -55,7 +57,7 @@ class DistinctHistograms:
 
     @classmethod
     def of(cls, largest_Q: IntArray, log_q_Q: FloatArray) -> DistinctHistograms:
-        """Group queries; ``inverse_Q`` leads back from U to them."""
+        """Group queries by their pairs; ``inverse_Q`` is the index of each query's pair."""
         # One key sorts faster than two; keys that rounding makes equal cost time, never a wrong group.
         # With log_q <= 0 the fraction is at most 1/2: it orders within a largest count and never across two.
         order_Q = np.argsort(largest_Q - 1 / (2 - log_q_Q))
@@ -78,11 +80,11 @@ class DistinctHistograms:
 
 @dataclass(frozen=True)
 class TheoremSix:
-    """Papernot et al. 2018, Theorem 6, prepared per log_q: its moment is e^a + e^b, a and b linear in alpha.
+    """Papernot et al. 2018, Theorem 6, prepared for each log_q: the moment is e^a + e^b, with a and b linear in alpha.
 
-    a = ln(1 - q) + (alpha - 1) growth,  b = log_q + (alpha - 1) slope, for orders below ``limit_U`` (mu1 in the
-    paper, -inf where a condition of the theorem fails). From mu1 on the exponent is the data-independent
-    alpha (alpha - 1) / variance, which b touches at mu1 and never exceeds. ``lines_2UL``: coefficients of a and b.
+    a = ln(1 - q) + (alpha - 1) growth,  b = log_q + (alpha - 1) slope, for orders below ``limit_U`` (mu1 in the paper,
+    -inf where a condition of the theorem fails). From mu1 on the exponent is the data-independent alpha (alpha - 1) /
+    variance, which b never exceeds and equals at mu1. ``lines_2UL``: coefficients of a and b.
     """
 
     limit_U: FloatArray
@@ -91,7 +93,7 @@ class TheoremSix:
 
     @classmethod
     def prepare(cls, log_q_U: FloatArray, variance: float) -> TheoremSix:
-        """``variance``: of a Gaussian mechanism with the same data-independent cost, alpha / variance per query."""
+        """Compute the lines for every log_q. ``variance``: the data-independent cost of a query is alpha / variance."""
         # ln 0 would lead to inf - inf in the conditions below.
         log_q_U = np.maximum(log_q_U, NEVER)
         # The theorem holds for any mu1 and mu2 in its range; the paper sets mu2 = sigma sqrt(-ln q) and mu1 = mu2 + 1.
@@ -112,10 +114,10 @@ class TheoremSix:
     def moments(
         self, rows: slice, powers_LA: FloatArray, runs: Sequence[slice], independent_A: FloatArray, *, logs: bool
     ) -> FloatArray:
-        """The moment, or with ``logs`` the exponent, of rows of U; a moment may overflow to inf.
+        """Return the moments, or with ``logs`` the exponents, of some rows of U, shape (B, A); a moment may be inf.
 
-        ``powers_LA`` is (alpha - 1, 1), which the lines are multiplied by; ``runs`` are stretches of evenly spaced
-        orders; ``independent_A`` is the same quantity for any votes.
+        ``powers_LA`` is (alpha - 1, 1), by which the lines are multiplied; ``runs`` are ranges of evenly spaced orders;
+        ``independent_A`` is the data-independent moment or exponent.
         """
         moment_BA: FloatArray
         if logs:
@@ -133,8 +135,10 @@ class TheoremSix:
         return moment_BA
 
     def rdp(self, orders_A: FloatArray) -> FloatArray:
-        """The RDP of each distinct query, shape (U, A), with a small relative error even for tiny costs; orders need
-        not increase."""
+        """Return the RDP of each distinct log_q, shape (U, A), with a small relative error even for tiny costs.
+
+        Orders may be in any sequence here.
+        """
         stay_UA, leave_UA = self.lines_2UL @ np.stack([orders_A - 1, np.ones_like(orders_A)])
         # Costs near 0 are e^a + e^b - 1 for a near 0: expm1 and log1p keep the digits that logaddexp would lose.
         # Exponents are cut at 1, above which logaddexp is taken: no branch overflows.
@@ -147,8 +151,10 @@ class TheoremSix:
 
 
 def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[slice]) -> FloatArray:
-    """The exponentials of the lines, shape (2, B, A). In a run of evenly spaced orders, later values are products of
-    earlier ones."""
+    """Return the exponentials of the lines, shape (2, B, A).
+
+    In a run of evenly spaced orders, later values are products of earlier ones, which is faster.
+    """
     lines_2LB, exp_2AB = lines_2BL.transpose(0, 2, 1), np.empty((2, powers_LA.shape[1], lines_2BL.shape[1]))
     done = 0
     for run in runs if lines_2BL[..., 1].min() > -MAX_EXPONENT else ():  # what starts near 0 would stay there
@@ -169,11 +175,13 @@ def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[s
 
 @dataclass(frozen=True)
 class JointPricing:
-    """The joint cost of both steps at some of the orders, with the threshold bit tabulated per distinct v.
+    """The joint cost of threshold bit and argmax at some of the orders, with the bit's factors for each largest count
+    v.
 
-    The joint moment is yes * (moment of the argmax) + no, with yes = p(v)^alpha p(w)^(1 - alpha) and no alike for
-    1 - p. It is convex in p(w), and p(v) lies between p(v - 1) and p(v + 1): so w = v is never the largest, and only
-    the two neighbours are kept. With ``logs`` every moment and factor is held as its logarithm.
+    p(v) is the probability that v passes the threshold, and w is the largest count on neighbouring data. The joint
+    moment is yes * (moment of the argmax) + no, with yes = p(v)^alpha p(w)^(1 - alpha), and no the same for 1 - p. It
+    is convex in p(w), and p(v) lies between p(v - 1) and p(v + 1): so w = v is never the largest, and only w = v - 1
+    and w = v + 1 are computed. With ``logs`` every moment and factor is stored as its logarithm.
     """
 
     distinct: DistinctHistograms
@@ -199,7 +207,7 @@ class JointPricing:
         *,
         logs: bool,
     ) -> JointPricing:
-        """Tabulate what all histograms share at ``orders_A``; without ``logs``, moments must fit a float."""
+        """Compute the factors that all histograms share at ``orders_A``; without ``logs``, moments must fit a float."""
         exponent_A = orders_A * (orders_A - 1) / argmax.variance
         shared = (exponent_A, log_yes_SVA, log_no_SVA)
         independent_A, yes_SVA, no_SVA = shared if logs else map(np.exp, shared)
@@ -219,7 +227,7 @@ class JointPricing:
         )
 
     def total_exponents(self) -> FloatArray:
-        """The sum of (alpha - 1) R over all queries, shape (A,)."""
+        """Return the sum of (alpha - 1) R over all queries, shape (A,)."""
         # (alpha - 1) R where the argmax is charged in full.
         independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
         # Beyond its reach a chunk costs what its largest count alone says: add such chunks up by that count.
@@ -255,8 +263,8 @@ class JointPricing:
             exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
 
     def _live_chunks(self) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield the rows of U and the joint moments (B, R) of each chunk whose cost Theorem 6 may lower, at the orders
-        where it may."""
+        """Yield, for each chunk of pairs whose cost Theorem 6 may lower, its range of rows and their joint moments
+        (B, R), at the orders where it may."""
         starts_K = self.distinct.starts_K
         stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
         table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, self.reach_K], axis=1)[self.reach_K > 0]
@@ -299,26 +307,27 @@ _TINY = 1e-250  # probabilities below are added up as logarithms
 
 
 def log_q(votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, tail: Tail) -> FloatArray:
-    """ln of a bound on P[noisy argmax is not the plurality class] per query, shape (Q,), at most ln(1 - 1/C).
+    """Return ln of a bound on P[noisy argmax is not the plurality class] per query, shape (Q,), at most ln(1 - 1/C).
 
-    A union bound over the other classes (Papernot et al. 2018, Proposition 7). With discrete noise, in which exact ties
-    have positive probability, every tie counts against the plurality. ValueError for votes that are not whole numbers
-    >= 0, for a standard deviation that is not positive, for an unknown ``tail``.
+    It is a union bound over the other classes (Papernot et al. 2018, Proposition 7). With discrete noise, in which
+    exact ties have positive probability, every tie counts against the plurality. ValueError for votes that are not
+    whole numbers >= 0, for a standard deviation that is not positive, for an unknown ``tail``.
     """
     _require_positive("noise_stddev_votes", noise_stddev_votes)
     return _log_q_ranked(np.sort(checked_votes(votes_QC), axis=1), noise_stddev_votes, tail)
 
 
 def gnmax_rdp(log_q_Q: npt.ArrayLike, *, noise_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """RDP of one noisy argmax per query, shape (Q, A) (Papernot et al. 2018, Theorem 6).
+    """Return the RDP of one noisy argmax per query, shape (Q, A) (Papernot et al. 2018, Theorem 6).
 
-    ``log_q_Q``: natural log of a bound on P[outcome is not the plurality], <= 0. Never above the data-independent
-    alpha / noise_stddev_votes^2; ``-inf`` costs 0. ValueError for an order <= 1, a positive or undefined ``log_q_Q``.
+    ``log_q_Q``: natural log of a bound on P[outcome is not the plurality], <= 0; ``-inf`` costs 0. The cost is never
+    above the data-independent alpha / noise_stddev_votes^2. ValueError for an order <= 1, a positive or undefined
+    ``log_q_Q``.
     """
     _require_positive("noise_stddev_votes", noise_stddev_votes)
     orders, log_qs = _checked_orders(orders_A), np.asarray(log_q_Q, dtype=np.float64)
     if log_qs.ndim != 1 or not np.all(log_qs <= 0):
-        raise ValueError("Expected log_q_Q to be a vector of logarithms of probabilities (<= 0, not NaN).")
+        raise ValueError("Expected log_q_Q to be a vector of logarithms of probabilities, each <= 0 and not NaN.")
     distinct_U, inverse_Q = np.unique(log_qs, return_inverse=True) if len(log_qs) > 1 else (log_qs, slice(None))
     return TheoremSix.prepare(distinct_U, noise_stddev_votes**2).rdp(orders)[inverse_Q]
 
@@ -326,10 +335,10 @@ def gnmax_rdp(log_q_Q: npt.ArrayLike, *, noise_stddev_votes: float, orders_A: np
 def threshold_rdp(
     votes_QC: npt.ArrayLike, *, threshold: float, threshold_stddev_votes: float, orders_A: npt.ArrayLike, tail: Tail
 ) -> FloatArray:
-    """RDP of the bit 1[largest count + noise >= threshold] per query, shape (Q, A), priced by Theorem 6.
+    """Return the RDP of the bit 1[largest count + noise >= threshold] per query, shape (Q, A), by Theorem 6.
 
     The bit is a vote between two outcomes whose data-independent cost alpha / (2 threshold_stddev_votes^2) is that of
-    GNMax with sqrt(2) times the noise; the price is never above it. An infinite ``threshold`` decides without looking
+    GNMax with sqrt(2) times the noise; the result is never above it. An infinite ``threshold`` does not read the votes
     and costs 0. Errors as ``log_q``; ValueError for a ``threshold`` that is NaN.
     """
     _check_threshold(threshold, threshold_stddev_votes, tail)
@@ -354,16 +363,17 @@ def confident_gnmax_rdp(
     tail: Tail,
     total: bool = False,
 ) -> FloatArray:
-    """RDP of one Confident-GNMax query each, shape (Q, A): threshold bit and, where it passes, the noisy argmax.
+    """Return the joint RDP of threshold bit and noisy argmax of each Confident-GNMax query, shape (Q, A).
 
-    With p(w) the chance that w votes pass, v the largest count and g the argmax's cost (``gnmax_rdp``):
+    With p(w) the probability that w votes pass the threshold, v the largest count and g the argmax's cost
+    (``gnmax_rdp``), the cost at order a is
 
         max over w = v - 1, v, v + 1 of  ln( p(v)^a p(w)^(1-a) e^((a-1) g) + (1-p(v))^a (1-p(w))^(1-a) ) / (a - 1)
 
-    Never above ``confident_gnmax_rdp_data_independent``, nor above threshold and argmax priced apart.
-    ``threshold=-inf`` is GNMax alone, ``threshold=inf`` costs 0. Covers every query submitted, whether it is answered
-    and its label used or not. With ``total``, the sum over queries, shape (A,), which is faster: equal histograms are
-    priced once. Errors as ``log_q`` and ``threshold_rdp``.
+    It is never above ``confident_gnmax_rdp_data_independent``, nor above the sum of ``threshold_rdp`` and
+    ``gnmax_rdp``. ``threshold=-inf`` is GNMax alone, ``threshold=inf`` costs 0. Give the votes of every query
+    submitted, also of those whose label was withheld. With ``total``, return the sum over queries, shape (A,), which is
+    faster because equal histograms are computed once. Errors as ``log_q`` and ``threshold_rdp``.
     """
     _check_threshold(threshold, threshold_stddev_votes, tail)
     _require_positive("noise_stddev_votes", noise_stddev_votes)
@@ -415,17 +425,16 @@ def confident_gnmax_rdp(
 
 
 def gnmax_rdp_data_independent(*, noise_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """RDP of one noisy argmax for any votes, shape (A,): the counts move by at most sqrt(2) in Euclidean norm."""
+    """Return the RDP of one noisy argmax for any votes, shape (A,): the counts change by at most sqrt(2) in L2 norm."""
     return gaussian_rdp(2.0, "noise_stddev_votes", noise_stddev_votes, orders_A)
 
 
 def confident_gnmax_rdp_data_independent(
     *, threshold: float, threshold_stddev_votes: float, noise_stddev_votes: float, orders_A: npt.ArrayLike
 ) -> FloatArray:
-    """RDP of one Confident-GNMax query for any votes, shape (A,): the sum of its two steps.
+    """Return the RDP of one Confident-GNMax query for any votes, shape (A,): the sum of threshold check and argmax.
 
-    An infinite ``threshold`` makes the first step free, and +inf the second one too. A standard deviation of 0 costs
-    ``inf``.
+    A ``threshold`` of -inf makes the check free, +inf makes both free. A standard deviation of 0 costs ``inf``.
     """
     if math.isnan(threshold):
         raise ValueError("Expected threshold to be a number, got nan.")
@@ -441,7 +450,7 @@ def confident_gnmax_rdp_data_independent(
 def answer_probability(
     votes_QC: npt.ArrayLike, *, threshold: float, threshold_stddev_votes: float, tail: Tail
 ) -> FloatArray:
-    """P[largest count + noise >= threshold] per query, shape (Q,); as private as the votes."""
+    """Return P[largest count + noise >= threshold] per query, shape (Q,); it is not to be published."""
     _check_threshold(threshold, threshold_stddev_votes, tail)
     largest_Q = checked_votes(votes_QC).max(axis=1)
     if math.isinf(threshold):
@@ -452,8 +461,8 @@ def answer_probability(
 def _log_factors(
     largest_V: IntArray, orders_A: FloatArray, threshold: float, threshold_stddev: float, tail: Tail
 ) -> tuple[FloatArray, FloatArray]:
-    """ln p(v)^alpha p(w)^(1 - alpha) of each largest count v with its neighbours w, and the same for 1 - p, each of
-    shape (S, V, A)."""
+    """Return ln(p(v)^alpha p(w)^(1 - alpha)) of each largest count v and its neighbours w = v - 1 and v + 1, and the
+    same for 1 - p, each of shape (S, V, A)."""
     # A neighbour's largest count is one less, the same or one more.
     at_3V = largest_V + np.array([[0], [-1], [1]])
     if math.isinf(threshold):  # the bit never looks at the votes
@@ -484,7 +493,7 @@ def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> Float
 
 @lru_cache(maxsize=64)
 def _log_difference_survival(noise_stddev: float, max_gap: int, tail: Tail) -> FloatArray:
-    """ln P[N_a - N_b >= g] for the gaps g = 0 .. max_gap."""
+    """Return ln P[N_a - N_b >= g] for the noises N_a, N_b of two counts and the gaps g = 0 .. max_gap."""
     if tail == "discrete":
         return log_survival_table(noise_stddev, max_gap, of_difference=True)
     if tail == "gaussian":
@@ -496,7 +505,7 @@ def _log_difference_survival(noise_stddev: float, max_gap: int, tail: Tail) -> F
 def _log_answer_probability(
     largest: IntArray, threshold: float, stddev: float, tail: Tail
 ) -> tuple[FloatArray, FloatArray]:
-    """ln p and ln(1 - p) for p = P[N >= threshold - largest], elementwise, for a finite threshold."""
+    """Return ln p and ln(1 - p) for p = P[N >= threshold - largest], elementwise, for a finite threshold."""
     if tail == "discrete":
         # Counts and discrete noise are whole: reaching the threshold is reaching its ceiling.
         return log_survival_and_complement(stddev, math.ceil(threshold) - largest)
@@ -506,8 +515,11 @@ def _log_answer_probability(
 
 
 def gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """RDP of noise of ``stddev`` for any votes, shape (A,); the bit of a threshold has the sensitivity 1, since the
-    largest count moves by at most 1. ``field`` names the standard deviation in errors."""
+    """Return the RDP of Gaussian noise of standard deviation ``stddev``, for any votes, shape (A,).
+
+    ``squared_sensitivity`` is 1 for a threshold bit, since the largest count changes by at most 1. ``field`` names the
+    standard deviation in error messages.
+    """
     orders = _checked_orders(orders_A)
     if not 0 <= stddev < math.inf:
         raise ValueError(f"Expected 0 <= {field} < inf, got {stddev}.")
@@ -522,10 +534,10 @@ def checked_votes(votes_QC: npt.ArrayLike) -> IntArray:
     if votes.ndim != 2 or votes.shape[1] == 0:
         raise ValueError(f"Expected votes of shape (queries, classes) with at least one class, got {votes.shape}.")
     if votes.dtype.kind not in "iuf" or (votes.dtype.kind == "f" and not np.all(np.isfinite(votes))):
-        raise ValueError("Expected votes to be finite whole numbers; count whole teachers per class.")
+        raise ValueError("Expected votes to be finite whole numbers: the number of teachers per class.")
     counts = votes.astype(np.int64, copy=False)
     if counts.min(initial=0) < 0 or (votes.dtype.kind == "f" and np.any(counts != votes)):
-        raise ValueError("Expected votes to be whole numbers >= 0; count whole teachers per class.")
+        raise ValueError("Expected votes to be whole numbers >= 0: the number of teachers per class.")
     return counts
 
 

@@ -1,22 +1,22 @@
-"""Pure differential privacy: exact Laplace noise, randomised response, the exponential mechanism, and what they cost.
+"""Pure differential privacy: exact Laplace noise, randomised response, the exponential mechanism, and their costs.
 
-**Price.** One release of either kind is epsilon-DP. Two further facts give tighter compositions:
+**Cost.** One release of any of them is epsilon-DP. Two further facts give tighter compositions:
 
 - Any epsilon-DP release is a post-processing of randomised response between two values (Kairouz, Oh and Viswanath 2015,
   arXiv 1311.0776): :class:`PureReleases`.
 - A vector moved by at most s in L1 under independent Laplace noise of scale 1 costs no more than one number moved by s:
   :class:`LaplaceReleases`. The hockey-stick divergence of a move by a is 1 - exp((e - a) / 2) for ``|e| <= a``; that of
-  two numbers moved by a <= b is 1 - exp((e - a - b) / 2) (1 + a / 2) for ``|e| <= b - a``, and
-  1 - u (1 + (a + b - e) / 4) with u = exp((e - a - b) / 2) up to e = a + b, both below the divergence of one move by
-  a + b. More numbers follow one by one, as dominance survives products. Renyi: the curve is convex in s and 0 at 0,
-  hence superadditive.
+  two numbers moved by a <= b is 1 - exp((e - a - b) / 2) (1 + a / 2) for ``|e| <= b - a``, and 1 - u (1 + (a + b - e) /
+  4) with u = exp((e - a - b) / 2) up to e = a + b, both below the divergence of one move by a + b. The bound extends to
+  more numbers one by one, as dominance is preserved by products. The Renyi curve is convex in s and 0 at s = 0, hence
+  superadditive.
 
 **Exactness.** :func:`add_laplace` rounds to a grid 2^24 times finer than the sensitivity and adds a discrete Laplace
 variable sampled from uniform integers (Canonne, Kamath and Steinke 2020, Algorithm 2). The noise is scaled for three
 grid units per coordinate more than the sensitivity: one for rounding, one for floating-point error in the values, one
 because a discrete Laplace of step h costs as much as a continuous one moved by 2 ln cosh(h / 2) more.
 
-Not known here: what is released. Shapes: A orders, N records.
+This module does not know what is released. Shapes: A orders, N records.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _STEPS_PER_RELEASE, _TOLERANCE = 20, 1e-3  # of the search for an epsilon per re
 class PureReleases(CountedEvent):
     """``count`` releases by any mechanism, each ``epsilon``-DP for one ``unit`` under ``relation``.
 
-    ``epsilon`` may be ``inf``: nothing is guaranteed.
+    ``epsilon`` may be ``inf``, which is no guarantee.
     """
 
     noun: ClassVar[str] = "release of pure differential privacy"
@@ -104,7 +104,8 @@ def _(event: PureReleases, interval: float) -> LossDistribution | None:
 
 
 def pure_epsilon(events: Sequence[object]) -> float:
-    """The plain sum of pure guarantees, which holds at every delta; ``inf`` unless all ``events`` are pure."""
+    """Return the sum of the epsilons of all releases, a guarantee at every delta; ``inf`` unless all ``events`` are
+    pure."""
     if not all(isinstance(event, PureReleases) for event in events):
         return math.inf
     return math.fsum(event.count * event.epsilon for event in events if isinstance(event, PureReleases) and event.count)
@@ -120,17 +121,21 @@ def release_epsilon_for(
     kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,),
     accounting: Accounting = "pld",
 ) -> float:
-    """The epsilon of one release such that ``count`` of each of ``kinds`` and ``others`` stay within the target.
+    """Return the largest epsilon per release at which ``count`` releases of each of ``kinds``, together with
+    ``others``, cost at most the target.
 
-    Rounded down by at most a thousandth; ``inf`` for a target of ``inf``. Never less than plain addition allows.
-    ValueError where ``others`` use up the target.
+    It is rounded down by at most 0.1 %, is never less than adding up epsilons allows, and ``inf`` for a target of
+    ``inf``. ValueError if ``others`` use up the target.
     """
     if math.isinf(target_epsilon):
         return math.inf
     # Plain addition of pure guarantees always holds: the search starts where it already fits.
     low = (target_epsilon - pure_epsilon(others)) / (count * len(kinds))
     if not low > 0:
-        raise ValueError(f"Expected target_epsilon > {pure_epsilon(others):g}, got {target_epsilon:g}; raise it.")
+        raise ValueError(
+            f"Expected target_epsilon > {pure_epsilon(others):g}, the cost of the other releases, got "
+            f"{target_epsilon:g}; raise it."
+        )
     # The search uses a coarse grid for speed; the result is then checked on the grid by which runs are priced.
     coarse = max(DEFAULT_INTERVAL, low / _STEPS_PER_RELEASE)
 
@@ -154,10 +159,10 @@ def release_epsilon_for(
 
 
 def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float, source: NoiseSource) -> FloatArray:
-    """``values`` plus independent Laplace noise of scale ``l1_sensitivity`` / ``epsilon``, of the same shape.
+    """Return ``values`` plus independent Laplace noise of scale ``l1_sensitivity`` / ``epsilon``, in the same shape.
 
-    ``l1_sensitivity`` bounds the L1 change of all ``values`` together; 0 says that they hold nothing private. With
-    ``epsilon`` inf or sensitivity 0 the values come back as they are. Cost: ``LaplaceReleases(count=1, epsilon)``.
+    ``l1_sensitivity`` bounds the L1 change of all ``values`` together; 0 means that they do not depend on private
+    records. With ``epsilon`` inf or sensitivity 0 no noise is added. Cost: ``LaplaceReleases(count=1, epsilon)``.
     ValueError for values or parameters that are not finite numbers in range.
     """
     exact = np.asarray(values, dtype=np.float64)
@@ -178,10 +183,11 @@ def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float,
 
 
 def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: float, source: NoiseSource) -> IntArray:
-    """Each code kept with odds exp(``epsilon``) to 1 against each other value, shape (N,); exact.
+    """Return the codes after randomised response, shape (N,), sampled exactly.
 
-    A uniform candidate is accepted at once where it is the true code, else with probability exp(-epsilon). ``epsilon``
-    inf keeps every code, 0 gives uniform ones. ValueError for codes outside 0 .. num_values - 1 and epsilon < 0.
+    The true code is exp(``epsilon``) times as likely as each other value: a uniform candidate is accepted if it is the
+    true code, and otherwise with probability exp(-epsilon). ``epsilon`` inf keeps every code, 0 gives uniform codes.
+    ValueError for codes outside 0 .. num_values - 1 and epsilon < 0.
     """
     codes = np.asarray(codes_N)
     if num_values < 2 or not epsilon >= 0:
@@ -203,11 +209,13 @@ def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: floa
 
 
 def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: float, source: NoiseSource) -> int:
-    """An index into ``costs``, drawn with odds exp(-``epsilon`` cost / (2 ``sensitivity``)); exact.
+    """Return an index into ``costs``, drawn with probability proportional to exp(-``epsilon`` cost / (2
+    ``sensitivity``)), exactly.
 
-    The exponential mechanism (McSherry and Talwar 2007), by rejection: a uniform place is accepted with its odds to the
-    cheapest. ``sensitivity``: the most that one unit changes any cost. ``epsilon`` inf, or sensitivity 0, gives the
-    first of the cheapest. Cost: ``PureReleases(count=1, epsilon)``. ValueError for parameters out of range.
+    This is the exponential mechanism (McSherry and Talwar 2007), by rejection sampling: a uniform index is accepted
+    with its weight relative to the least cost. ``sensitivity``: the most that one unit changes any cost. ``epsilon``
+    inf, or sensitivity 0, gives the first index of the least cost. Privacy cost: ``PureReleases(count=1, epsilon)``.
+    ValueError for parameters out of range.
     """
     if not costs or not sensitivity >= 0 or not epsilon >= 0:
         given = len(costs), sensitivity, epsilon
@@ -226,5 +234,5 @@ def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: f
 
 
 def keep_probability(epsilon: float, num_values: int) -> float:
-    """P[the reported value is the true one] under :func:`randomise_response`."""
+    """Return the probability that :func:`randomise_response` reports the true value."""
     return 1 / (1 + (num_values - 1) * math.exp(-epsilon))

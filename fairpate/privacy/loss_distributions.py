@@ -1,14 +1,15 @@
-"""Privacy loss distributions on a grid, rounded to the safe side: made from hockey-stick divergences and composed.
+"""Privacy loss distributions on a grid, as upper bounds: computed from hockey-stick divergences and composed.
 
 A mechanism's worst pair of output distributions gives its divergence at thresholds of any sign (the last part has those
-of Gaussian and Laplace noise), on all records or on a Poisson sample. :func:`connected` makes losses on a grid of it.
-Losses of independent releases add up, and their distributions are convolved by Fourier transforms, with a rounding
-error relative to the *largest* masses: a small delta would drown in it. So every distribution is tilted first: masses
-m(l) exp(t l) / M(t), with t chosen for the delta or the epsilon that is asked for, move the losses that decide it into
-the middle. The sum's masses are P(s) = P_t(s) exp(ln M(t) - t s), where M multiplies (:class:`_Tail`).
+of Gaussian and Laplace noise), on all records or on a Poisson sample. :func:`connected` turns a divergence into losses
+on a grid. Losses of independent releases add up, and their distributions are convolved by Fourier transforms, with a
+rounding error relative to the *largest* masses, which would exceed a small delta. So every distribution is tilted
+first: a mass m(l) becomes m(l) exp(t l) / M(t), where M is the moment generating function. The tilt t is chosen for the
+requested delta or epsilon, so that the losses which decide the result get the largest masses. The masses of a sum are
+P(s) = P_t(s) exp(ln M(t) - t s), where M is the product over releases (:class:`_Tail`).
 
-No result is below the truth. None instead of a loss distribution means no guarantee. Mechanisms, events and units are
-elsewhere. Shapes: L losses of one release, S of a sum.
+Every delta and epsilon is an upper bound. None instead of a loss distribution means no guarantee. Mechanisms, events
+and units are elsewhere. Shapes: L losses of one release, S of a sum.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fairpate.types import FloatArray, Relation
 
 DEFAULT_INTERVAL = 1e-4
 LEAST_DELTA = 1e-20
-"""Below it, what divergences leave out of their grids (1e-33 of each release) is not proven to be negligible."""
+"""The least delta for loss distributions: below it, the mass outside the grids (1e-33 of each release) may matter."""
 UNIT = 2.0**-53
 """The largest relative error of one operation on floats."""
 _TRANSFORM = 10 * UNIT  # per halving of a transform's length
@@ -38,9 +39,10 @@ _LARGEST_TILT, _LARGEST_EXPONENT = 4.0, 600.0  # over the interval; of what may 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Losses:
-    """The losses of one release, seen by one of two neighbours.
+    """The privacy losses of one release in one direction: for removing a record, or for adding one.
 
-    ``masses_L[i]`` lies at (``lowest`` + i) times ``interval``, the rest at infinity.
+    ``masses_L[i]`` is the probability of the loss (``lowest`` + i) times ``interval``, ``infinite`` that of an infinite
+    loss.
     """
 
     interval: float
@@ -62,7 +64,7 @@ class LossDistribution:
     adding: Sum
 
     def delta_at(self, epsilon: float) -> float:
-        """The larger of the two hockey-stick divergences at a threshold of any sign."""
+        """Return the delta at ``epsilon`` (of any sign): the larger of the two directions' hockey-stick divergences."""
         deltas = []
         for losses in self.directions:
             # The saddle point of the integral in `_epsilon_at`: the derivative of its logarithm is 0.
@@ -77,19 +79,22 @@ class LossDistribution:
         return (self.removing,) if self.adding is self.removing else (self.removing, self.adding)
 
     def each(self, done: Callable[[Losses, int], tuple[Losses, int]]) -> LossDistribution:
-        """Apply ``done`` to all losses and their counts."""
+        """Return the distribution after applying ``done`` to all losses and their counts."""
         found = [tuple(done(*part) for part in direction) for direction in self.directions]
         return LossDistribution(removing=found[0], adding=found[-1])
 
 
 def symmetric(losses: Losses) -> LossDistribution:
-    """The loss distribution of a release that has the same losses in both directions."""
+    """Return the loss distribution of a release that has the same losses in both directions."""
     direction = ((losses, 1),)
     return LossDistribution(removing=direction, adding=direction)
 
 
 def randomised_response(epsilon: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
-    """A bit that is true with odds e^``epsilon`` to 1: two losses, each between two points that share its mass."""
+    """Return the loss distribution of a bit that is reported truthfully with odds e^``epsilon`` to 1.
+
+    It has the losses epsilon and -epsilon; the mass of each is split between the two nearest grid points.
+    """
     lowest, highest = math.floor(-epsilon / interval), math.ceil(epsilon / interval)
     masses = np.zeros(highest - lowest + 1)
     for loss in (-epsilon, epsilon):
@@ -98,10 +103,11 @@ def randomised_response(epsilon: float, *, interval: float = DEFAULT_INTERVAL) -
 
 
 def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, interval: float, lowest: int) -> None:
-    """Add ``masses`` at ``losses`` to a grid; each mass is split between the two nearest grid points.
+    """Add ``masses`` at ``losses`` to the grid ``masses_L``, in place; each mass is split between the two nearest
+    points.
 
-    The split keeps the probabilities of both neighbours. Merging the points again is post-processing, so the grid
-    dominates.
+    The split keeps the total probability under both neighbours. Merging the points again is post-processing, so the
+    losses on the grid are an upper bound.
     """
     below = np.floor(losses / interval).astype(np.int64)
     # Of mass 1 at loss l, x at the upper point: x e^-h + (1 - x) = e^-(l - lower). Rounding is for the upper one.
@@ -112,13 +118,13 @@ def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, i
 
 
 def connected(interval: float, lowest: int, excess_L: FloatArray) -> Losses:
-    """The losses of a release whose divergence exceeds that of no loss by ``excess_L`` at points of a grid.
+    """Return losses on a grid, from the divergence of a release at the grid's points.
 
-    The masses that have the divergence's values D at all points of the grid, and lie above it between them, are the
-    pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1). It is given the excess
-    X(e) = D(e) - max(0, 1 - exp(e)) over a release without any loss: X vanishes on both sides, so that its second
-    differences keep their digits where D is nearly 1. The first of them is ``lowest`` times ``interval``; 0 is
-    among them. A divergence that is given too large gives losses that are too large.
+    They follow the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1): the
+    result has the divergence D at all points, and a larger one between them. The input is the excess X(e) = D(e) -
+    max(0, 1 - exp(e)) over a release without any loss: X vanishes on both sides, so that its second differences keep
+    their digits where D is nearly 1. The grid's first point is ``lowest`` times ``interval``, and 0 is one of its
+    points. If the excess is an upper bound, so are the losses.
     """
     # Slopes of the divergence in e^epsilon, times e^epsilon. On the left of the first point the excess falls to 0 at
     # -inf, on the right of the last one it stays.
@@ -133,12 +139,15 @@ def connected(interval: float, lowest: int, excess_L: FloatArray) -> Losses:
 
 
 def repeated(step: LossDistribution, count: int) -> LossDistribution:
-    """The composition of ``count`` equal steps; ``count`` is at least 1."""
+    """Return the composition of ``count`` >= 1 equal steps."""
     return step.each(lambda losses, times: (losses, times * count))
 
 
 def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | None:
-    """The composition of ``parts``, at least one. Each part may depend on the output of earlier ones."""
+    """Return the composition of one or more ``parts``, each of which may depend on the output of earlier ones.
+
+    None if a part is None, which has no guarantee.
+    """
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
@@ -150,8 +159,10 @@ def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | Non
 
 
 def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution:
-    """The release ``base`` with probability ``share``, otherwise nothing; the output shows which. An upper bound by
-    convexity."""
+    """Return the losses of a release that is ``base`` with probability ``share``, and otherwise nothing.
+
+    The output shows which of the two happened, so by convexity this is an upper bound where it does not.
+    """
     # Single steps: each step draws its own sample, so that mixing comes before composition.
     assert all(count == 1 for direction in base.directions for _, count in direction)
     assert all(len(direction) == 1 for direction in base.directions)
@@ -168,8 +179,8 @@ def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution
 
 
 def epsilon_and_excess(distribution: LossDistribution | None, target_delta: float) -> tuple[float, float]:
-    """The least epsilon >= 0 at which the divergence is proven to be at most ``target_delta``, or ``inf``; and an
-    estimate of the part of it that rounding to the grid adds."""
+    """Return the least epsilon >= 0 at which the divergence is proven to be at most ``target_delta``, or ``inf``, and
+    an estimate of the part of this epsilon that rounding to the grid adds."""
     if distribution is None:
         return math.inf, 0.0
     return max(_epsilon_at(losses, target_delta) for losses in distribution.directions)
@@ -209,9 +220,9 @@ def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tail:
-    """The upper tail of a sum of losses, no mass of it below the truth.
+    """The upper tail of a sum of losses, where every mass is an upper bound.
 
-    Three bounds are added to it:
+    Three bounds are added to its masses:
 
     - The transforms' rounding. Each output of a fast transform of length N sums its inputs along one path each of log2
       N butterflies, so that it is wrong by at most c u log2 N times the sum of their absolute values (Higham 2002,
@@ -220,12 +231,13 @@ class _Tail:
       2007: a product by sqrt(5) u). The sum over the frequencies bounds the error of every mass, and each gets it
       added.
     - Wrap-around. A transform's window holds all but 1e-15 of the tilted sum on either side (Chernoff's bound). Masses
-      outside are added to masses inside, never taken from them; all above the window counts as infinite too, by its
-      bound.
+      outside the window are added to masses inside. The bound on the mass above the window is also added to the
+      infinite loss.
     - The rounding of tilting, of sums and of exponentials, as a factor on delta.
 
-    ``tilted_S[i]`` exp(``log_scale`` - ``tilt`` loss) is the mass of the loss (``first`` + i) ``interval``, ``error``
-    the part of its first factor that bounds rounding. ``excess``: about how much of an epsilon the grid adds.
+    The loss at index i is (``first`` + i) ``interval``, and its mass is ``tilted_S[i]`` exp(``log_scale`` - ``tilt``
+    loss). ``error`` is the part of ``tilted_S[i]`` that bounds rounding. ``excess``: an estimate of the part of epsilon
+    that the grid adds.
     """
 
     interval: float
@@ -239,7 +251,7 @@ class _Tail:
 
     @classmethod
     def of(cls, losses: Sum, tilt: float) -> _Tail:
-        """Compose ``losses``, all tilted by ``tilt``."""
+        """Return the tail of the sum of independent ``losses``, all tilted by ``tilt``."""
         interval, total = losses[0][0].interval, sum(count for _, count in losses)
         tilted, log_moment, error, log_finite, odd = [], 0.0, 0.0, 0.0, 0.0
         for part, count in losses:
@@ -283,7 +295,7 @@ class _Tail:
         )
 
     def delta_at(self, epsilon: float) -> float:
-        """An upper bound on the divergence at one threshold of any sign."""
+        """Return an upper bound on the divergence at the threshold ``epsilon``, of any sign."""
         losses_S = _grid(self.interval, self.first, len(self.tilted_S))
         if epsilon < losses_S[0] and self.tilt:
             return 1.0  # what lies below the window may weigh most
@@ -295,7 +307,8 @@ class _Tail:
         return min(1.0, self.infinite + below + lost * math.exp(min(self.log_scale - self.tilt * epsilon, 700.0)))
 
     def epsilon_at(self, delta: float) -> tuple[float, bool]:
-        """An upper bound on the epsilon at ``delta``, and whether it is the lowest that this tail can give."""
+        """Return an upper bound on the epsilon at ``delta``, and whether it is the lowest loss in this tail's
+        window."""
         start = max(0, -self.first)
         if self.infinite > delta or start >= len(self.tilted_S):
             # No finite loss above 0: only the infinite one counts.
@@ -330,7 +343,8 @@ class _Tail:
 
 
 def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:
-    """First and last place of the sum such that Chernoff's bound leaves e^``_LOG_TAIL`` outside on either side."""
+    """Return the first and the last index of the sum such that at most e^``_LOG_TAIL`` of its mass lies outside on
+    either side, by Chernoff's bound."""
     places = [np.arange(len(masses_L), dtype=np.float64) for masses_L, _ in tilted]
     means = [float(np.dot(masses_L, places_L)) for (masses_L, _), places_L in zip(tilted, places, strict=True)]
     centred = [places_L - mean for places_L, mean in zip(places, means, strict=True)]
@@ -358,7 +372,8 @@ def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:
 
 
 def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int) -> tuple[FloatArray, float]:
-    """The sum's masses at ``size`` places from ``first`` on, none below the truth, and what each has added."""
+    """Return upper bounds on the sum's masses at ``size`` indices from ``first`` on, and the error bound added to
+    each."""
     length = scipy.fft.next_fast_len(size, real=True)
     rounding, total, least, of_bases, atom = _TRANSFORM * math.log2(length), 0, math.inf, 0.0, 1.0
     product = np.ones(length // 2 + 1, dtype=np.complex128)
@@ -393,7 +408,7 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
 
 
 def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
-    """An approximation of the t >= 0 at which ``excess`` of t, ln M(t) and the tilted mean rises to 0."""
+    """Return approximately the t >= 0 at which ``excess(t, ln M(t), mean loss under the tilt t)`` rises to 0."""
     # ln of the masses of coarse bins, none of them empty, and the mean loss of each: a rough tilt is enough.
     bins = []
     for part, count in losses:
@@ -443,7 +458,7 @@ class Gaussian:
         return (0.5 / self.noise_multiplier + _MOST_DEVIATIONS) / self.noise_multiplier
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign (Balle and Wang 2018, Theorem 8)."""
+        """Return the hockey-stick divergence at thresholds of any sign (Balle and Wang 2018, Theorem 8)."""
         mu = 1 / self.noise_multiplier
         # In log space: e^epsilon overflows where the tail that it multiplies vanishes.
         behind, ahead = -epsilons / mu - mu / 2, mu / 2 - epsilons / mu
@@ -463,7 +478,8 @@ class Laplace:
         return 1 / self.scale
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign: 1 - e^((eps - a) / 2) within the largest loss a."""
+        """Return the hockey-stick divergence at thresholds of any sign: 1 - e^((eps - a) / 2) for ``|eps| <= a``, with
+        the largest loss a."""
         most = self.largest_loss
         half = (np.minimum(epsilons, most) - most) / 2
         inside = np.where(epsilons < most, -np.expm1(half) + _rounding(np.exp(half), 0.0, np.abs(epsilons) + most), 0.0)
@@ -472,7 +488,7 @@ class Laplace:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianAndLaplace:
-    """One Gaussian and one Laplace release of the same records, each of sensitivity 1 and with noise."""
+    """One Gaussian and one Laplace release of the same records, each of sensitivity 1."""
 
     noise_multiplier: float
     laplace_scale: float
@@ -483,10 +499,11 @@ class GaussianAndLaplace:
         return 1 / self.laplace_scale + Gaussian(noise_multiplier=self.noise_multiplier).largest_loss
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign: the Gaussian's, over the Laplace release's losses.
+        """Return the hockey-stick divergence at thresholds of any sign: the Gaussian's, averaged over the Laplace
+        release's losses.
 
-        These are a = 1 / scale with mass 1/2, -a with mass exp(-a) / 2, and between them have the density
-        exp((loss - a) / 2) / 4. With noise s and mu = 1 / s, integrated by parts, the divergence at e is
+        The Laplace losses are a = 1 / scale with mass 1/2, -a with mass exp(-a) / 2, and between them have the density
+        exp((loss - a) / 2) / 4. With Gaussian noise s and mu = 1 / s, integrated by parts, the divergence at e is
 
             Phi(s (a - e) + mu / 2) - exp(e) Phi(-s (a + e) - mu / 2)
                 - exp((e - a) / 2 - mu^2 / 8) (Phi(s (a - e)) - Phi(-s (a + e)))
@@ -504,8 +521,8 @@ class GaussianAndLaplace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomicLoss:
-    """A privacy loss with countably many values: ``losses``, in ascending order, with their masses under the moved
-    output."""
+    """A privacy loss with countably many values: ``losses``, in ascending order, and the logarithms of their
+    probabilities under the neighbour whose output is moved."""
 
     losses: FloatArray
     log_masses: FloatArray
@@ -517,7 +534,7 @@ class AtomicLoss:
         return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign."""
+        """Return the hockey-stick divergence at thresholds of any sign."""
         first = np.searchsorted(self.losses, epsilons, side="right")
         moved, unmoved = self._tails
         with np.errstate(divide="ignore"):
@@ -529,7 +546,8 @@ class AtomicLoss:
 
     @cached_property
     def _tails(self) -> tuple[FloatArray, FloatArray]:
-        """ln of the mass from each loss on, moved and unmoved; the last entry, past all losses, is a placeholder."""
+        """ln of the mass at each loss and above, under the moved and the unmoved output; the last entry is a
+        placeholder."""
         # Summed from the right and in log space, because the smallest masses decide a small delta.
         moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
         unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
@@ -537,19 +555,23 @@ class AtomicLoss:
 
 
 WorstPair = Gaussian | Laplace | GaussianAndLaplace | AtomicLoss
-"""Two output distributions that dominate those of all neighbours and mirror each other, by their hockey-stick
-divergence at thresholds of any sign."""
+"""A pair of output distributions that dominates those of all neighbours and is mirror symmetric, given by its
+hockey-stick divergence at thresholds of any sign."""
 
 
 def _rounding(terms: FloatArray, deviations: FloatArray | float, exponents: FloatArray) -> FloatArray:
-    """A bound on the rounding error of a difference of ``terms``, for terms that are exponentials of ``exponents`` and
-    Gaussian tails at ``deviations``, with logarithms of about half their squares."""
+    """Return a bound on the rounding error of a difference whose terms add up to ``terms``.
+
+    The terms are products of exponentials of ``exponents`` and Gaussian tails at ``deviations`` standard deviations.
+    """
     return 4 * UNIT * terms * (16 + deviations**2 + exponents)
 
 
 def gaussians(count: int, noise_multiplier: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution | None:
-    """``count`` Gaussian releases of sensitivity 1, at least one: they cost as much as one with sqrt(count) times less
-    noise."""
+    """Return the loss distribution of ``count`` >= 1 Gaussian releases of sensitivity 1; None without noise.
+
+    They cost as much as one release with sqrt(count) times less noise.
+    """
     if not noise_multiplier:
         return None
     one = Gaussian(noise_multiplier=noise_multiplier / math.sqrt(count))
@@ -564,7 +586,11 @@ def poisson_gaussians(
     relation: Relation = "add or remove one",
     interval: float = DEFAULT_INTERVAL,
 ) -> LossDistribution | None:
-    """``count`` Gaussian sums, at least one, each over a fresh Poisson sample; a record adds at most 1 to one."""
+    """Return the loss distribution of ``count`` >= 1 Gaussian sums, each over a fresh Poisson sample; None without
+    noise.
+
+    A record in the sample adds a vector of L2 norm at most 1.
+    """
     if not noise_multiplier:
         return None
     if relation == "replace one":
@@ -576,15 +602,15 @@ def poisson_gaussians(
 
 
 def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
-    """``base`` on a Poisson sample, for adding or removing a record.
+    """Return the loss distribution of the release ``base`` on a Poisson sample, for adding or removing a record.
 
-    With the divergence D on all records, a sample of rate r has
+    If D is the divergence of ``base`` on all records, the divergences on a sample of rate r are
 
         removing:  r D(ln((e^eps - 1 + r) / r))                                for e^eps > 1 - r, else 1 - e^eps
         adding:    (1 - (1 - r) e^eps) D(ln(r e^eps / (1 - (1 - r) e^eps)))    for e^eps < 1 / (1 - r), else 0
 
-    Both are non-negative multiples of D, so that a base which dominates gives a sample that does. Holds for any
-    mechanism that loses as much when mirrored. Replacing a record has a worst pair of its own (:func:`_replacing`).
+    Both are non-negative multiples of D: if ``base`` is an upper bound, so is the result. ``base`` must be mirror
+    symmetric. Replacing a record has another worst pair (:func:`_replacing`).
     """
     if sampling_rate == 1:
         highest = math.ceil(base.largest_loss / interval) + 1
@@ -608,13 +634,18 @@ def _grid(interval: float, lowest: int, size: int) -> FloatArray:
 
 
 def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray) -> FloatArray:
-    """The divergence over that of no loss, max(0, 1 - e^epsilon): at -epsilon, e^-epsilon times that at epsilon."""
+    """Return the divergence minus max(0, 1 - e^epsilon), the divergence of a release without loss.
+
+    By symmetry its value at -epsilon is e^-epsilon times that at epsilon.
+    """
     return np.exp(np.minimum(epsilons, 0.0)) * divergence(np.abs(epsilons)) * (1 + 4 * UNIT)
 
 
 def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
-    """The excess of the divergence for removing a record: ``base``'s divergence at the threshold on the sampled
-    records, times the rate."""
+    """Return the excess (as :func:`_excess`) for removing a record from a Poisson sample of ``rate``.
+
+    It is the rate times the excess of ``base`` at the threshold ln((e^epsilon - 1 + rate) / rate).
+    """
     # ln of (e^epsilon - 1 + rate) / rate, with its digits kept near epsilon 0, and far from it without an overflow.
     ratio = np.expm1(np.minimum(epsilons, 1.0)) / rate
     inside = ratio > -1
@@ -625,10 +656,11 @@ def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
 
 
 def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDistribution:
-    """One Gaussian sum over a Poisson sample in which a record is replaced by one that moves the sum the other way.
+    """Return the loss distribution of one Gaussian sum over a Poisson sample in which one record is replaced by another
+    that adds the opposite vector.
 
-    The pair is (1 - r) N(0, s^2) + r N(1, s^2) against its mirror image, as dp_accounting takes it. The loss at output
-    x is eps where x = s^2 (eps / 2 + asinh(a sinh(eps / 2))), with a = (1 - r) / r e^(1 / (2 s^2)).
+    The pair is (1 - r) N(0, s^2) + r N(1, s^2) against its mirror image, as in dp_accounting. The loss is eps at the
+    output x = s^2 (eps / 2 + asinh(a sinh(eps / 2))), with a = (1 - r) / r e^(1 / (2 s^2)).
     """
     variance = noise_multiplier**2
     log_in, log_out = math.log(rate), math.log1p(-rate) if rate < 1 else -math.inf

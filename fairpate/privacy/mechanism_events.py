@@ -1,14 +1,15 @@
-"""Events of single mechanisms with their prices; events stored, read again, merged and moved to other units.
+"""Events of single mechanisms and their privacy costs; functions that store, read, merge and convert events.
 
-Renyi curves and loss distributions are registered with :mod:`fairpate.privacy.accountant` here, for steps of training
-and for records that vote themselves with exact discrete Gaussian noise on whole numbers.
+This module registers Renyi curves and loss distributions with :mod:`fairpate.privacy.accountant`: for steps of
+training, and for tables of the records' own votes, which have exact discrete Gaussian noise on whole numbers.
 
-Noise on the integers is not continuous noise, so each pair of output distributions is taken as it is defined. With u
-the noise of a count, the loss of a move by one is (1 + 2 u) / (2 s^2); that of two moves, up and down, depends on the
-difference d of the two noises alone: it is (d + 1) / s^2. Added to a check's it lies on two lattices. Fewer moves are a
-marginal of more. Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which
-bounds any sample of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never
-exceed the continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
+Discrete noise is not continuous noise, so each pair of output distributions is computed from its definition. Let u be
+the noise of a count with standard deviation s. If one unit raises the count by one, the privacy loss is (1 + 2 u) / (2
+s^2). If it raises one count and lowers another, the loss is (d + 1) / s^2, where d is the difference of the two noises.
+A threshold check on the same sample adds a loss on a second lattice. A change of one count is a marginal of a change of
+two. Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any
+sample of the other records by joint convexity. Renyi curves of discrete Gaussians never exceed the continuous ones,
+which are used (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 
 **The best of a secret random number of private trials** and what its publication costs: Papernot and Steinke 2022,
 "Hyperparameter Tuning with Renyi Differential Privacy" (arXiv 2110.03620, ICLR 2022), Theorem 2. K is drawn from a
@@ -23,21 +24,21 @@ curve R, publication has, for every order b >= 1,
     R'(a) = R(a) + (1 + eta) ((1 - 1/b) R(b) + ln(1/gamma) / b) + ln E[K] / (a - 1)
 
 A trial draws its settings at random, with replacement, from a list that was fixed beforehand. Its divergence at any
-order is at most the largest of the list. The price is that of a secret K and secret losers: nothing may reveal them.
+order is at most the largest of the list. This cost holds only if K and the trials that were not chosen stay secret.
 
-**The cost of given votes, published.** What Confident-GNMax cost on given votes is as private as the votes. Papernot et
-al. 2018 (arXiv 1802.08908, Section 5.2 and appendices) publish its Renyi cost at one order by the smooth sensitivity of
-Nissim, Raskhodnikova and Smith 2007: a bound on how far one record moves the cost, for votes up to d records away,
-discounted by exp(-beta d), scales Gaussian noise. One record touches one teacher and so moves at most one vote of every
-query at once; sensitivities are therefore maximised within a query and then added over queries. The cost is the sum
-over queries of threshold bit (Theorem 6 on two outcomes) and noisy argmax (Theorem 6), each charged for every query
-submitted: valid by composition, since withholding an argmax that ran is post-processing, and looser than the joint cost
-``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both are the cost of queries that were fixed in
-advance; where later queries were chosen in view of answers the sum is an estimate. :class:`SanitisedRdp` may be
-published: an unbiased estimate, no upper bound.
+**Publishing a data-dependent cost.** The cost of Confident-GNMax on given votes depends on the votes and must not be
+published as it is. Papernot et al. 2018 (arXiv 1802.08908, Section 5.2 and appendices) publish its Renyi cost at one
+order by the smooth sensitivity of Nissim, Raskhodnikova and Smith 2007: a bound on how far one record moves the cost,
+for votes up to d records away, discounted by exp(-beta d), scales Gaussian noise. One record touches one teacher and so
+moves at most one vote of every query at once; sensitivities are therefore maximised within a query and then added over
+queries. The cost is the sum over queries of threshold bit (Theorem 6 on two outcomes) and noisy argmax (Theorem 6),
+each charged for every query submitted: valid by composition, since withholding an argmax that ran is post-processing,
+and looser than the joint cost ``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both are the cost
+of queries that were fixed in advance; where later queries depended on earlier answers the sum is an estimate.
+:class:`SanitisedRdp` may be published: it is an unbiased estimate of the cost, not an upper bound.
 
 Training, distances between records and the use of counts are elsewhere. Shapes: A orders, B orders b, Q queries, C
-classes, U distinct vote counts, D distances 0 .. number of teachers.
+classes, U distinct vote histograms, D numbers of moved votes 0 .. number of teachers.
 """
 
 from __future__ import annotations
@@ -92,11 +93,12 @@ PUBLISHED_DECIMALS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothRelease:
-    """Parameters for publishing a cost, chosen before any vote is seen; also the accountant's event of publishing it.
+    """Parameters for publishing a data-dependent cost, chosen before any vote is seen; also the event of publishing it.
 
-    ``order``: the Renyi order, 1 < order < 1 / (2 beta). ``beta``: discount per record. ``noise_stddev``: noise in
-    multiples of the smooth sensitivity. ``scale_noise_stddev``: noise on ln(smooth sensitivity) in multiples of beta;
-    ``inf`` does not publish it.
+    ``order``: the Renyi order, 1 < order < 1 / (2 beta). ``beta``: smoothing parameter; the sensitivity at distance d
+    is discounted by exp(-beta d). ``noise_stddev``: noise on the cost in multiples of the smooth sensitivity.
+    ``scale_noise_stddev``: noise on ln(smooth sensitivity) in multiples of beta; with ``inf`` the smooth sensitivity is
+    not published.
     """
 
     noun: ClassVar[str] = "release of the data-dependent privacy cost"
@@ -121,13 +123,14 @@ class SmoothRelease:
 
 @event_rdp.register
 def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
-    """The Renyi cost of one release, shape (A,); ``inf`` from order 1 / (1 - exp(-2 beta)) on.
+    """Return the Renyi cost of publishing one data-dependent cost, shape (A,); ``inf`` from order 1 / (1 - exp(-2
+    beta)) on.
 
-    Noise of stddev s times the smooth sensitivity S is priced by the exact divergence between Gaussians: their centres
-    differ by at most S and S', their scales by a factor up to exp(beta). Of all such pairs the costliest has the scale
-    fall by exp(beta) and the centre move by the smaller scale. (Theorem 23 of the paper prices it otherwise, and for
-    orders near 1 / (2 beta) below that divergence.) The noisy logarithm of the scale, of sensitivity beta, adds its
-    Gaussian cost. ValueError for an order <= 1.
+    The noise has the standard deviation s S, where S is the smooth sensitivity. Its cost is the exact divergence
+    between two Gaussians: on neighbouring votes with smooth sensitivities S and S', the means differ by at most either
+    of them, and S by a factor up to exp(beta). The costliest such pair has the scale fall by exp(beta) and the mean
+    move by the smaller scale. (Theorem 23 of the paper states another cost, which is below that divergence for orders
+    near 1 / (2 beta).) The noisy ln S, of sensitivity beta, adds its Gaussian cost. ValueError for an order <= 1.
     """
     orders = np.asarray(orders_A, dtype=np.float64)
     if not np.all(orders > 1):
@@ -144,13 +147,13 @@ def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class SanitisedRdp:
-    """The publishable cost of votes at ``release.order``. Publishing costs ``release_rdp``, for any value of it.
+    """A noisy, publishable privacy cost of votes at ``release.order``. Publishing it costs ``release_rdp``.
 
-    ``rdp``: the cost plus noise of mean 0, possibly negative. ``log_scale``: noisy ln of the smooth sensitivity, None
-    unless paid for: S itself is private, but ln S moves by at most beta from record to record, and gives an upper
-    confidence limit. ``rdp_data_independent``: the same queries' cost for any votes. ``noise``: label of its source.
-    Noise starts as an exact discrete Gaussian on a grid of 2^-64 and is scaled in floats, then rounded: sound up to
-    rounding, not exact.
+    ``rdp``: the data-dependent cost plus noise of mean 0, possibly negative. ``log_scale``: noisy ln of the smooth
+    sensitivity S, or None if it was not published. It gives an upper confidence limit on the cost: S itself is not to
+    be published, but one record changes ln S by at most beta. ``rdp_data_independent``: the cost of the same queries
+    for any votes. ``noise``: label of the noise source. Noise starts as an exact discrete Gaussian on a grid of 2^-64
+    and is scaled in floats, then rounded: sound up to rounding, not exact.
     """
 
     release: SmoothRelease
@@ -160,12 +163,15 @@ class SanitisedRdp:
     noise: str
 
     def upper(self, confidence: float) -> float:
-        """A limit that the cost exceeds with probability at most 1 - ``confidence`` over the noise drawn.
+        """Return a limit that the cost exceeds with probability at most 1 - ``confidence`` over the noise drawn.
 
-        Each of the two noises may fail with half of that. ValueError where the scale was not published.
+        Half of that probability is for each of the two noises. ValueError if the smooth sensitivity was not published.
         """
         if self.log_scale is None:
-            raise ValueError("Expected a release with a finite scale_noise_stddev: without it only rdp is known.")
+            raise ValueError(
+                "No upper limit is known, because the smooth sensitivity was not published; release with a finite "
+                "scale_noise_stddev."
+            )
         if not 0 < confidence < 1:
             raise ValueError(f"Expected 0 < confidence < 1, got {confidence}.")
         quantile = float(scipy.special.ndtri((1 + confidence) / 2))
@@ -176,10 +182,12 @@ class SanitisedRdp:
         return min(max(limit, 0.0), self.rdp_data_independent)
 
     def epsilon(self, *, target_delta: float, confidence: float | None = None) -> float:
-        """The epsilon of queries and release together, by the improved conversion at ``release.order``.
+        """Return the epsilon of the queries and of this release together, by the improved conversion at
+        ``release.order``.
 
-        An estimate, or with ``confidence`` from the limit :meth:`upper`. It speaks of these votes only: the guarantee
-        for any votes is the data-independent one, with the release as one more event.
+        Without ``confidence`` it is an estimate; with it, it is computed from the limit :meth:`upper`. It holds for
+        these votes only: the guarantee for any votes is the data-independent epsilon, with the release as one more
+        event.
         """
         cost = min(max(self.rdp, 0.0), self.rdp_data_independent) if confidence is None else self.upper(confidence)
         orders = [self.release.order]
@@ -195,9 +203,10 @@ _VANISHING = 1e-290  # costs below have no digits left in a float
 def sanitised_rdp(
     votes_QC: npt.ArrayLike, mechanism: MechanismParameters, *, release: SmoothRelease, source: NoiseSource
 ) -> SanitisedRdp:
-    """Publish the cost of ``votes_QC``, every row a query submitted, shape (Q, C); record and charge ``release`` first.
+    """Return a noisy, publishable cost of the queries with ``votes_QC``, shape (Q, C): one row per query submitted.
 
-    ``source``: the operating system's entropy, or the release is not private. Errors as :func:`smooth_sensitivity`.
+    The caller records and charges ``release`` first. ``source`` must be the operating system's entropy: noise from a
+    seed is not private. Errors as :func:`smooth_sensitivity`.
     """
     ranked_UC, counts_U, _ = distinct_votes(votes_QC)
     exact = float(counts_U @ two_step_rdp(ranked_UC, mechanism, order=release.order))
@@ -222,10 +231,11 @@ def sanitised_rdp(
 
 
 def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, *, release: SmoothRelease) -> float:
-    """max over d of exp(-beta d) times the summed sensitivity at distance d; as private as the votes.
+    """Return the smooth sensitivity of the cost, which depends on the votes and is not to be published.
 
-    ValueError for votes that are not whole numbers >= 0 of as many teachers in every query, for fewer than two classes,
-    for noise or a threshold that ``gnmax`` refuses, and where :func:`sensitive_range` fails.
+    It is the maximum over d of exp(-beta d) times the sum over queries of the sensitivity at distance d. ValueError for
+    votes that are not whole numbers >= 0 with the same sum in every query, for fewer than two classes, for noise or a
+    threshold that ``gnmax`` refuses, and where :func:`sensitive_range` fails.
     """
     ranked_UC, counts_U, _ = distinct_votes(votes_QC)
     change_UD = threshold_sensitivity(ranked_UC, mechanism, order=release.order)
@@ -238,8 +248,10 @@ def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, 
 
 
 def distinct_votes(votes_QC: npt.ArrayLike) -> tuple[IntArray, FloatArray, IntArray]:
-    """The distinct votes of all queries, each sorted in decreasing order, (U, C), how many queries have them (U,), and
-    the row of each query's (Q,). Errors as :func:`smooth_sensitivity`."""
+    """Return the distinct vote histograms (U, C), how many queries have each (U,), and each query's row in them (Q,).
+
+    Counts of a histogram are sorted in decreasing order. Errors as :func:`smooth_sensitivity`.
+    """
     votes = gnmax.checked_votes(votes_QC)
     if not len(votes) or votes.shape[1] < 2:
         raise ValueError(f"Expected votes of shape (queries >= 1, classes >= 2), got {votes.shape}.")
@@ -247,7 +259,7 @@ def distinct_votes(votes_QC: npt.ArrayLike) -> tuple[IntArray, FloatArray, IntAr
     if len(num_teachers) > 1 or num_teachers[0] < 1:
         raise ValueError(
             f"Expected every query to hold one vote of each teacher, got sums {num_teachers[:3].tolist()}; "
-            "leave out queries that lost teachers, and price them for any votes."
+            "leave out queries that lost teachers, and charge their data-independent cost."
         )
     # Costs and sensitivities depend on ranked counts alone: queries that differ in class names are priced once.
     ranked_QC = np.sort(votes, axis=1)[:, ::-1]
@@ -259,8 +271,10 @@ def distinct_votes(votes_QC: npt.ArrayLike) -> tuple[IntArray, FloatArray, IntAr
 def two_step_rdp(
     ranked_UC: IntArray, mechanism: MechanismParameters, *, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
-    """The cost of threshold check and argmax, each priced by itself, (U,); private. An infinite threshold makes the
-    check free."""
+    """Return the cost of the threshold check plus that of the argmax, shape (U,); it is not to be published.
+
+    An infinite threshold makes the check free.
+    """
     noise = mechanism.noise_stddev_votes
     bit_U = gnmax.threshold_rdp(
         ranked_UC,
@@ -279,7 +293,10 @@ def two_step_rdp(
 def threshold_sensitivity(
     ranked_UC: IntArray, mechanism: MechanismParameters, *, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
-    """The largest change of the check's cost by one moved vote, among counts at most d votes away, (U, D); private."""
+    """Return the sensitivity of the threshold check's cost at each distance d, shape (U, D); it is not to be published.
+
+    It is the largest change of the cost by one moved vote, over all votes that differ in at most d votes.
+    """
     num_teachers = int(ranked_UC[0].sum())
     # The possible largest counts: from an even split of the votes to unanimity.
     least = -(-num_teachers // ranked_UC.shape[1])
@@ -306,15 +323,16 @@ def threshold_sensitivity(
 def argmax_sensitivity(
     ranked_UC: IntArray, mechanism: MechanismParameters, *, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
-    """The largest change of the argmax's cost by one moved vote, among votes at most d moves away, (U, D); private.
+    """Return the sensitivity of the argmax's cost at each distance d, shape (U, D); it is not to be published.
 
-    With x the gap between two counts over 2 sigma, one moved vote changes x by at most 1 / sigma, so q by no more than
-    a move of all gaps by as much (concavity of the receiver operating curve spreads q evenly over classes). Up to q0
-    the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by one vote rises on (0, q1),
-    where one vote leads from q1 to q0, then sensitivity rises up to q1, is at most its plateau on [q1, q0] and falls
-    beyond: the largest value within d votes is at the votes that come closest to [q1, q0]. Votes come closest by moving
-    one after the other from the largest count to the second (q too small), or back (q too large).
-    :func:`sensitive_range` tests the two conditions.
+    It is the largest change of the cost by one moved vote, over all votes that differ in at most d votes. Let q bound
+    the probability that the output is not the plurality class, and let x be the gap between two counts over 2 sigma.
+    One moved vote changes x by at most 1 / sigma, so q by no more than if all gaps changed by as much (concavity of the
+    receiver operating curve spreads q evenly over classes). Up to q0 the cost depends on q, beyond it does not. If the
+    cost rises on (0, q0) and its growth by one vote rises on (0, q1), where one vote leads from q1 to q0, then
+    sensitivity rises up to q1, is at most its plateau on [q1, q0] and falls beyond: the largest value within d votes is
+    at the votes that come closest to [q1, q0]. Votes come closest by moving one after the other from the largest count
+    to the second (q too small), or back (q too large). :func:`sensitive_range` tests the two conditions.
     """
     noise, num_classes, num_teachers = mechanism.noise_stddev_votes, ranked_UC.shape[1], int(ranked_UC[0].sum())
     log_q1, log_q0 = sensitive_range(noise_stddev_votes=noise, num_classes=num_classes, order=order)
@@ -350,11 +368,12 @@ def argmax_sensitivity(
 
 @lru_cache(maxsize=64)
 def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float) -> tuple[float, float]:
-    """(ln q1, ln q0), between which one moved vote changes the argmax's cost the most.
+    """Return (ln q1, ln q0), the range of q in which one moved vote changes the argmax's cost the most.
 
-    q0 is the smallest q from which on the cost equals the data-independent cost, and one vote leads from q1 to q0.
-    ValueError unless the cost rises with q up to q0, and its growth by one vote up to q1. Tested on a fine grid, down
-    to where the cost vanishes in a float. Independent of votes, so that the result may decide whether to publish.
+    q0 is the smallest q from which on the cost equals the data-independent cost; at q1, one moved vote leads to q0.
+    ValueError unless the cost rises with q up to q0, and its growth by one vote rises up to q1. Both are tested on a
+    fine grid, down to where the cost vanishes in a float. The test does not read votes, so its result may decide
+    whether to publish.
     """
     noise = noise_stddev_votes
     if num_classes < 2:
@@ -388,7 +407,7 @@ def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float
 
 
 def _moved(log_q: float | FloatArray, by_stddevs: float | FloatArray, num_classes: int) -> FloatArray:
-    """ln q after all gaps, taken to be equal, shrink by ``by_stddevs`` standard deviations of their noise."""
+    """Return ln q after all gaps, taken to be equal, shrink by ``by_stddevs`` standard deviations of their noise."""
     log_others = math.log(num_classes - 1)
     moved = log_others + scipy.special.log_ndtr(scipy.special.ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs)
     # A union bound may pass 1.
@@ -402,16 +421,16 @@ def _argmax_rdp(log_q: FloatArray, noise_stddev: float, order: float) -> FloatAr
 
 
 def _log_q_limit(noise_stddev: float, order: float) -> float:
-    """ln of the q above which the data-independent cost is charged in any case, as the paper's code does.
+    """Return ln of the q above which the data-independent cost is charged in any case, as the paper's code does.
 
-    With m = sigma sqrt(-ln q) Theorem 6 asks for m > max(1, order - 1) and ln((m + 1) / (m - 1)) <= (2 m - 1) /
-    sigma^2. From m = sigma + 1 on that holds, since the left side is at most 2 / (m - 1).
+    With m = sigma sqrt(-ln q), Theorem 6 requires m > max(1, order - 1) and ln((m + 1) / (m - 1)) <= (2 m - 1) /
+    sigma^2. Both hold from m = max(sigma + 1, order - 1) on, since the left side is at most 2 / (m - 1).
     """
     return -((max(noise_stddev + 1, order - 1) / noise_stddev) ** 2)
 
 
 def _argmax_log_q(gaps_UC: IntArray, noise_stddev: float, offset_votes: float) -> FloatArray:
-    """ln q of rows of gaps between the largest count and the others."""
+    """Return ln q (U,) for gaps between the largest count and every other count."""
     log_tails = scipy.special.log_ndtr((offset_votes - gaps_UC) / (math.sqrt(2) * noise_stddev))
     bound: FloatArray = np.minimum(np.logaddexp.reduce(log_tails, axis=1), math.log1p(-1 / (gaps_UC.shape[1] + 1)))
     return bound
@@ -419,9 +438,10 @@ def _argmax_log_q(gaps_UC: IntArray, noise_stddev: float, offset_votes: float) -
 
 @lru_cache(maxsize=64)
 def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
-    """The least shift in votes, about 1/2, by which a continuous tail bounds the discrete one at every gap >= 1.
+    """Return the least shift in votes, about 1/2, with which the continuous tail bounds the discrete one at every
+    gap >= 1.
 
-    The bound keeps the continuous form in which every step of :func:`argmax_sensitivity` is proved. Gap 0 needs no
+    The bound is continuous because the proof of :func:`argmax_sensitivity` needs a continuous tail. Gap 0 needs no
     bound: q >= 1/2 there, beyond q0 under either tail.
     """
     if tail == "gaussian":
@@ -436,14 +456,18 @@ def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeQueries(ConfidentGnmaxQueries):
-    """Confident-GNMax queries that protect only the teachers' sensitive attributes; priced as the parent."""
+    """Confident-GNMax queries that protect only the sensitive attribute of one training record, at the parent's
+    cost."""
 
     unit: Unit = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
 
 
 def of_teachers(event: Event, unit: Unit) -> Event:
-    """``event`` of teachers for ``unit``: each unit touches one teacher, and a sensitive attribute is replaced."""
+    """Return the teachers' ``event`` at the same cost for another ``unit``: any one unit touches only one teacher.
+
+    For the unit "sensitive attribute" the relation becomes "replace one".
+    """
     if unit != "sensitive attribute":
         found: Event = of_unit(event, unit)
         return found
@@ -456,9 +480,9 @@ def of_teachers(event: Event, unit: Unit) -> Event:
 class PoissonGaussianLaplaces(CountedEvent):
     """``count`` steps, each a Gaussian sum and a Laplace sum over one fresh Poisson sample of records or persons.
 
-    Both sums are on the same sample: they are composed first and amplified once.
-    ``gradient_noise_multiplier``: standard deviation over the L2 norm that a unit may add to the first;
-    ``laplace_scale``: scale over the L1 norm that it may add to the second.
+    Because both sums read the same sample, they are composed first and then amplified once.
+    ``gradient_noise_multiplier``: standard deviation over the L2 norm that a unit may add to the Gaussian sum;
+    ``laplace_scale``: noise scale over the L1 norm that a unit may add to the Laplace sum.
     """
 
     noun: ClassVar[str] = "step of a Gaussian and a Laplace sum"
@@ -481,7 +505,7 @@ class _AttributeEvent(CountedEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeGaussians(_AttributeEvent):
-    """``count`` Gaussian releases that protect one record's sensitive attribute; all else about records is public.
+    """``count`` Gaussian releases that protect one record's sensitive attribute; features and labels count as public.
 
     ``attribute_noise_multiplier``: standard deviation over the L2 distance that a change of one attribute may make.
     """
@@ -489,18 +513,19 @@ class AttributeGaussians(_AttributeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class SecretBatchAttributeGaussians(_AttributeEvent):
-    """``count`` Gaussian releases on fresh secret Poisson batches, which protect the attributes of the batches' records
-    alone.
+    """``count`` Gaussian releases, each on a fresh secret Poisson batch, that protect only the records' sensitive
+    attributes.
 
-    Other content of a batch is not protected: then an attacker may see whether the record is in the batch, so there is
-    no amplification beyond the mixture of "in" and "out" (joint convexity).
+    The rest of a batch is not protected, so an attacker may see whether the record is in the batch. Amplification is
+    therefore only that of the mixture of "in" and "out" (joint convexity).
     """
 
     sampling_rate: float
 
 
 def joint_multiplier(*multipliers: float) -> float:
-    """The noise multiplier of several Gaussian releases on the same records, taken as one; 0 if one has no noise."""
+    """Return the noise multiplier of one Gaussian release that costs as much as releases with ``multipliers`` on the
+    same records; 0 if one of them has no noise."""
     if not all(multiplier > 0 for multiplier in multipliers):
         return 0.0
     # Independent Gaussians on the same records: their precisions add.
@@ -557,7 +582,7 @@ _MOST_ATOMS, _MOST_STEPS = 2**20, 2**13
 
 @dataclass(frozen=True, kw_only=True)
 class _RecordsVote(CountedEvent):
-    """``count`` releases, each of a fresh Poisson sample of the units: records or persons."""
+    """``count`` releases of votes, each from a fresh Poisson sample of the units (records or persons)."""
 
     unit: Unit = "record"
     relation: ClassVar[Relation] = "add or remove one"
@@ -568,22 +593,22 @@ class _RecordsVote(CountedEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class VoteTables(_RecordsVote):
-    """``count`` tables with noise on every cell, empty ones too; a unit adds one vote, and moves one count by one."""
+    """``count`` tables of vote counts with noise on every cell, also on empty ones; a unit changes one count by one."""
 
     noun: ClassVar[str] = "noisy table of votes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VoteSums(_RecordsVote):
-    """``count`` tables of sums with noise on every cell; a unit adds, or changes by, whole numbers of L2 norm at most
-    ``norm``.
+    """``count`` tables of sums with noise on every cell; a unit adds a vector of whole numbers to the sums, of L2 norm
+    at most ``norm``.
 
-    A vector's loss is a sum over as many lattices as it has lengths, and is bounded by that of a continuous Gaussian
-    instead. Noise N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an
-    integer k with probability in proportion to exp(-(k - x)^2 / (2 t^2)): that product of densities integrates to a
-    multiple of exp(-k^2 / (2 s^2)), and the sum that it is divided by depends on x by 2 exp(-2 pi^2 t^2) of itself at
-    most (Poisson summation), at t = 3 by 1e-77 per coordinate, far below what a float resolves. Replacing reads the
-    noisy sum alone, so it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm.
+    The privacy loss of such a vector has no simple lattice, so it is bounded by that of a continuous Gaussian. Noise
+    N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an integer k with
+    probability proportional to exp(-(k - x)^2 / (2 t^2)). Integrated over x, the product of both densities is a
+    multiple of exp(-k^2 / (2 s^2)). The normaliser depends on x by a relative 2 exp(-2 pi^2 t^2) at most (Poisson
+    summation): at t = 3 by 1e-77 per coordinate, far below what a float resolves. The replacement reads the noisy sum
+    alone, so it is post-processing of a Gaussian release with the multiplier sqrt(s^2 - t^2) / norm.
     """
 
     noun: ClassVar[str] = "noisy table of weighted votes"
@@ -592,12 +617,13 @@ class VoteSums(_RecordsVote):
 
 @dataclass(frozen=True, kw_only=True)
 class MomentSums(VoteSums):
-    """``count`` noisy symmetric matrices of second moments: the diagonal and the numbers above it, each once.
+    """``count`` noisy symmetric matrices of second moments, each released as its diagonal and the numbers above it.
 
-    A unit adds a symmetric matrix of whole numbers of Frobenius norm at most ``norm``. Numbers of the diagonal have
-    noise of standard deviation ``noise_stddev_votes``, those above it at least this over the root of 2: the Frobenius
-    norm counts them twice. Scaled by the root of 2 they are a vector as in the parent, which is how it is priced; they
-    are rounded with t^2 / 2, which leaves 2 exp(-pi^2 t^2) = 5e-39 per number.
+    A unit adds a symmetric matrix of whole numbers with a Frobenius norm of at most ``norm``. Numbers on the diagonal
+    have noise of standard deviation ``noise_stddev_votes``. Those above it have at least this over sqrt(2), because the
+    Frobenius norm counts them twice. Multiplied by sqrt(2) they form, with the diagonal, a vector as in the parent, at
+    the parent's cost. They are rounded with variance t^2 / 2, which leaves a relative 2 exp(-pi^2 t^2) = 5e-39 per
+    number.
     """
 
     noun: ClassVar[str] = "noisy matrix of second moments"
@@ -605,13 +631,12 @@ class MomentSums(VoteSums):
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourVotes(_RecordsVote):
-    """``count`` queries. Each takes a fresh Poisson sample, counts the labels of the nearest sampled records, and adds
-    noise to the counts.
+    """``count`` queries, each a noisy count of the labels of the nearest records in a fresh Poisson sample.
 
     A unit has one vote per query (Private-kNN; Zhu, Yu, Chandraker and Wang, CVPR 2020). A sampled unit that is near
     enough replaces the farthest voter, so that two counts change by one each. The largest count, which a threshold
-    check may test first, changes by at most one.
-    ``threshold_stddev_votes``: noise of a check on the largest count of the same sample; None: no check.
+    check may test first, changes by at most one. ``threshold_stddev_votes``: noise of the threshold check on the
+    largest count; None if there is no check.
     """
 
     noun: ClassVar[str] = "noisy vote of nearest records"
@@ -620,12 +645,12 @@ class NeighbourVotes(_RecordsVote):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionTables(CountedEvent):
-    """``count`` noisy tables of predictions on test records, which nothing else of the run reads.
+    """``count`` noisy tables of predictions on test records that no other step of the run reads.
 
-    A unit adds whole numbers of at least 0 and of sum ``weight`` at most, and so an L2 norm of ``weight``. Under
-    "replace one" its numbers give way to other ones, such as those of a record that changes its cell: two vectors
-    without negative numbers are at most the root of 2 times as far apart. Noise is N_Z(0, s^2) on every cell, with s
-    the product of ``weight`` and ``noise_stddev_records``; it is priced as in :class:`VoteSums`.
+    A unit adds whole numbers >= 0 to the cells. They sum to at most ``weight``, and so have an L2 norm of at most
+    ``weight``. Under "replace one" they are replaced by other such numbers, for example if a record changes its cell:
+    the L2 distance is at most sqrt(2) times ``weight``. The noise on every cell is N_Z(0, s^2) with s = ``weight``
+    times ``noise_stddev_records``; its cost is that of :class:`VoteSums`.
     """
 
     noun: ClassVar[str] = "noisy table of predictions"
@@ -642,7 +667,7 @@ class PredictionTables(CountedEvent):
 
     @property
     def as_sums(self) -> VoteSums:
-        """The event of weighted votes that has the same cost."""
+        """The event of weighted votes with the same cost."""
         # Rounded up to the whole number that the field takes: a larger norm only costs more.
         norm = self.weight if self.relation == "add or remove one" else math.ceil(math.sqrt(2) * self.weight)
         return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_weights, norm=norm)
@@ -650,7 +675,7 @@ class PredictionTables(CountedEvent):
 
 @lru_cache(maxsize=16)
 def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
-    """The loss when one count rises by one: N_Z(1, s^2) against N_Z(0, s^2)."""
+    """Return the privacy loss when one count rises by one: N_Z(1, s^2) against N_Z(0, s^2)."""
     noise, log_mass = log_masses(noise_stddev_votes)
     # ln of the density ratio at output 1 + n: ((1 + n)^2 - n^2) / (2 s^2).
     return AtomicLoss(losses=(1 + 2 * noise) / (2 * noise_stddev_votes**2), log_masses=log_mass)
@@ -658,7 +683,7 @@ def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
 
 @lru_cache(maxsize=16)
 def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
-    """The loss when one count rises by one and another falls by one, each with independent noise."""
+    """Return the privacy loss when one count rises by one and another falls by one, each with independent noise."""
     difference, log_mass = log_difference_masses(noise_stddev_votes)
     # The losses of both counts added, (1 + 2 n) / (2 s^2) and (1 - 2 n') / (2 s^2), with d = n - n'.
     return AtomicLoss(losses=(difference + 1) / noise_stddev_votes**2, log_masses=log_mass)
@@ -667,7 +692,10 @@ def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
 # Keyed by identity: the arguments come out of the caches above, where equal noises are one object.
 @lru_cache(maxsize=4)
 def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
-    """Two independent releases of the same records; with much noise, their losses are rounded up to a grid."""
+    """Return the privacy loss of two independent releases of the same records together.
+
+    Where there are too many pairs of losses, each loss is split between points of a grid, which never lowers the cost.
+    """
     if len(first.losses) * len(second.losses) <= _MOST_ATOMS:
         losses = np.add.outer(first.losses, second.losses).ravel()
         order = np.argsort(losses)
@@ -730,7 +758,7 @@ def _(event: VoteSums, interval: float) -> LossDistribution | None:
 
 
 def _precision(event: VoteTables | NeighbourVotes) -> float:
-    """The squared L2 sensitivity over the variance of the noise, for the counts and a check together."""
+    """Return the squared L2 sensitivity over the noise variance, for the counts and the threshold check together."""
     stddevs = [event.noise_stddev_votes]
     if isinstance(event, NeighbourVotes):
         # The noise of the counts is listed twice, because two counts move.
@@ -744,10 +772,11 @@ def as_in_paper_rdp(
     fairness_rejected_Q: npt.ArrayLike | None = None,
     orders_A: npt.ArrayLike = DEFAULT_ORDERS,
 ) -> FloatArray:
-    """The ledger of the published PATE and FairPATE code, shape (A,), for comparison only: NOT a valid privacy cost.
+    """Return the cost that the published PATE and FairPATE code computes, shape (A,): NOT a valid privacy cost.
 
-    Per query the threshold's cost plus P[answered] times the argmax's: an expectation, not what happened. Where
-    ``fairness_rejected_Q`` says that the gate refused the label it charges nothing, although both steps ran.
+    It is for comparison only. Each query costs the threshold check plus P[answered] times the argmax: an expectation,
+    not the cost of what happened. A query whose label the fairness gate refused (``fairness_rejected_Q``) costs nothing
+    there, although both steps ran.
     """
     charged_Q = np.ones(len(event.votes_QC), dtype=bool)
     if fairness_rejected_Q is not None:
@@ -775,10 +804,11 @@ _LEAST_GAMMA = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class SecretTrials:
-    """Publication of the best of K trials, where K has the mean ``expected_trials`` and a law of the shape ``eta``.
+    """Publication of the best of a secret number K of trials.
 
-    ``trials`` are the events of one trial, one tuple for each of the settings that it may draw. ValueError for
-    parameters out of range, without trials, and for events under another unit or relation.
+    K follows a truncated negative binomial law with the mean ``expected_trials`` and the shape ``eta``. Each tuple of
+    ``trials`` holds the events of one trial under one of the settings that a trial may draw. ValueError for parameters
+    out of range, for settings without events, and for events under another unit or relation.
     """
 
     noun: ClassVar[str] = "secret number of trials"
@@ -792,7 +822,7 @@ class SecretTrials:
     def __post_init__(self) -> None:
         if not 1 < self.expected_trials <= MOST_TRIALS or not -1 < self.eta < math.inf:
             given = self.expected_trials, self.eta
-            raise ValueError(f"Expected 1 < expected_trials <= {MOST_TRIALS:g}, eta > -1 and finite, got {given}.")
+            raise ValueError(f"Expected 1 < expected_trials <= {MOST_TRIALS:g} and a finite eta > -1, got {given}.")
         guarantees = {(event.unit, event.relation) for events in self.trials for event in events}
         if not all(self.trials) or guarantees != {(self.unit, self.relation)}:
             expected = f"trials with events for {self.unit}, {self.relation}"
@@ -800,9 +830,12 @@ class SecretTrials:
 
     @cached_property
     def gamma(self) -> float:
-        """The parameter of the law with which ``expected_trials`` are expected."""
+        """The parameter gamma at which K has the mean ``expected_trials``."""
         if mean_trials(_LEAST_GAMMA, self.eta) < self.expected_trials:
-            raise ValueError(f"Expected fewer expected_trials at eta {self.eta}, got {self.expected_trials}.")
+            raise ValueError(
+                f"No gamma gives {self.expected_trials} expected trials at eta {self.eta}; lower expected_trials or "
+                "raise eta."
+            )
         return math.exp(
             scipy.optimize.brentq(
                 lambda log_gamma: math.log(mean_trials(math.exp(log_gamma), self.eta) / self.expected_trials),
@@ -813,7 +846,8 @@ class SecretTrials:
         )
 
     def draw(self, source: NoiseSource) -> int:
-        """Draw K by inversion; 63 random bits and sums of floats move its law by less than 1e-12 in total."""
+        """Draw K by inversion. 63 random bits and float sums change the distribution of K by less than 1e-12 in total
+        variation."""
         left = (source.randbelow(2**63) + 0.5) / 2**63
         gamma, eta = self.gamma, self.eta
         chance, number = -(1 - gamma) / math.log(gamma), 1
@@ -828,7 +862,7 @@ class SecretTrials:
 
 
 def mean_trials(gamma: float, eta: float) -> float:
-    """Return the expected number of trials, E[K]."""
+    """Return the expected number of trials, E[K], of the law with parameters ``gamma`` and ``eta``."""
     if not eta:
         return (1 / gamma - 1) / -math.log(gamma)
     return eta * (1 / gamma - 1) / -math.expm1(eta * math.log(gamma))
@@ -857,10 +891,15 @@ def flat(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """An event as values of strict JSON, with its kind and noun. ValueError for one that depends on private values."""
-    # What is stored ends in statements and the odometer, where votes must never get.
+    """Return an event as values of strict JSON, with its kind and noun.
+
+    ValueError for an event that depends on private votes.
+    """
+    # Stored events reach statements and the odometer, which must never contain votes.
     if event.data_dependent:
-        raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
+        raise ValueError(
+            f"{type(event).__name__} depends on private votes and must not be stored; store its data-independent event."
+        )
     values = {"kind": type(event).__name__, "noun": event.noun, **asdict(event)}  # type: ignore[call-overload]
     if isinstance(event, SecretTrials):
         values["trials"] = [list(map(event_json, events)) for events in event.trials]
@@ -868,10 +907,10 @@ def event_json(event: Event) -> dict[str, Any]:
 
 
 def event_from(values: Mapping[str, Any]) -> Event:
-    """The event that :func:`event_json` wrote. ValueError for an unknown kind."""
+    """Return the event that :func:`event_json` wrote. ValueError for an unknown kind."""
     kinds = accountant.event_kinds()
     if values.get("kind") not in kinds:
-        raise ValueError(f"unknown event {values.get('kind')}; use the version that wrote it.")
+        raise ValueError(f"unknown event {values.get('kind')!r}; read it with the version of fairpate that wrote it.")
     # JSON has no infinite numbers: they are stored as text.
     fields: dict[str, Any] = {
         name: float(value) if value in ("inf", "-inf") else value
@@ -885,19 +924,19 @@ def event_from(values: Mapping[str, Any]) -> Event:
 
 
 def merged(events: Sequence[Event]) -> tuple[Event, ...]:
-    """The same events, where equal events are counted together."""
+    """Return ``events`` with the counts of equal events added up."""
     return _recounted(lambda counts, _: counts, events)
 
 
 def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """The union of two lists of events: each event with the larger of its two counts."""
+    """Return the union of two lists of events: each event with the larger of its two counts."""
     # The union of two Counters takes the larger count of each key.
     return _recounted(operator.or_, events, others)
 
 
 def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """The events that are not among ``others``, counts subtracted."""
-    # As they are without others: a subtraction drops events of count 0.
+    """Return the part of ``events`` that ``others`` do not contain: counts of equal events are subtracted."""
+    # Without others the events are unchanged: a subtraction would drop events of count 0.
     return _recounted(operator.sub, events, others) if others else tuple(events)
 
 
@@ -907,7 +946,7 @@ Counts = Counter[Event]
 def _recounted(
     operation: Callable[[Counts, Counts], Counts], events: Sequence[Event], others: Sequence[Event] = ()
 ) -> tuple[Event, ...]:
-    """The events with the counts that ``operation`` makes of those of ``events`` and of ``others``."""
+    """Return the distinct events with counts combined by ``operation`` from those in ``events`` and in ``others``."""
     both: tuple[Counts, Counts] = (Counter(), Counter())
     for counts, listed in zip(both, (events, others), strict=True):
         for event in listed:
@@ -928,19 +967,19 @@ def _recounted(
 
 @dataclass(frozen=True, kw_only=True)
 class PartOfUnit:
-    """``whole``, an event priced for a record or a person, for a part of it: for one record of a person who stays, or
-    for the sensitive attribute of one record.
+    """The event ``whole``, priced for a record or a person, converted to a smaller unit: one record of a person who
+    stays in the data, or the sensitive attribute of one record.
 
-    The person may stay while one of their records goes. Then the person's part of the release is replaced by another:
-    an average of clipped gradients turns by up to twice the bound, a vote moves from one cell to another. A record
-    whose attribute changes is one way to replace a record, and its person. Under "add or remove one" a replaced part is
-    two steps, one that takes it out and one that puts the other in, and Renyi curves of neighbours join by the weak
-    triangle inequality (Mironov 2017, arXiv:1702.07476, proposition 11, p = q = 2):
+    If one record of a person goes and the person stays, the person's contribution to the release is replaced by another
+    one: an average of clipped gradients changes by up to twice the clipping bound, a vote moves from one cell to
+    another. Likewise, a record whose attribute changes is replaced. Where ``whole`` is priced under "add or remove
+    one", replacing is two steps: one removes the old contribution, one adds the new one. Their Renyi curves combine by
+    the weak triangle inequality (Mironov 2017, arXiv:1702.07476, proposition 11, p = q = 2):
 
         D_a(P || Q) <= (a - 1/2) / (a - 1) D_2a(P || R) + D_(2a - 1)(R || Q).
 
-    A Gaussian's curve, linear in a, comes out four times as high, as it does where its sensitivity doubles. Teachers
-    need none of this: all records of a person reach one teacher, who has one vote with or without any of them.
+    A Gaussian's curve, linear in a, becomes four times as high, as when its sensitivity doubles. Events of teachers
+    need no conversion: all records of a person reach one teacher, who has one vote with or without any of them.
     """
 
     whole: Event
@@ -961,12 +1000,12 @@ def _(event: PartOfUnit, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.fl
 
 
 def part_of_unit(event: Any, unit: Unit) -> Any:
-    """The event that covers one record, from an event priced per person, or the sensitive attribute of one record, from
-    an event priced per record or per person. TypeError as :func:`of_unit` for a record.
+    """Return an event whose cost covers the smaller ``unit``: one record, from an ``event`` priced per person, or the
+    sensitive attribute of one record, from an ``event`` priced per record or per person.
 
-    For a record under the relation "replace one" the event is unchanged: replacing a record of a person by another of
-    theirs is one way to replace the person. Replacing it by another person's record changes two persons and is not
-    covered.
+    TypeError as :func:`of_unit` for a record. For a record under the relation "replace one" only the unit changes:
+    replacing a record of a person by another of theirs is one way to replace the person. Replacing it by another
+    person's record changes two persons and is not covered.
     """
     if unit == "sensitive attribute":
         return PartOfUnit(whole=event, unit=unit, relation="replace one")

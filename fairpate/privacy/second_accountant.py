@@ -1,17 +1,17 @@
-"""An accountant that shares no code with the one that prices runs, for tests and ``fairpate verify``.
+"""A second accountant for tests and ``fairpate verify``: it shares no code with the one that runs use.
 
-It reads events as plain values, as a statement holds them, and imports nothing of this package. It knows the definition
-of every kind of event: the worst pair of output distributions with and without one unit, as masses on points. Losses
-ln(with / without) are put on a grid so that the masses of both distributions are kept, which makes the pair easier to
-distinguish, never harder. Releases are composed by multiplying Fourier transforms of their losses, and epsilon is read
-off. Adding and removing a unit are two directions; the larger epsilon counts.
+It reads events as plain values, as a statement contains them, and imports nothing of this package. It knows the
+definition of every kind of event: the worst pair of output distributions with and without one unit, as masses on
+points. Losses ln(with / without) are put on a grid so that the masses of both distributions are kept, which makes the
+pair easier to distinguish, never harder. Releases are composed by multiplying Fourier transforms of their losses, and
+epsilon is read from the composed loss. Adding and removing a unit are two directions; the larger epsilon is the result.
 
-Votes of teachers and of records have discrete Gaussian noise, which is taken as it is. A release of smooth sensitivity
-has no single worst pair: with one of them, Renyi divergences are maximised over all pairs that smoothness allows, and
-teachers' votes count as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). The best of a secret number
-of trials is known by a theorem about Renyi divergences alone; those of a trial are sums over the points of its pairs.
-That theorem is shared with :mod:`fairpate.privacy.mechanism_events`, and sums of weighted votes share the rounding
-argument of :mod:`fairpate.privacy.mechanism_events`; the numbers are not shared.
+Votes of teachers and of records have discrete Gaussian noise, whose exact masses are used. A release of smooth
+sensitivity has no single worst pair: if there is one, Renyi divergences are maximised over all pairs that smoothness
+allows, and teachers' votes are priced as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). For the
+best of a secret number of trials only a theorem about Renyi divergences is known; the divergences of a trial are sums
+over the points of its pairs. That theorem, and the rounding argument for sums of weighted votes, are those of
+:mod:`fairpate.privacy.mechanism_events`; the numbers are computed anew.
 
 Shapes: K points of a pair, M points of the grid, A orders.
 """
@@ -39,11 +39,11 @@ _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # less is taken for none; more would need
 
 
 class NotRecomputedError(Exception):
-    """Some events cannot be priced independently; the message names them and the reason."""
+    """The second accountant cannot compute the cost of an event; the message names the event and the reason."""
 
 
 class _NoNoiseError(Exception):
-    """A release without noise: nothing is guaranteed."""
+    """A release has no noise, so its epsilon is infinite."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,17 @@ class Pair:
 
 
 def gaussian(stddev: float) -> Pair:
-    """A normal variable of ``stddev``, against the same variable plus 1."""
+    """Return the pair of a normal variable of standard deviation ``stddev`` plus 1, and the same variable."""
     _require_noise(stddev)
     points = _points(stddev, 0.0, 1.0)
     return Pair(_log_normal(points - 1, stddev), _log_normal(points, stddev))
 
 
 def laplace(scale_inverse: float) -> Pair:
-    """A Laplace variable of scale 1 / ``scale_inverse``, against the same variable plus 1: the two tails, and a grid
-    between the centres."""
+    """Return the pair of a Laplace variable of scale 1 / ``scale_inverse`` plus 1, and the same variable.
+
+    Each tail is one point, because the loss is constant there; between the centres the masses lie on a grid.
+    """
     most = scale_inverse
     if not most < 1 / _LEAST_NOISE:
         raise _NoNoiseError
@@ -79,7 +81,7 @@ def laplace(scale_inverse: float) -> Pair:
 
 
 def discrete_gaussian(stddev: float) -> Pair:
-    """An integer with discrete Gaussian noise, against the same integer plus 1."""
+    """Return the pair of discrete Gaussian noise plus 1, and the same noise."""
     _require_noise(stddev)
     reach = math.ceil(_DEVIATIONS * stddev) + 2
     points = np.arange(-reach, reach + 2, dtype=np.float64)
@@ -88,8 +90,8 @@ def discrete_gaussian(stddev: float) -> Pair:
 
 
 def together(*pairs: Pair) -> Pair:
-    """The pair of several independent releases of the same sample."""
-    # A product has as many points as those of its factors multiplied: factors and products are made coarse.
+    """Return the pair of several independent releases of the same sample, taken as one release."""
+    # The number of points of a product is that of its factors multiplied, so factors and products are made coarse.
     total, *others = map(_coarse, pairs)
     for other in others:
         total = _coarse(
@@ -102,7 +104,9 @@ def together(*pairs: Pair) -> Pair:
 
 def _require_noise(stddev: float) -> None:
     if stddev > _MOST_NOISE:
-        raise NotRecomputedError(f"noise of standard deviation {stddev:g} is above {_MOST_NOISE:g}")
+        raise NotRecomputedError(
+            f"noise of standard deviation {stddev:g} is above {_MOST_NOISE:g}, the limit of the second accountant"
+        )
     if not stddev > _LEAST_NOISE:
         raise _NoNoiseError
 
@@ -127,10 +131,13 @@ def _mixed(outside: FloatArray, inside: FloatArray, rate: float) -> FloatArray:
 
 
 def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
-    """Losses on multiples of ``step`` and their masses: each is split so that both distributions keep theirs."""
+    """Return the losses of a pair as multiples of ``step``, and their masses.
+
+    Each mass is split between the two nearest multiples so that both distributions keep their total mass.
+    """
     losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
     kept = masses > 0
-    # What underflows is left out: what a pair lacks of 1 is taken off delta where pairs are composed.
+    # Masses that underflow are left out: where pairs are composed, the missing mass is subtracted from delta.
     losses, masses = losses[kept], masses[kept]
     below = np.floor(losses / step)
     # The upper share keeps both sums: of the masses, and of masses times exp(-loss), the masses without the unit.
@@ -143,7 +150,7 @@ def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
 
 
 def _coarse(pair: Pair) -> Pair:
-    """A pair of few points that is at least as easy to distinguish."""
+    """Return a pair with fewer points that is at least as easy to distinguish as ``pair``."""
     # Without far tails, across which the steps of the grid would be too wide.
     kept = np.maximum(pair.with_K, pair.without_K) > _LOG_FAR
     pair = Pair(pair.with_K[kept], pair.without_K[kept])
@@ -160,7 +167,7 @@ def _coarse(pair: Pair) -> Pair:
 Events = Sequence[Mapping[str, Any]]
 
 LEAST_DELTA = 1e-9
-"""Below this delta the rounding of Fourier transforms would decide."""
+"""The least delta: below it, the rounding errors of Fourier transforms would be too large."""
 _LEAST_GRID, _LARGEST_GRID, _POINTS_PER_SPREAD = 2**15, 2**21, 32
 _LOG_LOST = -41.0  # of the composed loss, what may lie outside the grid
 _ROUNDING = 3.0  # standard deviation of the rounding of weighted sums
@@ -187,26 +194,28 @@ KINDS: Mapping[str, tuple[str | None, str | None]] = {
     "PredictionTables": (None, None),
     "NeighbourVotes": _ADDED,
 }
-"""The unit and the relation of each kind of event; None: the event's own field gives them."""
+"""The unit and the relation for which each kind of event is defined; None: a field of the event states it."""
 
 
 def guarantee_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The unit and the relation that an event is defined for. NotRecomputedError for a kind that is not known here."""
+    """Return the unit and the relation for which an event is defined. NotRecomputedError for an unknown kind."""
     if event.get("kind") not in KINDS:
-        raise NotRecomputedError(f"{event.get('kind')}: no independent price is known of this kind of event")
+        raise NotRecomputedError(f"the second accountant does not know the kind of event {event.get('kind')!r}")
     unit, relation = KINDS[event["kind"]]
     return unit or event["unit"], relation or event["relation"]
 
 
 def recomputed_epsilon(events: Events, *, delta: float) -> float:
-    """The epsilon of all ``events`` together at ``delta``; ``inf`` where one has no noise.
+    """Return the epsilon of all ``events`` together at ``delta``; ``inf`` if one has no noise.
 
-    NotRecomputedError for events that have no independent price; KeyError or ValueError for fields that are missing or
-    not valid.
+    NotRecomputedError for events whose cost this accountant cannot compute; KeyError or ValueError for fields that are
+    missing or not valid.
     """
     # NaN fails the comparison too.
     if not LEAST_DELTA <= delta < 1:
-        raise NotRecomputedError(f"delta {delta:g} is below {LEAST_DELTA:g}, where floats no longer decide")
+        raise NotRecomputedError(
+            f"delta {delta:g} is not between {LEAST_DELTA:g} and 1; below, rounding errors would be too large"
+        )
     for event in events:
         _require_valid(event)
     # A count of 0 costs nothing, whatever a single release would cost.
@@ -237,16 +246,23 @@ def _require_valid(event: Mapping[str, Any]) -> None:
     guarantee_of({"unit": None, "relation": None} | dict(event))
     if event["kind"] == "SecretTrials":
         if not 1 < event["expected_trials"] < math.inf or not -1 < event["eta"] < math.inf or not all(event["trials"]):
-            raise ValueError("SecretTrials: expected expected_trials > 1, eta > -1, and events of every trial")
+            raise ValueError(
+                "SecretTrials: expected finite expected_trials > 1 and eta > -1, and events in every trial"
+            )
         for inner in (each for events in event["trials"] for each in events):
             if inner.get("kind") in ("SecretTrials", "PoissonGaussianLaplaces", "NeighbourVotes"):
                 # Pairs of several noises lack their far tails.
-                raise NotRecomputedError(f"{inner['kind']} inside of SecretTrials: no independent Renyi curve")
+                raise NotRecomputedError(
+                    f"the second accountant has no Renyi curve for {inner['kind']} inside of SecretTrials"
+                )
             _require_valid(inner)
             # An inner event that names no unit or relation has those of the outer one.
             found = guarantee_of({"unit": event["unit"], "relation": event["relation"]} | dict(inner))
             if found != guarantee_of(event):
-                raise ValueError(f"SecretTrials for {guarantee_of(event)}: {inner['kind']} is for {found}")
+                raise ValueError(
+                    f"SecretTrials is for {guarantee_of(event)}, but its event {inner['kind']} is for {found}; state "
+                    "the same unit and relation in both"
+                )
         return
     not_numbers = ("kind", "noun", "unit", "relation", "threshold")
     for name, value in ((name, event[name]) for name in event if name not in not_numbers):
@@ -255,11 +271,11 @@ def _require_valid(event: Mapping[str, Any]) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value) >= 0:
             raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
     if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
-        raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
+        raise ValueError(f"{event['kind']}: expected a whole number as count and 0 < sampling_rate <= 1")
 
 
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
-    """The epsilon in one direction of all ``parts``, each with its number of repetitions."""
+    """Return the epsilon in one direction of all ``parts``: pairs, each with its number of repetitions."""
     if not parts:
         return 0.0
     # The interval of the composed loss, but for a mass of e^_LOG_LOST on either side, by Chernoff's bound at every
@@ -353,8 +369,10 @@ def _renyi_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
-    """Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2: another reading of the formula, with orders of its own
-    for the trial inside."""
+    """Return the Renyi curve of a secret number of trials, by Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2.
+
+    The formula is implemented independently, with other orders for the trial inside.
+    """
     mean, eta = float(event["expected_trials"]), float(event["eta"])
     # E[K] of the law, as a function of ln gamma < 0; it falls as gamma rises.
     log_gammas = -np.geomspace(1e-9, 60, 20_001)
@@ -362,7 +380,9 @@ def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
     means = (inverse - 1) / -log_gammas if eta == 0 else eta * (inverse - 1) / (1 - np.exp(eta * log_gammas))
     log_gamma = float(np.interp(mean, means, log_gammas))
     if not means[0] < mean < means[-1]:
-        raise NotRecomputedError(f"SecretTrials of {mean:g} trials at eta {eta:g}")
+        raise NotRecomputedError(
+            f"the second accountant finds no gamma for {mean:g} expected trials at eta {eta:g} of SecretTrials"
+        )
     # The dearest of the settings, at the orders of the trial inside and at those outside.
     trial, outside = (
         np.maximum.reduce(
@@ -375,8 +395,11 @@ def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
-    """The largest Renyi divergence between normal variables whose scales differ by a factor up to exp(beta) and whose
-    centres differ by the smaller scale."""
+    """Return the Renyi curve of a SmoothRelease.
+
+    It is the largest divergence between normal variables whose standard deviations differ by a factor up to exp(beta)
+    and whose means differ by the smaller of the two smooth sensitivities.
+    """
     beta, noise = float(event["beta"]), float(event["noise_stddev"])
     largest = np.zeros(len(orders))
     # Either variable may have the larger scale.
@@ -391,8 +414,8 @@ def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """For each noisy step, the number of counts that one teacher's vote moves by one, over all queries, and the noise's
-    standard deviation."""
+    """Return, for each noisy step of a teachers' event, how many counts one teacher's vote moves by one over all
+    queries, and the standard deviation of the noise."""
     count, kind = event["count"], event["kind"]
     if kind == "ThresholdChecks":
         return [(count, float(event["threshold_stddev_votes"]))]
@@ -407,7 +430,7 @@ def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _pairs(event: Mapping[str, Any]) -> list[tuple[Pair, int]]:
-    """The pairs of distributions of one event, each with its number of repetitions."""
+    """Return the pairs of output distributions of one event, each with its number of repetitions."""
     kind, count = event["kind"], event["count"]
     if kind in _TEACHERS:
         return [(discrete_gaussian(stddev), times) for times, stddev in _noises(event)]
@@ -457,5 +480,6 @@ def _pairs(event: Mapping[str, Any]) -> list[tuple[Pair, int]]:
 
 
 def _rounded(stddev: float, norm: float) -> Pair:
-    """A vector of L2 norm ``norm`` that is rounded to whole numbers under noise of ``stddev``."""
+    """Return the pair of a vector of L2 norm ``norm`` with discrete Gaussian noise of ``stddev``, by the bound with
+    rounded continuous noise."""
     return gaussian(math.sqrt(max(stddev**2 - _ROUNDING**2, 0.0)) / norm)

@@ -238,7 +238,7 @@ def test_the_split_keeps_the_budget(share: float) -> None:
 
 
 def test_what_cannot_be_promised_or_kept_is_refused() -> None:
-    with pytest.raises(ValueError, match="'replace one' is not priced for raco_dp"):
+    with pytest.raises(ValueError, match="'replace one' is not supported by raco_dp"):
         raco_dp.RacoDp(target=PrivacyTarget(relation="replace one")).check()
     with pytest.raises(ValueError, match="cannot be kept"):
         train(model(), records(100), steps(100), constraint="false_negative_rate", bound=-0.1)

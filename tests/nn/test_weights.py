@@ -235,7 +235,7 @@ def test_an_architecture_takes_a_trained_state_without_the_file(files: dict[str,
     copy = build_model(elsewhere, input_shape=(3, 64, 64), num_classes=2)
     copy.load_state_dict(model.state_dict())
     assert torch.equal(predict_logits(copy, pictures()), predict_logits(model, pictures()))
-    with pytest.raises(WeightsError, match="give the file"):
+    with pytest.raises(WeightsError, match="give the path of the file"):
         build_model(elsewhere, input_shape=(3, 64, 64), num_classes=2, generator_seed=3)
 
 

@@ -218,7 +218,7 @@ def test_without_a_target_the_noise_is_as_configured(train: Train) -> None:
         (["target.epsilon=null", "aggregator.budget={max_queries: 3, accept_leak: true}"], "expected epsilon with acc"),
         ([*BY_VOTES, COUNTS], "aggregator: expected no budget.accept_leak with release: counts, got true"),
         (["aggregator.release=all"], r"aggregator\.release: expected 'label' or 'counts', got 'all'\."),
-        (["target.epsilon=1.0e-9"], "raise it"),
+        (["target.epsilon=1.0e-9"], "raise target_epsilon"),
         (["target.epsilon=0"], r"target\.epsilon: .*expected > 0"),
     ],
 )

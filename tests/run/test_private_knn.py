@@ -307,7 +307,7 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
             ["private_knn.queries=typical", "aggregator.admission={}"],
             "aggregator.admission: typical queries are chosen",
         ),
-        (["target.epsilon=21"], "target.epsilon: neighbours are priced up to 20, got 21"),
+        (["target.epsilon=21"], "target.epsilon: the cost of neighbours is computed up to 20, got 21"),
     ],
 )
 def test_what_cannot_be_is_refused_by_field(overrides: list[str], said: str, tmp_path: Path) -> None:
