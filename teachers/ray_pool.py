@@ -105,13 +105,10 @@ class Voters:
     order_N: npt.NDArray[np.uint64]
     person_N: IntArray | None = None
 
-    def __len__(self) -> int:
-        return len(self.labels_N)
-
     @cached_property
     def num_sampled(self) -> int:
         """The number of persons, or records, that are sampled independently."""
-        return len(self) if self.person_N is None else int(self.person_N.max(initial=-1)) + 1
+        return len(self.labels_N) if self.person_N is None else int(self.person_N.max(initial=-1)) + 1
 
     def records_of(self, sampled: IntArray) -> IntArray:
         """Return the rows, ascending, of the sampled persons or records."""

@@ -299,6 +299,8 @@ class _Check:
     recomputed: float | None = None
     head: dict[str, Any] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
+    said: PrivacyStatement = field(init=False)
+    """The same, once it is known."""
 
     def run(self, check: Callable[[], str | None]) -> None:
         """Run one check. A malformed file counts as a difference. Without a statement only the first two checks run."""
@@ -327,11 +329,6 @@ class _Check:
             found, stated = values.get(name), getattr(statement, name)
             self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
 
-    @property
-    def said(self) -> PrivacyStatement:
-        assert self.statement is not None
-        return self.statement
-
     def files(self) -> str:
         """Check that the bundle has exactly the files that its head lists, each with the digest listed there."""
         self.head = _json(self.bundle, HEAD)
@@ -359,7 +356,7 @@ class _Check:
         self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
         self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
         self.require_claim("record.json", _json(self.bundle, "record.json"), statement)
-        self.statement = statement
+        self.statement = self.said = statement
         return f"{HEAD} and record.json claim what the statement claims"
 
     def epsilon(self) -> str | None:

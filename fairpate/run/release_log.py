@@ -997,6 +997,7 @@ _BLOCK = 256
 """Most queries that a ledger may take between two writes of the odometer, and so that a crash charges too many."""
 
 
+@dataclass(eq=False)
 class LedgerMeter:
     """Charges queries of a ledger to the odometer in advance; :class:`Ledger` calls it before each of its own charges.
 
@@ -1006,27 +1007,21 @@ class LedgerMeter:
     all events that were fixed before the first query, as for a run; empty if none were, as for a service.
     """
 
-    def __init__(
-        self,
-        log: ReleaseLog,
-        terms: LedgerTerms,
-        *,
-        unit: Unit = "record",
-        planned: int = 0,
-        plan: Sequence[Event] = (),
-    ) -> None:
-        self._log, self._terms = log, terms
-        self._planned = queries_that_fit(terms, planned) if planned else 0
-        self._unit, self._plan = unit, plan
-        self._settled, self._held = 0, 0
-        self._ledger: Ledger | None = None
+    log: ReleaseLog
+    terms: LedgerTerms
+    unit: Unit = field(default="record", kw_only=True)
+    planned: int = field(default=0, kw_only=True)
+    plan: Sequence[Event] = field(default=(), kw_only=True)
+    _settled: int = field(default=0, init=False)
+    _held: int = field(default=0, init=False)
+    _ledger: Ledger | None = field(default=None, init=False)
 
     def settle(self, ledger: Ledger) -> None:
         """Set the odometer's charge to what the ledger contains, and charge further queries in advance from now on.
 
         RunDirectoryError if the ledger contains fewer queries than were charged.
         """
-        stored = self._log.stored()
+        stored = self.log.stored()
         # `num_queries` is what the ledger surely contained, not the queries charged ahead.
         if stored is not None and len(ledger.keys) < stored.num_queries:
             raise RunDirectoryError(
@@ -1052,14 +1047,15 @@ class LedgerMeter:
         rooms = [num_reservations]
         if enforce:
             # Near the limit a whole block may not fit, but the queries that are submitted may.
-            rooms.insert(0, max(num_reservations, queries_that_fit(self._terms, num_reservations + _BLOCK - 1)))
+            rooms.insert(0, max(num_reservations, queries_that_fit(self.terms, num_reservations + _BLOCK - 1)))
+        planned = queries_that_fit(self.terms, self.planned) if self.planned else 0
         for room in rooms:
-            count = max(room, self._planned) if room else 0
+            count = max(room, planned) if room else 0
             # At their worst case: statements publish the odometer's sums, which must not depend on votes.
-            events = [of_teachers(self._terms.mechanism.worst_case(count), self._unit)]
-            noise, plan = self._terms.noise, self._plan
+            events = [of_teachers(self.terms.mechanism.worst_case(count), self.unit)]
+            noise, plan = self.terms.noise, self.plan
             try:
-                self._log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
+                self.log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
             except LimitReachedError as error:
                 if room == num_reservations:
                     raise LedgerError(str(error)) from error
