@@ -600,7 +600,7 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
                 # Every name is known and without a folder, so none leads out of this one.
                 bundle.extractall(folder)
         except FileNotFoundError:
-            raise BundleError(f"{path}: not found; give the file that `fairpate bundle` wrote.") from None
+            raise BundleError(f"{path}: no such file; give the file that `fairpate bundle` wrote.") from None
         except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError) as error:
             raise BundleError(f"{path}: not a bundle ({error}); give a file of `fairpate bundle`.") from error
         yield Unpacked(root=Path(folder))
