@@ -952,7 +952,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = self.config_
         if not config.is_private:
             raise ValueError(
-                f"method: {config.method} has no privacy guarantee, so neither its model nor a card may be published."
+                f"method: {config.method} has no privacy guarantee, so neither may be published; choose another."
             )
         student, dataset, assessed = self._tested(X, y, sensitive_features)
         run = create_run_directory(config.model_copy(update={"out": Path(folder)}))
@@ -996,7 +996,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         records, labels = self._records(X, groups), column_or_1d(self._labels(X, y), warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
         if unknown or len(labels) != len(records.x):
-            raise ValueError(f"y: expected {len(records.x)} labels among {self.classes_.tolist()}, got others.")
+            raise ValueError(
+                f"y: expected {len(records.x)} labels among {self.classes_.tolist()}, got others or another number."
+            )
         student = self._student_for(records.groups)
         x, card = features(records.x), student.card
         x = x if student.embedding is None else student.embedding(x)
@@ -1289,7 +1291,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         priced = sorted({name for each in settings for name in each} & {"epsilon", "delta", "target", "noise"})
         if len(settings) < 2 or priced:
             got = f"{', '.join(priced)}, which all trials share" if priced else f"{len(settings)} of them"
-            raise ValueError(f"param_grid: expected two settings or more that leave the price as it is, got {got}.")
+            raise ValueError(f"param_grid: expected at least two settings with the same privacy cost, got {got}.")
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share: expected a number between 0 and 1, got {self.validation_share}.")
         base = clone(self.estimator).set_params(delta=self.delta)
@@ -1442,7 +1444,9 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
         model = clone(search.estimator).set_params(**each)
         model = model.steps[-1][1] if isinstance(model, Pipeline) else model
         if model.epsilon is None:
-            raise TypeError("epsilon: expected a number in every settings, by which a search is announced, got None.")
+            raise TypeError(
+                "epsilon: expected a number in every combination of settings, got None; set it in the estimator."
+            )
         costs.append(model.epsilon)
     folds = check_cv(search.cv, y, classifier=True).get_n_splits(None, y)
     planned = folds * sum(costs) + (max(costs) if search.refit else 0.0)

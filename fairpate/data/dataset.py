@@ -188,7 +188,7 @@ class Dataset(Described):
 
     @property
     def part(self) -> str:
-        """The odometer's name for the part of the data set that private records are; empty without a hashed split."""
+        """The odometer's name for the private part of a hashed split; empty without such a split."""
         # No rule decides about records in files of their own: another file could contain what was in a part before.
         return f"{self.parts}/private" if self.parts and not self.parts.startswith(OWN_FILES) else ""
 
@@ -613,7 +613,9 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
         permitted = alone if own or wanted is None else [place_of[origin] for origin in PERMITTED[name]]
         chosen = free & np.isin(origins, permitted)
         if wanted is not None and wanted > (available := int(chosen.sum())):
-            raise DataSettingsError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
+            raise DataSettingsError(
+                f"data.num_{name}: expected at most {available} records left for it, got {wanted}; lower it."
+            )
         if wanted == 0:
             chosen = np.zeros(len(ids), dtype=bool)
         elif wanted is not None:
@@ -704,8 +706,8 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
 
 
 def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int | None:
-    """Return the default size of a split: the declared one, otherwise None (all records set aside for it), or a quarter
-    of the rows for the test split."""
+    """Return the default size of a split: the declared one; otherwise None, which takes all records set aside for
+    it, or, for a test split without such records, a quarter of the rows."""
     # Based on the publisher's count alone: a size that depended on private records would move others between splits.
     declared: int | None = getattr(entry, f"num_{split}")
     origins = set(records.origins or ("any",))

@@ -230,7 +230,9 @@ class Components:
         and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
-            raise DataError(f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}.")
+            raise DataError(
+                f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}; raise it."
+            )
         is_table = pool.ndim == 2
         side, column_K, thresholds_K = 0 if plain else _SIDE, torch.zeros(0).long(), torch.zeros(0)
         if is_table and not plain:

@@ -186,8 +186,8 @@ GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
 def _coloured(
     request: Request, grey: PixelArray, digits: IntArray, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> dict[str, Any]:
-    """Return fields of the coloured digits. The colour is the noisy binary label, flipped with probability
-    ``flips``."""
+    """Return fields of :class:`LoadedRecords` for coloured digits. The colour is the noisy binary label, flipped with
+    probability ``flips``."""
     # Flips are hashes of names, not drawn from a stream: another record must not change the label of this one.
     high = np.asarray(digits) >= FIRST_HIGH_DIGIT
     binary = (high ^ (keyed_uniform(names, seed=request.seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)
@@ -276,7 +276,7 @@ def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> Pix
     content = zlib.decompress(read_any(file, data_dir)[1], wbits=zlib.MAX_WBITS | 16)
     (found,), magic = struct.unpack_from(">I", content), IDX_BYTES + dimensions
     if found != magic:
-        raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}.")
+        raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}; restore the file.")
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
@@ -302,7 +302,9 @@ def load_utkface(request: Request) -> LoadedRecords:
     found = {name: WELL_FORMED.fullmatch(name.rpartition("/")[2]) for name in pictures.names}
     fields = {name: match for name, match in found.items() if match}
     if not fields:
-        raise DataError(f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg.")
+        raise DataError(
+            f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg; restore the names."
+        )
     public = ("age", "gender", "date") if sensitive == "race" else ("age", "date")
     unit_of = {name: "utkface-" + "_".join(match.group(*public)) for name, match in fields.items()}
     # By unit, and within one by content. Only pictures with a unit in common are read for that, because it is slow.
@@ -389,7 +391,7 @@ def load_fairface(request: Request) -> LoadedRecords:
     table = pa.concat_tables(tables)
     names = table["file"].to_pylist()
     if not names:
-        raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg.")
+        raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg; restore them.")
     return _of_pictures(
         request,
         pictures,
@@ -495,7 +497,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
     patient_of = {path: match[1] for path, match in matches if match}
     for path, match in matches:
         if match is None:
-            raise DataError(f"{train.path}: column Path: expected .../patient00001/..., got {path!r}.")
+            raise DataError(f"{train.path}: column Path: expected .../patient00001/..., got {path!r}; restore it.")
     table = frontal.filter(pa.array([patient_of[path] in race_of for path, _ in matches], pa.bool_()))
     paths = table["Path"].to_pylist()
     if not paths:

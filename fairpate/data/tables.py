@@ -262,7 +262,7 @@ def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Mean
     every = [meaning for each in values.values() for meaning in each]
     ranges = [meaning for meaning in every if meaning.value is None]
     if ranges and len(ranges) < len(every):
-        raise ValueError("Expected values or ranges, got both")
+        raise ValueError("Expected values or ranges, got both; declare all names by one of them")
     _require_distinct([meaning.value for meaning in every if meaning.value is not None])
     for one, other in itertools.combinations(ranges, 2):
         (low, high), (other_low, other_high) = one.bounds, other.bounds

@@ -545,8 +545,8 @@ def reference_point(points: Sequence[Point]) -> FloatArray:
 def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> FloatArray:
     """Return the corners (P, 2), by first objective, of the staircase of pairs that at least ``num_seeds`` sets attain.
 
-    1 is the best case over seeds, ``len(sets_SN2)`` the worst. Empty if no pair is attained that often; infinite values
-    are never attained.
+    ``num_seeds`` 1 is the best case over seeds, ``len(sets_SN2)`` the worst. Empty if no pair is attained that often;
+    infinite values are never attained.
     """
     finite = [points_N2[np.isfinite(points_N2).all(axis=1)] for points_N2 in sets_SN2]
     attaining = [points_N2 for points_N2 in finite if len(points_N2)]

@@ -394,8 +394,8 @@ def _library() -> str:
 def _class_view(
     privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
 ) -> dict[str, Any]:
-    """Return the data of one privacy class's section: its panels, with everything that depends on the notion per
-    notion."""
+    """Return the data of one privacy class's section: its panels, with values that depend on the fairness notion listed
+    per notion."""
     panels: list[dict[str, Any]] = []
     # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):

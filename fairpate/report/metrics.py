@@ -231,7 +231,7 @@ class Evaluation:
 
     @property
     def fairness(self) -> dict[str, dict[str, float | None]]:
-        """Every notion by its name, with its interval; null where it is undefined."""
+        """The value of every notion by its name, with its interval; None if undefined."""
         ends = ("value", "low", "high")
         found: dict[str, dict[str, float | None]] = strict(
             {name: {end: getattr(self.measured(name), end) for end in ends} for name in NOTIONS}
@@ -753,7 +753,7 @@ class Spread:
 @dataclass(frozen=True, kw_only=True)
 class RejectOptionSpread:
     """The reject option over several orders of the same predictions, measured on ``num_records`` records: each order,
-    and the spread. ``max_gap`` begins once every group has ``answers_needed`` answers."""
+    and the spread. ``max_gap`` is measured from when every group has ``answers_needed`` answers."""
 
     rule: GateRule
     num_records: int

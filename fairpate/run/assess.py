@@ -179,7 +179,7 @@ class AssessedPredictions:
         return " ".join(said)
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers and sentences as plain JSON values; undefined numbers are null."""
+        """Return all numbers and sentences as plain JSON values; undefined numbers are null."""
         divisions = [
             {
                 "name": each.name,

@@ -2,7 +2,7 @@
 trainings.
 
 **Among models that learn from one release** (:func:`select_settings`) training has no privacy cost, but scores have:
-one validation record may change the score of every candidate, so noise for two counts per record would not suffice. The
+one validation record may change the score of every candidate, so noise for one score would not suffice. The
 exponential mechanism (McSherry and Talwar 2007) costs no more for many candidates than for two. A unit adds to each
 score a whole number from 0 to ``WEIGHT``, and the probability of a candidate is proportional to exp(epsilon score /
 WEIGHT). An added unit lowers no score, so numerator and normaliser change in the same direction, each by a factor of at
@@ -304,8 +304,7 @@ def plan_trials(
 
 @dataclass(frozen=True, kw_only=True)
 class _TrialsFolder(RunDirectory):
-    """The folder of trials that were charged, for the release log: ``root``, the run's folder, is made only in the
-    end."""
+    """The folder of charged trials, for the release log. Its ``root``, the run's folder, is created only at the end."""
 
     receipt = PathIn("workplace", "release.json")
 

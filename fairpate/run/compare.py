@@ -515,7 +515,7 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
 
 
 def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
-    """Write the public page, its figures and the operator's page, unless both pages are newer than the tables."""
+    """Write the public page, its figures and the private page, unless both pages are newer than the tables."""
     folder = comparison.folder
     pages, tables = (folder.report, folder.private_report), (folder.results, folder.private_results)
     if not comparison.changed and all(page.exists() for page in pages):

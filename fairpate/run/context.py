@@ -61,7 +61,7 @@ class RunDirectory:
     ledger_place = PathIn("private", "ledger.json")
     """Location of a ledger that is not in the folder (a path or a database URL), and of its anchor, if it has one."""
     ledger_backup = PathIn("private", "ledger.backup")
-    """When and where the ledger was last copied."""
+    """An empty file whose modification time is that of the last backup of the ledger."""
     actions = PathIn("private", "actions.jsonl")
     """Log of operators' actions: tokens, reading, copies, restores, take-overs."""
     tokens = PathIn("private", "tokens.json")

@@ -384,7 +384,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     """Return all metrics of a released table. What the table does not determine is NaN, and no number is exact."""
     *_, event = released.events
     if not isinstance(event, PredictionTables):
-        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}.")  # noqa: TRY004 - of a file
+        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}; restore it.")  # noqa: TRY004 - of a file
     stddev, z = event.noise_stddev_records, _deviations()
     names: dict[str, Any] = {"group_names": tuple(group_names), "class_names": tuple(class_names)}
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)

@@ -189,7 +189,7 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
 
 
 def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], FloatArray]]:
-    """Return, for each choice of parts that a unit may be in, the releases that it pays for, and their summed curve."""
+    """Return for each combination of parts that a unit may be in the releases that read it, and their summed curve."""
     parts_of: dict[str, dict[str, None]] = {}
     for release in releases:
         parts_of.setdefault(release.part.partition("/")[0], {})[release.part] = None
@@ -311,7 +311,7 @@ _IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",), "sensitive att
 
 
 class Odometer:
-    """The releases of one operator. Several processes may use it at once: each call is one transaction."""
+    """The database of all releases of one operator. Processes may share it: each call is one transaction."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.path = (folder or state_folder()) / _FILE
@@ -570,9 +570,9 @@ def _fits(
         if is_alone:
             total = composed_epsilon([each], delta=delta)
         raise LimitReachedError(
-            f"{place}: {counted(len(same), 'release')} cost epsilon {spent:.4g} at delta {delta_text(delta)} where "
-            f"later ones may depend on earlier ones, this one would make it {total:.4g}, and the limit is {limit:g}; "
-            "add noise, ask less, or raise the limit with `fairpate ledger limit`."
+            f"{place}: {counted(len(same), 'release')} cost epsilon {spent:.4g} at delta {delta_text(delta)} if "
+            f"later ones depend on earlier ones; this one would make it {total:.4g}, and the limit is {limit:g}: "
+            "add noise, release less, or raise the limit with `fairpate ledger limit`."
         )
     return fits
 
@@ -689,7 +689,7 @@ class _OneFile(RunDirectory):
 
 
 class MetricsFolder(_OneFile):
-    """The folder as the log of the noisy table of private metrics sees it."""
+    """The folder of a run with the file, receipt and proof of publication of the noisy table of private metrics."""
 
     released = PathIn("public", "metrics.safetensors")
     receipt = PathIn("private", "metrics_release.json")
@@ -697,8 +697,8 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The folder as the log of a private choice among settings sees it. A choice whose file was deleted may be made,
-    and is charged, again."""
+    """The folder of a run with the file, receipt and proof of publication of a private choice among settings. A choice
+    whose file was deleted may be made, and is charged, again."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
@@ -893,7 +893,7 @@ class ReleaseLog:
         enforce: bool = True,
     ) -> None:
         """Charge everything that the run released or is about to release, and write the receipt. ``num_queries`` None
-        leaves their number unchanged.
+        leaves the stored number of queries unchanged.
 
         ``plan`` and errors as in :meth:`Odometer.record`.
         """

@@ -483,7 +483,7 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return how many noiseless labels teach as much as ``labels`` labels of which a share ``right`` is correct."""
+    """Return the number of noiseless labels that teach as much as ``labels`` labels with a share ``right`` correct."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 

@@ -444,7 +444,7 @@ def _points(table: Path, data: str | None, notion: NotionName) -> list[Point]:
     # Of failed runs too: a data set whose runs all failed is there, and has no finished run.
     names = sorted({row.data for row in rows})
     if data is not None and data not in names:
-        raise SpecifyError(f"--data: {table} has no data set {data}; give one of {', '.join(names) or 'none'}.")
+        raise SpecifyError(f"--data: {table} has no data set {data}; it has {', '.join(names) or 'none'}.")
     done = [(row.record, row.command) for row in rows if row.record is not None and data in (None, row.data)]
     if not done:
         raise SpecifyError(f"{table}: has no finished run whose epsilon may be published; {_MAKE_ONE}.")
