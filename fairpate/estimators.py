@@ -388,7 +388,7 @@ def features(values: npt.ArrayLike) -> Tensor:
     return torch.from_numpy(kept if kept.flags.writeable else kept.copy())
 
 
-# Estimators have no folder that later releases extend, so there is no earlier release to name.
+# An estimator's statement names no earlier releases: by default no odometer charges what it releases.
 _NO_PARAMETERS = ("method", "out", "names_earlier", "seed", "data")
 _SHORT = {
     "epsilon": ("target", "epsilon"),

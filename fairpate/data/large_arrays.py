@@ -303,7 +303,7 @@ class GatheredNames:
         text = (block if isinstance(block, pa.Array) else pa.array(block, pa.large_string())).cast(pa.large_string())
         if not len(text):
             return
-        # A slice shares the buffers of the whole array: only its own part is copied from both.
+        # A slice shares the buffers of the whole array: only its own part is taken from both.
         _, ends, content = text.buffers()
         ends_N1 = np.frombuffer(ends, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
         first, last = ends_N1[[0, -1]].tolist()

@@ -199,7 +199,7 @@ class Registry(Mapping[str, DatasetEntry]):
             entry = entry_of(read_declaration(path))
             if entry.name != name:
                 raise DataSettingsError(
-                    f"{path}: name: expected {name}, the file's name, got {entry.name}; rename one of them."
+                    f"{path}: name: expected {name}, as the file is called, got {entry.name}; rename one."
                 )
             if name in MADE:
                 make, load = MADE[name], entry.load

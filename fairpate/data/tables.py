@@ -587,7 +587,7 @@ def _text_batches(
     stream: Any, name: str, *, columns: Sequence[str] | None, separator: str, comment: str = "", encoding: str = "utf-8"
 ) -> Iterator[pa.Table]:
     """Yield the batches of delimited text, every field as trimmed text."""
-    # A stream of bytes in memory has no `peek`, which the comment needs.
+    # A stream of bytes in memory has no `peek`, which finding the comment needs.
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     if comment and stream.peek(len(comment)).startswith(comment.encode()):
         stream.readline()

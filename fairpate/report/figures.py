@@ -403,7 +403,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
     }
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
     members = on_frontier(points)
-    # Five digits are finer than a pixel, and keep a page of thousands of points small.
+
     plain_points = []
     for point in points:
         epsilon, disparity, error, refused = point.mean_O.tolist()

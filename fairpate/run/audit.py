@@ -6,9 +6,9 @@ may be published. With ``on_private`` the other records are the private ones, an
 attacker knows all made-up records and what every canary would add, and reads what a run publishes. Guesses about the
 coins give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
 
-    tables, sums      a canary has a cell or a direction of its own: the likelihood ratio of the released numbers
-    tables, sums a canary has a cell or a direction of its own: likelihood ratio of the released numbers teachers' votes
-    a canary flips its teacher's vote by a random code over the queries: correlation with the answers
+    tables, sums      a canary has a cell or a direction of its own: likelihood ratio of the released numbers
+    teachers' votes   a canary flips its teacher's vote by a random code over the queries: correlation with the answers
+    SGD family        a canary has a feature of its own: how much the published model raised the odds of its label
 
 The made-up records lie at the origin of all features and the canaries far from it: this data set hides a canary least,
 and epsilon must hold for it too. Many canaries share one release, which is as large as that of the run.
