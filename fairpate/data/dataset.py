@@ -227,10 +227,12 @@ class SourceFile(Section):
     url: str | None = Field(None, description="Address of the publisher's download.")
     member: str | None = Field(None, description="Path of the file in the zip archive at `url`.")
     manual: str = Field("", description="Without `url`: a sentence on how to get the file.")
-    note: str = Field("", description="Differences between the pinned file and the published one.")
-    alternatives: tuple[SourceFile, ...] = Field((), description="Other files that are read if this file is missing.")
+    note: str = Field("", description="Differences between this file and the published one.")
+    alternatives: tuple[SourceFile, ...] = Field(
+        (), description="Other files, of which the first that exists is read if this file is missing."
+    )
     extracted: str | None = Field(None, description="For an archive: the extracted folder that may be used instead.")
-    when: dict[str, str] = Field({}, description="Options and the value at which the file is read.")
+    when: dict[str, str] = Field({}, description="Options with the values for which the file is read.")
 
     _from_text = short_for("path")
 

@@ -93,7 +93,7 @@ from fairpate.types import DataError, DataSettingsError, IntArray
 class Choice(Section):
     """An option of a data set, which other sections of the declaration refer to with `when`."""
 
-    default: str = Field(description="Value that applies where a configuration gives none.")
+    default: str = Field(description="Value that applies if a configuration gives none.")
     values: tuple[str, ...] = Field((), description="Allowed values; empty: true or false.")
     description: str = Field(description="Purpose of the option, in a sentence.")
 
@@ -120,8 +120,8 @@ class Rule(NumberRange):
     unknown: Texts = Field(
         (), description="With a range: values that mean a missing one, like an empty cell; such rows are left out."
     )
-    note: str = Field("", description="Public remark that follows the count of rows left out; empty: no remark.")
-    when: When = Field({}, description="Options and the value at which the rule holds.")
+    note: str = Field("", description="Public remark after the number of rows left out; empty: no remark.")
+    when: When = Field({}, description="Options with the values for which the rule applies.")
 
     refused: ClassVar[Refused] = {
         "Expected a range (above, at_least, below, at_most) or other_than": lambda rule: (
@@ -137,7 +137,9 @@ class Identity(Section):
     """
 
     prefix: str = Field("", description="Start of every name; empty: the name of the data set.")
-    key: Texts = Field((), description="Columns that name a record together; empty: its features and label do.")
+    key: Texts = Field(
+        (), description="Columns whose values together name a record; empty: a hash of its features and label does."
+    )
     text: Texts = Field((), description="Columns whose text is hashed instead of features and label.")
     by_text: bool = Field(
         False,
@@ -165,7 +167,7 @@ class Person(Section):
         description="Characters between several persons in one cell: such a row is refused. Empty: a cell is one name.",
     )
     count: Count | None = Field(None, description="The publisher's count of persons: a public number.")
-    when: When = Field({}, description="Options and the value at which persons are protected, and kept together.")
+    when: When = Field({}, description="Options with the values for which persons are protected, and kept together.")
 
     _from_text = short_for("column")
 
@@ -188,7 +190,7 @@ class Files(Section):
     test: Sources = Field(
         (), description="Records on which the result is measured; empty with `private`: it is not measured."
     )
-    pooled: When = Field({}, description="Options and the value at which `test` is divided together with `records`.")
+    pooled: When = Field({}, description="Options with the values for which `test` is divided together with `records`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -271,7 +273,9 @@ class Declaration(Section):
     comment: str = Field("", description="Start of a first line that is skipped, such as #; empty: none is skipped.")
     trim: tuple[Trim, ...] = Field((), description="Characters that are not part of values.")
     options: dict[str, Choice] = Field({}, description="Options of the data set, whose values `when` refers to.")
-    keep: tuple[Rule, ...] = Field((), description="Rules for rows: a row is a record if all rules keep it.")
+    keep: tuple[Rule, ...] = Field(
+        (), description="Rules that select rows: a row becomes a record if all rules keep it."
+    )
     features: dict[str, Feature] = Field(description="Features by name, in this order; none for images.")
     pictures: PicturesConfig | None = Field(
         None, description="For images: where they are, and which features a model sees."
@@ -293,7 +297,7 @@ class Declaration(Section):
     )
     identity: Identity = Field(Identity(), description="How records are named.")
     person: Person | None = Field(
-        None, description="Column of the person of each record; empty: each record is a person's only one."
+        None, description="Column with the person of each record; empty: no person has two records."
     )
     num_public: CountOrZero | None = Field(
         None,

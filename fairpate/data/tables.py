@@ -107,15 +107,16 @@ class Feature(Section):
         None,
         description="Replacement for a missing value. Number: a public constant within the bounds, flagged by a "
         "feature `column=missing`. Category: a category, with a feature of its own. Empty: a missing value is an "
-        "error, or with `unknown` the lower bound or no category.",
+        "error; if `unknown` is given, it becomes the lower bound, or no category.",
     )
     unknown: Texts = Field((), description="Further values in the file that mean a missing one, like an empty cell.")
     date: Literal["year", "age"] | None = Field(
-        None, description="Number: the column holds dates, which count as their year, or as whole years up to `age_on`."
+        None,
+        description="Number: the column contains dates, which become their year, or the years from them to `age_on`.",
     )
     date_format: str = Field(ISO_DATE, description="Date: how it is written, as in %d.%m.%Y or %m/%d/%Y.")
     age_on: datetime.date | None = Field(None, description="Date: the public day on which an age is taken.")
-    when: When = Field({}, description="Options and the value at which this declaration holds.")
+    when: When = Field({}, description="Options with the values for which this declaration applies.")
 
     @property
     def may_be_missing(self) -> bool:

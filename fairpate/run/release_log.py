@@ -678,8 +678,8 @@ def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _OneFile(RunDirectory):
-    """The folder of a run as the log of a release from another part of the data set sees it: with a file and a receipt
-    of its own, and as ``statement`` the file whose existence proves that the release was published.
+    """The folder of a run, for the log of its release from another part of the data set: that release has a file and a
+    receipt of its own, and ``statement`` is the file whose existence proves that it was published.
 
     A release whose file was deleted may be drawn once more. The new file then lists the events of both, its own last,
     and the statement includes the cost of both.
