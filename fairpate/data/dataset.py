@@ -511,7 +511,7 @@ def counted(units: Iterable[str]) -> Names:
 
 
 def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
-    """Return a number in [0, 1) for each name, by a hash with ``seed`` and ``purpose`` as its public key: uniform, and
+    """Return for each name a hash as a number in [0, 1), keyed by the public ``seed`` and by ``purpose``: uniform, and
     independent between purposes."""
     key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     # Copied for each name: setting the key is the slow part.

@@ -788,7 +788,7 @@ def draft_declaration(
 
     ``label``, ``group`` and ``person`` name columns; if None, they are guessed. The ``test`` file is listed, not read.
     ``reads_private``: private rows are read too, for the classes of the label and for ids that repeat, never for bounds
-    and categories; each such line asks the user to confirm it from knowledge. :class:`DataError` for a file that cannot be
+    and categories; each such line asks the user to confirm it. :class:`DataError` for a file that cannot be
     read, :class:`DataSettingsError` for a column that does not exist.
     """
     kind = "a folder of pictures" if file.is_dir() else "a table"
