@@ -1,21 +1,22 @@
-"""scikit-learn's interface: :class:`FairClassifier` fits any method on arrays and frames, inside pipelines too, and
-:class:`FairSearchCV` searches its settings inside the guarantee.
+"""scikit-learn's interface: :class:`FairClassifier` fits any method on arrays and frames, also inside pipelines, and
+:class:`FairSearchCV` searches its settings within the privacy guarantee.
 
-Its parameters are the sections of the method's configuration, so that they cannot differ from those of the command
-line, and the same seed on the same records gives the same weights. What is given stands; what is left out is chosen
-from public facts, as for a command without a configuration (:mod:`fairpate.methods.base`): the number of records, the
-number of public ones, and whether they are pictures.
+The parameters are the sections of the method's configuration, so that they cannot differ from those of the command
+line, and the same seed on the same records gives the same weights. Parameters that are left out are chosen from public
+facts, as for a command without a configuration (:mod:`fairpate.methods.base`): the number of records, the number of
+public ones, and whether they are pictures.
 
 Records are checked as scikit-learn's own estimators check theirs. Features of tables become floats, pictures stay
-bytes. A column of ``X`` may hold the groups: it is removed before anything is learned, and ages or other numbers become
-groups between public edges. Public records have the columns of private ones, by name where there are names: if only one
-of them went through a transformer, they could not be compared.
+bytes. A column of ``X`` may contain the groups: it is removed before anything is learned, and ages or other numbers
+become groups between public edges. Public records must have the columns of private ones, by name if there are names: if
+only one of the two went through a transformer, they could not be compared.
 
-A saved estimator is a folder without pickle, with no record in it (an embedding of pictures holds some public ones):
+A saved estimator is a folder without pickle and without records (but an embedding of pictures contains some public
+ones):
 
     student.safetensors      the published model, and
     config.yaml              its method and configuration, as in the folder of a run
-    embedding.safetensors    public numbers that place a record, where the model reads an embedding
+    embedding.safetensors    public numbers that embed a record, if the model reads an embedding
     estimator.json           names of columns, classes and groups, the statement, and the sha256 of the other files
 
 Shapes: N private records, M public ones, F features, C classes.
@@ -99,12 +100,13 @@ from student.student import Student, load_student, save_student
 Values = npt.NDArray[Any]
 _GIVEN: tuple[Part, ...] = ("private",)
 _MOST_DRAWN = 10**7
-# By name, so that pandas is not imported to ask for its types.
+# By name, so that pandas is not imported only to know its types.
 _TYPES_OF_NOTHING = ("NAType", "NaTType", "NoneType")
 
 
 class SensitiveFeature(Section):
-    """The column of ``X`` that holds the groups, and public edges where it holds numbers to be divided."""
+    """The column of ``X`` that contains the groups, and public edges if it contains numbers to be divided into
+    groups."""
 
     column: str | int
     edges: tuple[float, ...] = ()
@@ -112,7 +114,7 @@ class SensitiveFeature(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class GivenRecords:
-    """Checked or declared records: features ``x``, and labels, groups and persons (N,) where they are known."""
+    """Checked or declared records: features ``x``, and labels, groups and persons (N,) if known."""
 
     x: Values
     groups: Values | None
@@ -129,7 +131,7 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
         found = parse_config(dict(said) if isinstance(said, dict) else {"column": column}, SensitiveFeature)
     except ConfigError as error:
         raise ConfigError(
-            f"sensitive_feature: expected a column's name or place, or column and edges, got {said!r}: {error}"
+            f"sensitive_feature: expected a column's name or position, or column and edges, got {said!r}: {error}"
         ) from error
     if list(found.edges) != sorted(set(found.edges)) or not np.isfinite(found.edges).all():
         raise ValueError(f"sensitive_feature.edges: expected finite numbers in rising order, got {found.edges}.")
@@ -139,7 +141,7 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
 def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fit: bool = False) -> GivenRecords:
     """Check features and groups; with ``is_fit`` also labels, and set the estimator's column attributes.
 
-    ValueError for other columns than those that ``fit`` saw.
+    ValueError for columns other than those in ``fit``.
     """
     column, found = sensitive_column(estimator.sensitive_feature), None
     is_picture = getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
@@ -162,13 +164,13 @@ def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fi
     else:
         x, labels = validate_data(estimator, X, y, dtype=np.float32)
     if is_picture:
-        # validate_data, which would set it, takes tables only.
+        # validate_data, which would set it, accepts only tables.
         estimator.n_features_in_ = int(np.prod(x.shape[1:]))
-        # An earlier fit on a frame left them, and public pictures, which have no names of columns, would be refused.
+        # An earlier fit on a frame set them; public pictures, which have no column names, would then be refused.
         vars(estimator).pop("feature_names_in_", None)
     check_classification_targets(labels)
     if len(np.unique(labels)) < 2:
-        # In words that scikit-learn's own checks look for.
+        # With the words that scikit-learn's own checks look for.
         raise ValueError("y: a classifier learns two classes or more, got 1 class.")
     return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"), labels=labels)
 
@@ -177,11 +179,11 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
     """Return the other columns of ``X``, and the groups in its sensitive column."""
     names = None if getattr(X, "columns", None) is None else list(X.columns)
     table = X if names is not None else check_array(X, dtype=None, ensure_all_finite=False, estimator=estimator)
-    # Only names and number of columns are checked: the one that is removed may hold words.
+    # Only names and number of columns are checked: the column that is removed may contain words.
     validate_data(estimator, table, skip_check_array=True, **checks)
     width = table.shape[1]
     if width == 1:
-        # In words that scikit-learn's own checks look for.
+        # With the words that scikit-learn's own checks look for.
         raise ValueError("X: expected other features than the sensitive one, got 1 feature(s).")
     # By position: scikit-learn indexes frames and arrays alike.
     place = _place(names, column, width)
@@ -194,7 +196,8 @@ def _place(names: Sequence[Any] | None, column: SensitiveFeature, width: int) ->
     if isinstance(column.column, str):
         if names is None:
             raise ValueError(
-                f"sensitive_feature: {column.column!r} is a name, and X has none; give a frame, or the column's place."
+                f"sensitive_feature: {column.column!r} is a name, and X has no column names; give a frame, or the "
+                "column's position."
             )
         if column.column not in names:
             raise ValueError(f"sensitive_feature: X has no column {column.column!r}{nearest(column.column, names)}.")
@@ -205,11 +208,11 @@ def _place(names: Sequence[Any] | None, column: SensitiveFeature, width: int) ->
 
 
 def _groups_of(values: Values, column: SensitiveFeature) -> Values:
-    """Return the values themselves, or with edges the name of the interval of each value."""
+    """Return the values themselves, or, if there are edges, the name of each value's interval."""
     _require_known(values, "sensitive_feature")
     if not column.edges:
         return values
-    # By the edges alone: groups without members keep their names, so that no name shows who is there.
+    # By the edges alone: groups without members keep their names, so that names do not reveal who is in the data.
     edges = [f"{edge:g}" for edge in column.edges]
     names = [f"below {edges[0]}", *(f"{low} to {high}" for low, high in pairwise(edges)), f"from {edges[-1]}"]
     numbers = values.astype(np.float64)
@@ -223,7 +226,9 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
     if given is None:
         return found
     if found is not None:
-        raise ValueError(f"{name}: the parameter sensitive_feature names their column in X; give one of the two.")
+        raise ValueError(
+            f"{name}: the parameter sensitive_feature already names their column in X; give one of the two."
+        )
     groups: Values = column_or_1d(np.asarray(given))
     if len(groups) != count:
         raise ValueError(f"Expected one of {name} per record, got {len(groups)} for {count} records.")
@@ -233,15 +238,15 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
 
 def _require_known(groups: Values, name: str) -> None:
     if any(map(_is_nothing, groups.tolist())):
-        raise ValueError(f"{name}: some records have no group (None or NaN); name a group for what is not known.")
+        raise ValueError(f"{name}: some records have no group (None or NaN); give unknown ones a group of their own.")
 
 
 def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
-    """Encode a frame as its declaration says: numbers by their bounds, categories and missing values by their own
-    features.
+    """Encode a frame as its declaration says: numbers by their bounds, categories and missing values by features of
+    their own.
 
-    DataError, a ValueError, names every column with values that are not declared. ValueError for a declaration of
-    pictures, or one that leaves rows out.
+    DataError, a ValueError, names every column with undeclared values. ValueError for a declaration of pictures, or one
+    that leaves rows out. ``name`` is the frame's name in errors.
     """
     table = read_declaration(declaration, given=_GIVEN)
     if table.pictures or table.keep or table.trim:
@@ -273,19 +278,19 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     if person is not None and not person.when and person.column in rows.column_names:
         persons = np.array(text_of(rows[person.column]).to_pylist())
     if labels is not None:
-        # Of public records labels may be unknown, -1.
+        # Labels of public records may be unknown: -1.
         labels = None if (labels < 0).any() else np.array(table.label.names)[labels]
     return GivenRecords(x=x, labels=labels, groups=groups, persons=persons)
 
 
 def person_names(persons: Any, count: int) -> Names:
-    """Return the person of each record as text: 7, 7.0 and " 7" are one. No names without ``persons``."""
+    """Return the person of each record as text: 7, 7.0 and " 7" are one. Empty without ``persons``."""
     if persons is None:
         return Names()
     values = column_or_1d(np.asarray(persons)).tolist()
     if len(values) != count:
         raise ValueError(f"persons: expected one per record, got {len(values)} for {count} records.")
-    # Columns with gaps hold floats: 7 and 7.0 are one person.
+    # Columns with gaps contain floats: 7 and 7.0 are one person.
     whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     names = ["" if _is_nothing(value) else str(value).strip() for value in whole]
     if unknown := sum(not name for name in names):
@@ -314,7 +319,7 @@ def dataset_of(
     public_X: npt.ArrayLike | None = None,
     public_sensitive_features: npt.ArrayLike | None = None,
 ) -> tuple[Dataset, Values, Values]:
-    """Return arrays as the data set ``records`` that a run reads, and the names of classes and groups in order of code.
+    """Return arrays as a data set named ``records``, and the names of classes and groups in the order of their codes.
 
     Without ``sensitive_features`` all private records are in one group, and so are public records without theirs. The
     teacher of a record is chosen by its content, or by its person. Labels of public records are unknown, -1; there are
@@ -333,16 +338,18 @@ def dataset_of(
     private_z = None if sensitive_features is None else np.asarray(sensitive_features)
     public_z = None if public_sensitive_features is None else np.asarray(public_sensitive_features)
     given = [values for values in (private_z, public_z) if values is not None and len(values)]
-    # Concatenated they would all become text, in which the groups 1 and 1.0 differ.
+    # Concatenated, they would all become text, in which the groups 1 and 1.0 differ.
     if len({np.issubdtype(values.dtype, np.number) for values in given}) > 1:
-        raise ValueError("sensitive_features: private and public ones differ, the one are numbers and the other words.")
+        raise ValueError(
+            "sensitive_features: private and public groups differ in type; give both as numbers or both as text."
+        )
     groups: Values = np.unique(np.concatenate(given)) if given else np.array([])
     private_codes, public_codes = (
         np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
         for values, count in ((private_z, len(x)), (public_z, len(public_x)))
     )
 
-    # Measured on records that are given later: `fit` has none to measure on.
+    # Test records are given later: `fit` has none.
     nothing = Split(x=x[:0], y=_int64(codes[:0]), z=_int64(codes[:0]), record_id=())
     dataset = Dataset(
         name="records",
@@ -374,14 +381,14 @@ def _int64(codes: Values) -> Tensor:
 
 
 def features(values: npt.ArrayLike) -> Tensor:
-    """Return bytes as they are, other numbers as floats."""
+    """Return bytes unchanged, other numbers as floats."""
     array = np.asarray(values)
     kept = np.ascontiguousarray(array, dtype=None if array.dtype == np.uint8 else np.float32)
-    # torch warns of memory that it might write to.
+    # torch warns about memory that is not writable.
     return torch.from_numpy(kept if kept.flags.writeable else kept.copy())
 
 
-# No odometer counts what an estimator releases, so that there is no earlier release to name.
+# An estimator's statement names no earlier releases: by default no odometer charges what it releases.
 _NO_PARAMETERS = ("method", "out", "names_earlier", "seed", "data")
 _SHORT = {
     "epsilon": ("target", "epsilon"),
@@ -401,7 +408,7 @@ _OF_ESTIMATORS = {
     "progress": False,
     "random_state": None,
 }
-# So far apart that every setting that follows from the size differs between them.
+# So far apart that every setting that depends on the size differs between them.
 _FEWEST, _MOST = 1, 10**9
 
 
@@ -412,7 +419,7 @@ def parameters_of(method: str) -> dict[str, Any]:
     own = {name: value for name, value in schema() if name not in _NO_PARAMETERS}
     # A short name exists only where the method has the field: sgd has no epsilon.
     short = [name for name, (section, field) in _SHORT.items() if field in type(own[section]).model_fields]
-    # A section defaults to None, not to its values: only what is given overrides the choice from public facts.
+    # A section defaults to None, not to its values: only given values override the choice from public facts.
     sections = {name: None if isinstance(value, BaseModel) else value for name, value in own.items()}
     folder = {"folder": None} if schema.asks_teachers else {}
     return dict.fromkeys(short) | sections | folder | _OF_ESTIMATORS
@@ -428,7 +435,7 @@ def _settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
 
 
 def _with_setting(section: Any, path: list[str], value: Any) -> Any:
-    """Return ``section`` as a mapping with the setting at ``path``; it is checked where it is used."""
+    """Return ``section`` as a mapping with ``value`` as the setting at ``path``; it is checked when it is used."""
     if not path:
         return value
     values = _plain(section)
@@ -439,7 +446,8 @@ def _with_setting(section: Any, path: list[str], value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return sections, mappings and numpy scalars as plain values; a section gives only the fields that were set."""
+    """Return sections, mappings and numpy scalars as plain values, with only those fields of a section that were
+    set."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, np.generic | np.ndarray):
@@ -458,17 +466,17 @@ def _seed_of(random_state: Any) -> int:
 
 
 def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
-    """Return the pipelines that are being fitted by the callers, innermost first, with the steps before their last one.
+    """Return the pipelines that the callers are fitting, innermost first, each with the steps before its last one.
 
-    A step that is fitted to private records, such as a scaler, touches them without an event, so no epsilon counts it;
-    and public records that do not pass through it cannot be compared with private ones. A pipeline does not hand its
-    other steps to the last one, so the callers' frames are searched. What happens in another process, or by hand before
-    a fit, is not seen.
+    A step that is fitted to private records, such as a scaler, reads them without an event, so no epsilon includes it;
+    and public records that do not pass through it are not comparable with private ones. A pipeline does not pass its
+    other steps to the last one, so the callers' frames are searched. Steps in another process, or applied by hand
+    before a fit, are not detected.
     """
     found = []
     frame = inspect.currentframe()
     while frame is not None:
-        # Of `fit`, `fit_transform` and `fit_predict`, which all fit.
+        # `fit`, `fit_transform` and `fit_predict` all fit.
         owner = frame.f_locals.get("self") if frame.f_code.co_name.startswith("fit") else None
         if isinstance(owner, Pipeline):
             steps = [(name, step) for name, step in owner.steps[:-1] if step not in (None, "passthrough")]
@@ -485,7 +493,7 @@ _KINDS = "biufU"
 
 
 def _write_student(student: Student, folder: Path) -> None:
-    """Write the model and the embedding that it reads; the model's card holds the embedding's checksum."""
+    """Write the model and the embedding that it reads; the model's card contains the embedding's checksum."""
     if student.embedding is not None:
         save_embedding(student.embedding, folder / _EMBEDDING)
         student = replace(student, card=replace(student.card, embedding=sha256_of(folder / _EMBEDDING)))
@@ -510,7 +518,7 @@ _Setting = Mapping[str, Any] | Section | None
 class Parameters(TypedDict, total=False):
     """The parameters of :class:`FairClassifier` for every method of this package, for type checkers and editors.
 
-    A method has those of its sections (`fairpate methods NAME`).
+    A method has those of its own sections (`fairpate methods NAME`).
     """
 
     epsilon: float | None
@@ -571,39 +579,40 @@ _MOST_JUDGED = 10_000
 
 
 class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Any method as a classifier.
+    """A scikit-learn classifier that fits any method.
 
-    ``method`` is a name of `fairpate methods`, or ``module:Class`` of your own. Every section of its configuration is
-    a parameter, given as the section or as a mapping: ``target``, ``student``, ``public_data``, ``noise``, and those of
-    the method itself, such as ``dp_fermi``. What is not given is chosen from public facts: the number of private
-    records, the number of public ones, and whether they are pictures. Single settings are reached as
-    ``dp_fermi__weight``, in ``set_params`` and in searches. More parameters:
+    ``method`` is a name of `fairpate methods`, or ``module:Class`` of your own. Every section of its configuration is a
+    parameter, given as the section or as a mapping: ``target``, ``student``, ``public_data``, ``noise``, and those of
+    the method itself, such as ``dp_fermi``. Settings that are not given are chosen from public facts: the number of
+    private records, the number of public ones, and whether they are pictures. Single settings are reached as
+    ``dp_fermi__weight``, in ``set_params`` and in searches. Further parameters:
 
     - ``epsilon``, ``delta``, ``model``, ``idp3``, ``calibration``: short for ``target.epsilon``, ``target.delta``,
       ``student.model``, ``student.idp3`` and ``public_data.calibration``, which they override; None: not given.
-    - ``public_X``, ``public_sensitive_features``: public records, where ``fit`` is not given them; a number draws that
-      many records of independent standard normal features, for when there is no public record.
-    - ``sensitive_feature``: the column of ``X`` that holds the groups, by name or position; it is no feature then. A
+    - ``public_X``, ``public_sensitive_features``: public records, if they are not given to ``fit``; a number draws that
+      many records of independent standard normal features, for use without any public record.
+    - ``sensitive_feature``: the column of ``X`` that contains the groups, by name or position; it is then no feature. A
       mapping of ``column`` and ``edges`` divides numbers, such as ages, between public edges.
     - ``declaration``: a declaration of a table (a YAML file or a mapping) by which frames are encoded; see
       :meth:`from_declaration`.
-    - ``embedding``: what is seen of a record, as ``data.embedding``: a mapping; None: the record itself; "auto": an
-      embedding of public records where there are some and whole records are protected.
-    - ``num_records``: a public number of private records, or of persons where ``fit`` is given them, by which settings
+    - ``embedding``: how records are embedded, as ``data.embedding``: a mapping; None: not at all; "auto": by an
+      embedding of public records if there are some and whole records are protected.
+    - ``num_records``: a public number of private records, or of persons if ``fit`` is given them, by which settings
       are chosen; None: the real one, which then counts as public, and the statement says so.
-    - ``odometer``: a name for the records, under which the operator's odometer counts each fit, with runs on the data
-      set of that name; ``fit`` is then refused beyond a limit (`fairpate ledger limit NAME`). None: nothing is counted.
-    - ``folder``, of methods that ask teachers: where teachers, votes and the ledger stay; None: a temporary folder.
-    - ``progress``: whether ``fit`` shows its progress.
+    - ``odometer``: a name for the records, under which the operator's odometer charges each fit, together with runs on
+      the data set of that name; ``fit`` is then refused beyond a limit (`fairpate ledger limit NAME`). None: nothing is
+      charged.
+    - ``folder``, for methods that ask teachers: the folder of teachers, votes and the ledger; None: a temporary one.
+    - ``progress``: whether ``fit`` displays its progress.
     - ``random_state``: an integer is the ``seed`` of the configuration. It does not seed secret samples and noise,
       which come from the operating system unless ``noise`` is ``seeded``.
 
-    After ``fit``: ``classes_``; ``groups_``, the names of groups that were seen; ``n_features_in_`` and
+    After ``fit``: ``classes_``; ``groups_``, the names of the groups in the records; ``n_features_in_`` and
     ``feature_names_in_``; ``network_`` and ``student_``, the published model, with the embedding that it reads;
-    ``trained_``, all that the method released; ``events_``, what touched private records; ``privacy_``, what they cost
-    together; ``noise_``, where the noise came from; ``config_``, the configuration that ran. A search over settings
-    trains on the same records many times: each training costs ``privacy_`` again, and the operator's odometer counts
-    them where it is given (``odometer``).
+    ``trained_``, everything that the method released; ``events_``, the accountant's events; ``privacy_``, their total
+    cost; ``noise_``, the source of the noise; ``config_``, the configuration that ran. A search over settings trains on
+    the same records many times: each training costs ``privacy_`` again, and the operator's odometer adds them up if
+    ``odometer`` is given.
 
     >>> FairClassifier("dp_fermi", epsilon=1.0, dp_fermi={"weight": 2.0}, random_state=0)
     FairClassifier(method='dp_fermi', epsilon=1.0, dp_fermi={'weight': 2.0}, random_state=0)
@@ -623,7 +632,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if unknown:
             raise TypeError(f"{method} has no parameter {unknown[0]!r}{nearest(unknown[0], known)}.")
         sections = dict(find_method(method)())
-        # A field that no section has is refused here; `fit` checks values.
+        # A field that no section has is refused here; values are checked in `fit`.
         for name, value in settings.items():
             section = sections.get(name)
             fields = type(section).model_fields if isinstance(section, BaseModel) else {}
@@ -659,22 +668,22 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return cls(method, **settings)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name; with ``deep`` also the settings in sections, as ``section__setting``."""
-        # Not from the signature, where scikit-learn looks: it names `method` alone.
+        """Return the parameters by name; with ``deep`` also the settings in sections, as ``section__setting``."""
+        # Not from the signature, where scikit-learn looks: it names only `method`.
         defaults = parameters_of(self.method).items()
         own = {"method": self.method} | {name: getattr(self, name, default) for name, default in defaults}
         return own | (dict(_settings_in(own)) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters, and settings in sections as ``section__setting``. ValueError for an unknown name."""
-        # The method first: it decides which other names are known.
+        # The method first: the other names depend on it.
         if "method" in params:
             if not isinstance(params["method"], str):
                 raise ValueError(f"method: expected a name, got {params['method']!r}.")
             parameters_of(params["method"])  # an unknown method is refused before anything is changed
             self.method = params["method"]
         known = self.get_params(deep=False)
-        # A section before the settings in it, which would be lost otherwise.
+        # A section before the settings in it, which would otherwise be lost.
         for path in sorted(params, key=lambda path: path.count("__")):
             name, *inner = path.split("__")
             if name not in known:
@@ -692,21 +701,21 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         public_sensitive_features: npt.ArrayLike | None = None,
         persons: npt.ArrayLike | None = None,
     ) -> Self:
-        """Train on private ``X``, ``y`` (N,) and, where the method reads them, ``sensitive_features`` (N,).
+        """Train on private ``X``, ``y`` (N,) and, if the method reads them, ``sensitive_features`` (N,).
 
         ``X``: tables (N, F), or images (N, channels, height, width), bytes or floats. ``public_X`` (M, ...) and
         ``public_sensitive_features`` (M,) have no labels. ``persons`` (N,) names the person of each record: all records
         of a person are then protected together. The sets of classes and groups count as public. With a declaration
-        ``X`` and ``public_X`` are frames of its columns, from which labels, groups and persons come unless given.
+        ``X`` and ``public_X`` are frames of its columns, which contain labels, groups and persons unless these are
+        given.
 
-        Warns, the operator alone, of columns that nothing scales, and of a model that is right on its own training
+        Warnings, for the operator alone: columns that nothing scales, and a model that is right on its own training
         records no more often than the most common class.
 
         Raises:
-            ValueError: Settings out of range, with the field; records that are needed and not given, of other lengths
+            ValueError: Settings out of range, with the field; records that are needed but not given, of other lengths
                 or columns, missing, or not finite; public records that did not pass through the steps of a pipeline as
-                ``X`` did; a method that protects the group alone and gets it, or an encoding of it, as a column of
-                ``X``.
+                ``X`` did; a method that protects only the group, if a column of ``X`` is or encodes the group.
         """
         if self.declaration is not None:
             found = declared_records(self.declaration, X)
@@ -727,16 +736,16 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             trained, student = train_model(
                 config, dataset, Reporter(quiet=not self.progress), folder=Path(root), odometer=self.odometer
             )
-        # Set when all has succeeded: an estimator whose training failed does not look fitted.
+        # Set when everything has succeeded: an estimator whose training failed does not look fitted.
         self.classes_, self.groups_ = classes, group_names
-        # The data set of the configuration is the records that were given, not the one that commands have by default.
+        # The configuration's data set is the given records, not the default one of commands.
         self.config_ = config.model_copy(update={"data": config.data.model_copy(update={"name": dataset.name})})
         self.trained_, self.student_, self.network_ = trained, student, student.network
         self.events_, self.noise_, self.privacy_ = trained.events, trained.noise, config.price(trained)
         # In addition to the remarks of a run.
         remarks = []
         if self.privacy_.relation == "add or remove one" and self.num_records is None:
-            # Each setting is monotone in the size: if both ends agree, the settings reveal nothing of it.
+            # Each setting is monotone in the size: if both extremes agree, the settings reveal nothing about it.
             few, many = (
                 self._configuration(num_records=size, num_public=len(dataset.public), seed=0)
                 for size in (_FEWEST, _MOST)
@@ -746,7 +755,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
         remarks += [f"{fitted}{_UNACCOUNTED}", *([] if self.odometer else [_NOT_COUNTED])]
         self.statement_ = statement_of(config, trained, remarks=remarks)
-        # The data set is embedded already. Of many records the first are enough to judge by.
+        # The data set is embedded already. If there are many records, the first ones suffice.
         judged = dataset.private.take(range(min(len(dataset.private), _MOST_JUDGED)))
         bare = replace(student, embedding=None)
         right = bare.probabilities(judged.x, judged.z.numpy() if student.card.needs_group else None).argmax(axis=1)
@@ -767,9 +776,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None
     ) -> npt.NDArray[np.float32]:
-        """Return probabilities (N, C), columns as ``classes_``; a randomised classifier draws each label that often.
+        """Return probabilities (N, C) in the order of ``classes_``, with which a randomised classifier draws labels.
 
-        ``sensitive_features`` (N,) are needed where predictions are mixed by group. NotFittedError before ``fit``.
+        ``sensitive_features`` (N,) are needed if predictions depend on the group. NotFittedError before ``fit``.
         """
         check_is_fitted(self, "student_")
         records = self._records(X, sensitive_features)
@@ -781,9 +790,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Labels:
         """Return labels (N,); with ``idp3`` a masked array, masked where the gate refuses.
 
-        ``idp3`` and predictions mixed by group need ``sensitive_features`` (N,), or their column. A randomised
-        classifier draws labels, the same ones at every call unless ``random_state`` differs. NotFittedError before
-        ``fit``.
+        ``sensitive_features`` (N,), or their column, are needed with ``idp3`` and if predictions depend on the group. A
+        randomised classifier draws labels, the same ones at every call unless ``random_state`` differs. NotFittedError
+        before ``fit``.
         """
         check_is_fitted(self, "student_")
         seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else _seed_of(random_state)
@@ -803,7 +812,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         sensitive_features: npt.ArrayLike | None = None,
     ) -> float:
-        """Return the accuracy on answered records; NaN if none is answered. Declared frames hold ``y`` themselves."""
+        """Return the accuracy on answered records; NaN if none is answered. A declared frame may contain ``y``
+        itself."""
         y = self._labels(X, y)
         labels = self.predict(X, sensitive_features=sensitive_features)
         answered = ~np.ma.getmaskarray(labels)
@@ -813,7 +823,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(np.asarray(y)[answered], np.asarray(labels)[answered], sample_weight=weights))
 
     def _labels(self, X: Any, y: Any) -> Any:
-        """Return ``y``, or else the labels that a declared frame holds."""
+        """Return ``y``, or the labels in a declared frame if ``y`` is None."""
         if y is None and self.declaration is not None:
             y = declared_records(self.declaration, X).labels
         if y is None:
@@ -826,10 +836,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.statement_
 
     def save(self, path: Path | str) -> Path:
-        """Write the fitted model to a new folder, without pickle: all that predictions need, and the statement.
+        """Write the fitted model to a new folder, without pickle: everything that predictions need, and the statement.
 
-        Private and public records, and what was released on the way (``trained_``), are not in it. NotFittedError
-        before ``fit``; FileExistsError where something is at ``path``.
+        Private and public records, and the releases during training (``trained_``), are left out. NotFittedError before
+        ``fit``; FileExistsError if ``path`` exists.
         """
         check_is_fitted(self, "student_")
         folder = Path(path)
@@ -838,14 +848,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         typed = {}
         for what, names in (("classes", self.classes_), ("groups", self.groups_)):
             words = names.astype(str) if names.dtype == object else names
-            # Objects may not be what their text says, and could not be restored from it.
+            # Other objects may not be what their text says, and could not be restored from it.
             if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
                 raise ValueError(
                     f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}."
                 )
             typed[what] = {"type": str(names.dtype), "values": words.tolist()}
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # In the same folder, so that the rename at the end is one step on one disk.
+        # In the same folder, so that the final rename is one step on one file system.
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             _write_student(self.student_, temporary)
@@ -866,7 +876,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             }
             text = json.dumps(strict(described), indent=2, allow_nan=False)
             (temporary / _ESTIMATOR).write_text(text + "\n", encoding="utf-8")
-            # A temporary folder is its owner's alone; a saved model is there to be handed on.
+            # A temporary folder is readable by its owner alone; a saved model is meant to be passed on.
             temporary.chmod(0o755)
             temporary.rename(folder)
         except BaseException:  # an interrupt too, or half a model would stay under a hidden name
@@ -876,9 +886,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Return the model that :meth:`save` wrote: the same predictions.
+        """Return the model that :meth:`save` wrote; it makes the same predictions.
 
-        StudentFileError for a folder that is damaged or holds something else.
+        StudentFileError for a folder that is damaged or contains something else.
         """
         folder = Path(path)
         if not folder.exists():
@@ -933,15 +943,16 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def card(
         self, folder: Path | str, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, **use: Any
     ) -> tuple[Path, Path]:
-        """Write the privacy-and-fairness card, measured on test records, to a new run folder: HTML and JSON.
+        """Write the privacy-and-fairness card, measured on test records, to a new run folder; return the HTML and JSON
+        paths.
 
-        ``use``: ``intended_use``, ``out_of_scope`` and ``contact``, in your words. Returns the paths of both.
+        ``use``: ``intended_use``, ``out_of_scope`` and ``contact``, in your words.
         """
         check_is_fitted(self, "student_")
         config = self.config_
         if not config.is_private:
             raise ValueError(
-                f"method: {config.method} has no privacy guarantee, so neither its model nor a card may be published."
+                f"method: {config.method} has no privacy guarantee, so neither may be published; choose another."
             )
         student, dataset, assessed = self._tested(X, y, sensitive_features)
         run = create_run_directory(config.model_copy(update={"out": Path(folder)}))
@@ -954,7 +965,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def plot(self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, ax: Any = None) -> Any:
         """Draw accuracy on test records, overall and by group, with that of always predicting the most common label.
 
-        The title names accuracy, epsilon, disparity and coverage. Returns matplotlib's axes, ``ax`` or new ones.
+        The title shows accuracy, epsilon, disparity and coverage. Returns matplotlib's axes, ``ax`` or new ones.
         """
         check_is_fitted(self, "student_")
         *_, assessed = self._tested(X, y, sensitive_features)
@@ -980,11 +991,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return ax
 
     def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
-        """Return the published model, test records alone as its network sees them, and what they measure."""
+        """Return the published model, a data set of only the test records as its network reads them, and their
+        assessment."""
         records, labels = self._records(X, groups), column_or_1d(self._labels(X, y), warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
         if unknown or len(labels) != len(records.x):
-            raise ValueError(f"y: expected {len(records.x)} labels among {self.classes_.tolist()}, got others.")
+            raise ValueError(
+                f"y: expected {len(records.x)} labels among {self.classes_.tolist()}, got others or another number."
+            )
         student = self._student_for(records.groups)
         x, card = features(records.x), student.card
         x = x if student.embedding is None else student.embedding(x)
@@ -1008,7 +1022,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
-        """Return the published model. If ``fit`` saw no groups, the model is given the names of ``groups``."""
+        """Return the published model. If ``fit`` was given no groups, the model gets the names of ``groups``."""
         if groups is None or len(self.groups_):
             return self.student_
         names = tuple(str(name) for name in np.unique(groups))
@@ -1026,7 +1040,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return text if len(text) <= N_CHAR_MAX else f"{text[:N_CHAR_MAX]}..."
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        """Return scikit-learn's diagram for notebooks, and above it what may be claimed of a fitted model."""
+        """Return scikit-learn's diagram for notebooks, and above it the privacy guarantee of a fitted model."""
         bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
         return {kind: self._guarantee_html() * (kind == "text/html") + text for kind, text in bundle.items()}
 
@@ -1039,12 +1053,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        # Fresh noise gives another model at each fit; scikit-learn skips its checks of equal results then.
+        # Fresh noise gives another model at each fit; scikit-learn then skips its checks for equal results.
         tags.non_deterministic = getattr(self, "noise", "seeded") != "seeded"
         # With a drawn pool, or without the sensitive column, a check on 300 records must not expect a high score.
         tags.classifier_tags.poor_score = isinstance(self.public_X, int) or self.sensitive_feature is not None
         try:
-            # Tags are read many times in a fit, and but for one method the class answers.
+            # Tags are read many times in a fit, and for all methods but one the class knows the answer.
             answer = find_method(self.method).learns_two_classes
             two_classes = answer if isinstance(answer, bool) else self._configuration(seed=0).learns_two_classes
             tags.classifier_tags.multi_class = not two_classes
@@ -1055,7 +1069,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _prepared(
         self, X: Any, y: Any, sensitive_features: Any, public_X: Any, public_sensitive_features: Any, persons: Any
     ) -> tuple[Method, Dataset, Values, Values]:
-        """Check what ``fit`` is given; return the configuration, the data set, and the names of classes and groups."""
+        """Check the arguments of ``fit``; return the configuration, the data set, and the names of classes and
+        groups."""
         seed = _seed_of(self.random_state)
         private = checked_records(self, X, sensitive_features, y, is_fit=True)
         labels = private.labels
@@ -1070,7 +1085,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             num_public=0 if public is None else len(public.x),
             seed=seed,
         )
-        # All refusals before training, because what it releases stays spent when something fails afterwards.
+        # Everything is refused before training, because the cost of its releases stays spent if something fails later.
         if config.reads_groups and private.groups is None:
             raise ValueError(
                 f"{config.method} reads groups: give sensitive_features to fit, or name their column in "
@@ -1089,20 +1104,20 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{config.method} reads groups of public records: give public_X and public_sensitive_features together."
             )
         if config.learns_two_classes and (kind := type_of_target(labels)) != "binary":
-            # In words that scikit-learn's own checks look for.
+            # With the words that scikit-learn's own checks look for.
             raise ValueError(
                 f"Only binary classification is supported. The type of the target is {kind}; choose another method "
                 f"than {config.method}."
             )
         if names and config.is_private and not config.protects_persons:
             raise ValueError(
-                f"persons: {config.method} does not bound what all records of a person do together; leave persons out, "
-                "which protects each record by itself, or choose another method (docs/python.md)."
+                f"persons: {config.method} does not bound what all records of a person do together; leave "
+                "persons out, which protects each record by itself, or choose another method (docs/python.md)."
             )
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,
-            # Groups that the method does not read are not handed over, so that nothing can depend on them.
+            # Groups that the method does not read are not passed on, so that nothing can depend on them.
             private.groups if config.reads_groups else None,
             persons=names,
             public_X=None if public is None else public.x,
@@ -1111,8 +1126,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return config, embedded(dataset, config.data.embedding), classes, group_names
 
     def _configuration(self, *, num_records: int = 1, num_public: int = 1, seed: int | None = None) -> Method:
-        """Return what the parameters set for these public sizes: of private records, real or declared, and of public
-        ones. ConfigError, a ValueError, lists every fault with its field."""
+        """Return the configuration that the parameters set, for these public sizes: of private records, real or
+        declared, and of public ones. ConfigError, a ValueError, lists every fault with its field."""
         given = self.get_params(deep=False)
         fields = find_method(self.method).model_fields
         said = {name: _plain(value) for name, value in given.items() if name in fields and value is not None}
@@ -1126,35 +1141,38 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if given["embedding"] == "auto":
             values["data"] = start.get("data", {}) if num_public else {}
             if values["data"].get("embedding") and given["num_records"] is None:
-                # Its size is chosen by a declared number alone: epsilon covers no choice by the real one.
+                # The embedding's size is chosen by a declared number alone: epsilon covers no choice by the real one.
                 values["data"] = {"embedding": {}}
         else:
             values["data"] = {"embedding": _plain(given["embedding"])}
         declared = values.get("dp_sgd")
         if given["num_records"] is not None and isinstance(declared, dict):
-            # A number that the section itself has wins.
+            # A number in the section itself takes precedence.
             values["dp_sgd"] = {"num_records": _plain(given["num_records"])} | declared
         values |= {"seed": _seed_of(self.random_state) if seed is None else seed}
         config = configured(values, method=self.method, exactly=True)
         cause, before = "public_data.self_label", flattened(merge(type(config)().model_dump(), start))
         unread = tuple(f"{field}." for field, why in config.unread.items() if why == cause)
-        # Sections of a whole configuration may have what its method leaves unread; a mapping was written for this one.
+        # Sections of a whole configuration may set what its method leaves unread; a mapping was written for this
+        # method.
         written = {name: value for name, value in said.items() if isinstance(given.get(name), Mapping)}
         for field, value in flattened(written).items():
-            # A saved estimator has all settings, unread ones at the values that they start from.
+            # A saved estimator has all settings, unread ones at their defaults.
             if f"{field}.".startswith(unread) and value != before.get(field):
                 raise ConfigError(f"{field}: {cause} leaves it unread; leave it out, or change {cause}.")
         return config
 
     def _public(self, X: Any, groups: Any, seed: int) -> GivenRecords | None:
-        """Return public records as they were given to ``fit``, or else to the constructor: ``X`` itself, or, if ``X``
-        is a number, that many records of independent standard normal features."""
+        """Return the public records given to ``fit``, or else to the constructor; if ``X`` is a number, that many
+        records of independent standard normal features."""
         in_fit = X is not None
         if not in_fit:
             X, groups = self.public_X, self.public_sensitive_features if groups is None else groups
         if X is None:
             if groups is not None:
-                raise ValueError("Expected public_X with public_sensitive_features, got the groups alone.")
+                raise ValueError(
+                    "public_sensitive_features: given without public_X; give both, or leave the groups out."
+                )
             return None
         is_number = isinstance(X, int | np.integer)
         if self.declaration is not None and not is_number:
@@ -1184,20 +1202,22 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"public_X: {error}") from error
         if not 2 <= X <= _MOST_DRAWN:
             raise ValueError(f"public_X: expected records, or a number from 2 to {_MOST_DRAWN} to draw, got {X}.")
-        # They depend on no record: on the number of columns alone.
+        # They depend on the number of columns alone, not on any record.
         generator = np.random.default_rng(stream_seed(seed, Stream.PUBLIC_POOL))
         x = generator.standard_normal((int(X), self.n_features_in_)).astype(np.float32)
         column, found = sensitive_column(self.sensitive_feature), None
         if column is not None:
             place = _place(None if names is None else list(names), column, x.shape[1])
             if not column.edges:
-                raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
+                raise ValueError(
+                    "sensitive_feature.edges: needed for the groups of public records that are drawn; give them."
+                )
             x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
-        """Return the codes of groups; where ``fit`` saw none, their places among the given ones. ValueError for a group
-        that ``fit`` did not see."""
+        """Return the codes of groups; if ``fit`` was given none, their indices among the given ones. ValueError for a
+        group that was not in ``fit``."""
         if groups is None:
             return None
         names = self.groups_ if len(self.groups_) else np.unique(groups)
@@ -1207,30 +1227,31 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A search over settings inside the guarantee: the best of a secret random number of trials is kept.
+    """A search over settings within the privacy guarantee: the best of a secret random number of trials is kept.
 
     ``fit`` draws K, then K times one of the settings in ``param_grid`` at random, trains a copy of ``estimator`` with
-    it, and keeps the model with the best score; the other models and K are forgotten
-    (:class:`fairpate.privacy.mechanism_events.SecretTrials`). Scores have noise, and count what a model predicts
-    rightly among validation records: a share of the records, or of the persons, that a keyed hash of their content or
-    name sets apart, and that no training reads. So training and scores compose in parallel, and all of it costs
-    ``epsilon`` at ``delta``.
+    it, and keeps the model with the best score; the other models and K are discarded
+    (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A score is the noisy number of correct predictions among
+    validation records. These are a share of the records, or of the persons, selected by a keyed hash of their content
+    or name, and no training reads them. So trainings and scores compose in parallel, and together cost ``epsilon`` at
+    ``delta``.
 
     - ``estimator``: a :class:`FairClassifier` of a method whose events are known before it trains: ``dp_sgd``,
       ``fair_dp_sgd``, ``weighted_votes``, ``record_votes``, ``ada_ssp``, or ``residual_votes`` with a curvature. Its
-      own epsilon and delta are not read: a trial gets what all of them leave to one.
+      own epsilon and delta are not read: the budget of all trials determines that of one.
     - ``param_grid``: parameters with their values, as for ``GridSearchCV``; fixed beforehand, without looking at ``X``.
-    - ``expected_trials``: how many trials are expected; settings are drawn with replacement.
-    - ``validation_share``: the share of records that only scores read.
-    - ``group_shares``: a public share for each group, by which the score counts all groups alike; None: all records.
-    - ``random_state``: the key of the hash; it seeds neither K nor which settings are drawn.
+    - ``expected_trials``: the expected number of trials; settings are drawn with replacement.
+    - ``validation_share``: the share of records that are used only for scores.
+    - ``group_shares``: a public population share for each group, so that the score weights all groups equally; None
+      weights all records equally.
+    - ``random_state``: the key of the hash; it seeds neither K nor the choice of settings.
 
-    With an ``odometer`` of the ``estimator``, the operator's odometer counts all trials and scores at once.
+    If the ``estimator`` has an ``odometer``, all trials and scores are charged to the operator's odometer at once.
 
-    After ``fit``: ``best_estimator_``, ``best_params_`` and ``best_score_`` (the noisy number of right predictions),
-    ``classes_``, and as :class:`FairClassifier` ``events_``, ``privacy_`` and ``statement_``, which says
-    ``tuning_accounted``. There is no ``cv_results_``: results of other trials are not covered. How long ``fit`` takes
-    depends on K; nothing else does.
+    After ``fit``: ``best_estimator_``, ``best_params_`` and ``best_score_`` (the noisy number of correct predictions),
+    ``classes_``, and as in :class:`FairClassifier` ``events_``, ``privacy_`` and ``statement_``, which says
+    ``tuning_accounted``. There is no ``cv_results_``: the guarantee does not cover results of other trials. The running
+    time of ``fit`` depends on K; nothing else does.
 
     >>> search = FairSearchCV(FairClassifier("dp_sgd"), {"dp_sgd__learning_rate": [0.1, 0.5]}, epsilon=2.0)
     """
@@ -1261,21 +1282,21 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         public_sensitive_features: npt.ArrayLike | None = None,
         persons: npt.ArrayLike | None = None,
     ) -> Self:
-        """Train and choose; arguments and errors as :meth:`FairClassifier.fit`.
+        """Train and choose; arguments and errors as in :meth:`FairClassifier.fit`.
 
-        ValueError also for fewer than two settings, for settings that change the price, and for methods whose events
-        are not known beforehand; TrialsError if every trial failed, which costs the same.
+        ValueError also for fewer than two settings, for settings that change the privacy cost, and for methods whose
+        events are not known before training; TrialsError if every trial failed, which costs the same.
         """
         settings = list(ParameterGrid(self.param_grid))
         priced = sorted({name for each in settings for name in each} & {"epsilon", "delta", "target", "noise"})
         if len(settings) < 2 or priced:
             got = f"{', '.join(priced)}, which all trials share" if priced else f"{len(settings)} of them"
-            raise ValueError(f"param_grid: expected two settings or more that leave the price as it is, got {got}.")
+            raise ValueError(f"param_grid: expected at least two settings with the same privacy cost, got {got}.")
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share: expected a number between 0 and 1, got {self.validation_share}.")
         base = clone(self.estimator).set_params(delta=self.delta)
         if base.declaration is not None:
-            raise ValueError("estimator: a search takes encoded records; give arrays in place of a declaration.")
+            raise ValueError("estimator: a search needs encoded records; give arrays instead of a declaration.")
         seed, counted_as = _seed_of(self.random_state), base.odometer
         base.odometer = None  # a row for each trial would reveal K
         checked = checked_records(base, X, sensitive_features, y, is_fit=True)
@@ -1283,14 +1304,14 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         assert labels is not None
         names = person_names(persons, len(labels))
         whole, *_ = dataset_of(checked.x, labels, checked.groups, persons=names)
-        # By person, or by content: a unit that is added goes to its part and moves no other.
+        # By person, or by content: adding a unit moves no other.
         units = names or whole.private.unit_id
         is_training_N = keyed_uniform(units, seed=seed, purpose="parts") >= self.validation_share
         rows, kept_apart = np.flatnonzero(is_training_N), np.flatnonzero(~is_training_N)
         pool = {"public_X": public_X, "public_sensitive_features": public_sensitive_features}
         given: dict[str, Any] = {"sensitive_features": sensitive_features, "persons": persons}
         given = {name: None if each is None else np.asarray(each)[rows] for name, each in given.items()} | pool
-        # Frames keep the names of their columns.
+        # Frames keep their column names.
         x, y = _safe_indexing(X if hasattr(X, "columns") else np.asarray(X), rows), labels[rows]
         candidates = [clone(base).set_params(**each) for each in settings]
         prepared = [each.set_params(epsilon=self.epsilon)._prepared(x, y, **given) for each in candidates]
@@ -1298,8 +1319,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
             require_kept_names(config, whole)
             if getattr(config, "noise", "seeded") != OS_ENTROPY:
                 raise ValueError(
-                    f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be a trial, "
-                    "whose noise is from the operating system."
+                    f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be searched "
+                    f"privately, because trials need fresh noise; set noise={OS_ENTROPY!r}, or choose a private method."
                 )
         plan = plan_trials(
             [(config, dataset) for config, dataset, *_ in prepared],
@@ -1313,7 +1334,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         )
         validation = whole.private.take(kept_apart.tolist())
         if counted_as is not None:
-            # All trials are announced, and charged as two releases of disjoint parts.
+            # All trials are announced, and charged as two releases from disjoint parts.
             unit, relation = plan.trainings.unit, plan.trainings.relation
             cost = Price(epsilon=self.epsilon, delta=self.delta, unit=unit, relation=relation, accounting="rdp")
             rule, logs = f"search {seed} {self.validation_share:g}", []
@@ -1334,7 +1355,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                 except MAY_FAIL:
                     continue
                 require_planned(model.events_, plan.trainings)
-                # A class that training records lack is never predicted: no prediction has its code.
+                # A class that training records lack is never predicted: its code matches no prediction.
                 known = {str(name): code for code, name in enumerate(model.classes_)}
                 codes = np.array([known.get(name, -1) for name in whole.label_names])
                 coded = replace(validation, y=torch.from_numpy(codes[validation.y.numpy()]))
@@ -1342,7 +1363,9 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                 if best is None or score > best[0]:
                     best = score, number, model
         if best is None:
-            raise TrialsError("FairSearchCV: no trial gave a model, and the price was spent; look at the settings.")
+            raise TrialsError(
+                "FairSearchCV: no trial gave a model, and the price was spent; try the settings on made-up records."
+            )
         score, number, model = best
         self.best_estimator_, self.best_params_, self.best_score_ = model, settings[number], score / WEIGHT
         self.classes_, self.n_features_in_ = model.classes_, model.n_features_in_
@@ -1356,27 +1379,27 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         others = tuple(remark for remark in model.statement_.remarks if remark not in own)
         self.statement_ = statement_of(model.config_, trained, parts=parts, remarks=others)
         assert self.statement_.epsilon is not None
-        # A unit is in one part, and pays what the dearer of both costs.
+        # A unit is in one part, so the larger of the two costs holds.
         self.privacy_ = replace(price(self.events_, delta=self.delta), epsilon=self.statement_.epsilon)
-        # The best model is known by the choice: alone, too, it states the price of all trials, and not that of one.
+        # The best model is known only by the choice: it states the cost of all trials, and not that of one.
         model.trained_, model.events_ = trained, self.events_
         model.privacy_, model.statement_ = self.privacy_, self.statement_
         return self
 
     def predict(self, X: npt.ArrayLike, **given: Any) -> Labels:
-        """Return the labels of the best model, as :meth:`FairClassifier.predict`."""
+        """Return the labels of the best model; arguments as in :meth:`FairClassifier.predict`."""
         check_is_fitted(self, "best_estimator_")
         return self.best_estimator_.predict(X, **given)  # type: ignore[no-any-return]
 
     def predict_proba(self, X: npt.ArrayLike, **given: Any) -> npt.NDArray[np.float32]:
-        """Return the probabilities of the best model, as :meth:`FairClassifier.predict_proba`."""
+        """Return the probabilities of the best model; arguments as in :meth:`FairClassifier.predict_proba`."""
         check_is_fitted(self, "best_estimator_")
         return self.best_estimator_.predict_proba(X, **given)  # type: ignore[no-any-return]
 
     def score(
         self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None, **given: Any
     ) -> float:
-        """Return the accuracy of the best model, as :meth:`FairClassifier.score`."""
+        """Return the accuracy of the best model; arguments as in :meth:`FairClassifier.score`."""
         check_is_fitted(self, "best_estimator_")
         return float(self.best_estimator_.score(X, y, sample_weight, **given))
 
@@ -1389,20 +1412,21 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         tags = super().__sklearn_tags__()
         inner = get_tags(self.estimator)
         tags.input_tags, tags.classifier_tags = inner.input_tags, inner.classifier_tags
-        # On the few records of scikit-learn's checks, noise may decide.
+        # With the few records of scikit-learn's checks, noise may decide the result.
         tags.non_deterministic = tags.classifier_tags.poor_score = True
         return tags
 
 
 def announce_search(search: Any, y: npt.ArrayLike) -> str:
-    """Return what one of scikit-learn's searches over a :class:`FairClassifier` will spend; to call before its ``fit``.
+    """Return what a scikit-learn search over a :class:`FairClassifier` will spend; call it before the search's ``fit``.
 
-    Such a search (``GridSearchCV``, ``RandomizedSearchCV``; a pipeline may hold the classifier) trains once for each
-    settings and fold, and once more where it refits, and each training costs its epsilon: the odometer of the
-    classifier adds them up and would refuse the training that passes its limit, after all before it were spent.
+    Such a search (``GridSearchCV`` or ``RandomizedSearchCV``; its estimator may be a pipeline that ends in the
+    classifier) trains once for each settings and fold, and once more if it refits. Each training costs its epsilon, and
+    the classifier's odometer adds them up. Without this call it would refuse only the training that exceeds its limit,
+    after those before it were spent.
 
-    ValueError if the sum is above the limit; UserWarning where there is no limit and it is above 10. TypeError for
-    another search, for a classifier without ``odometer`` or ``epsilon``, and where epsilon is drawn.
+    ValueError if the sum is above the limit; UserWarning if there is no limit and it is above 10. TypeError for another
+    kind of search, for a classifier without ``odometer`` or ``epsilon``, and if epsilon is drawn.
     """
     is_grid, is_drawn = isinstance(search, GridSearchCV), isinstance(search, RandomizedSearchCV)
     final = search.estimator.steps[-1][1] if isinstance(search.estimator, Pipeline) else search.estimator
@@ -1420,7 +1444,9 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
         model = clone(search.estimator).set_params(**each)
         model = model.steps[-1][1] if isinstance(model, Pipeline) else model
         if model.epsilon is None:
-            raise TypeError("epsilon: expected a number in every settings, by which a search is announced, got None.")
+            raise TypeError(
+                "epsilon: expected a number in every combination of settings, got None; set it in the estimator."
+            )
         costs.append(model.epsilon)
     folds = check_cv(search.cv, y, classifier=True).get_n_splits(None, y)
     planned = folds * sum(costs) + (max(costs) if search.refit else 0.0)
@@ -1469,7 +1495,7 @@ def expected_failed_checks(estimator: FairClassifier) -> dict[str, str]:
     """Return the names of scikit-learn's checks that ``estimator`` does not pass, each with the reason.
 
     ``sklearn.utils.estimator_checks.check_estimator`` takes them as ``expected_failed_checks``. The checks fit small
-    tables without groups and without public records, so an estimator that needs either is made with
+    tables without groups and without public records, so an estimator that needs either must be made with
     ``sensitive_feature`` and with a number for ``public_X``.
     """
     named = _BY_NAME if type(estimator) is FairClassifier else {}

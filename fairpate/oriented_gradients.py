@@ -1,13 +1,13 @@
 """Histograms of oriented gradients: directions of a picture's edges, cell by cell, with nothing learned.
 
-After Dalal and Triggs 2005 ("Histograms of Oriented Gradients for Human Detection", CVPR): the direction of every
-brightness gradient without its sign, counted in proportion to its strength, per cell of a 10 x 10 grid and relative to
-the energy of the neighbouring cells. A fixed public function of one record: no statistic of other records enters, so
-it costs no privacy. From it a linear model learns what a network cannot learn from a few hundred pictures, or under
-much noise.
+After Dalal and Triggs 2005 ("Histograms of Oriented Gradients for Human Detection", CVPR): for each cell of a 10 x 10
+grid, a histogram of the directions of brightness gradients (without sign), weighted by their strength, relative to the
+energy of the neighbouring cells. The features are a fixed public function of one record: no statistic of other records
+enters, so they have no privacy cost. From them a linear model learns what a network cannot learn from a few hundred
+pictures, or under much noise.
 
-A picture's values do not depend on the other pictures of a batch, to the last digit: directions come from operations
-with one correct rounding. ``torch.atan2`` rounds a number by its position among the others and by the threads.
+A picture's features do not depend on the other pictures of a batch, to the last digit: directions are computed by
+operations with correct rounding. The rounding of ``torch.atan2`` depends on the position in the batch and on threads.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _ARCTANGENT = (
     *(1.0, -0.3333314528, 0.1999355085, -0.1420889944, 0.1065626393),
     *(-0.0752896400, 0.0429096138, -0.0161657367, 0.0028662257),
 )
-"""Coefficients of odd powers, exact to 2e-8 on [0, 1] (Abramowitz and Stegun 1964, 4.4.49)."""
+"""Coefficients of the odd powers of the arctangent, exact to 2e-8 on [0, 1] (Abramowitz and Stegun 1964, 4.4.49)."""
 
 
 def oriented_gradients(pixels: Tensor) -> Tensor:
-    """Return features (N, directions * rows * columns), ``float32`` and at least 0, of bytes (N, channels, H, W)."""
+    """Return features (N, directions * rows * columns) of bytes (N, channels, H, W), as ``float32`` and at least 0."""
     parts = [gradient_histograms(part.float().div_(255)) for part in torch.split(pixels, _PICTURES_AT_ONCE)]
     return torch.cat(parts) if parts else torch.empty(0, NUM_VALUES)
 
 
 def gradient_histograms(pictures: Tensor) -> Tensor:
-    """Return the same features of floats (N, channels, H, W) in [0, 1], all at once."""
+    """Return the features of :func:`oriented_gradients` for floats (N, channels, H, W) in [0, 1], all at once."""
     brightness = pictures.mean(dim=1, keepdim=True)
-    # Central differences, padded to the size of the picture: its border counts as flat.
+    # Central differences, padded to the picture's size: its border counts as flat.
     across = functional.pad(brightness[..., 2:] - brightness[..., :-2], (1, 1))
     down = functional.pad(brightness[..., 2:, :] - brightness[..., :-2, :], (0, 0, 1, 1))
     strength = torch.hypot(across, down)
@@ -59,13 +59,13 @@ def gradient_histograms(pictures: Tensor) -> Tensor:
 
 
 def angles(across: Tensor, down: Tensor) -> Tensor:
-    """Return directions without sign, radians in [0, pi], each computed exactly from its own two numbers."""
+    """Return directions without sign, in radians from 0 to pi, each computed only from its own two numbers."""
     wide, high = across.abs(), down.abs()
-    # 0 / 0 where the picture is flat: any direction will do, because its strength is 0.
+    # 0 / 0 if the picture is flat: the direction does not matter, because its strength is 0.
     ratio = torch.minimum(wide, high) / torch.maximum(wide, high).clamp(min=torch.finfo(wide.dtype).tiny)
     square, series = ratio.square(), torch.zeros_like(ratio)
     for coefficient in reversed(_ARCTANGENT):
-        # In two steps: a fused operation rounds once, and not every processor has one.
+        # In two steps: a fused operation rounds only once, and not every processor has one.
         series.mul_(square).add_(coefficient)
     flat = ratio * series
     steep = torch.where(high > wide, math.pi / 2 - flat, flat)

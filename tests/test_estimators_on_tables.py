@@ -87,11 +87,11 @@ class TestGroupsInAColumn:
             model.fit(table, Y, sensitive_features=Z)
         with pytest.raises(ValueError, match="1 feature"):
             model.fit(table[["sex"]], Y)
-        with pytest.raises(ValueError, match=r"'sex' is a name, and X has none"):
+        with pytest.raises(ValueError, match=r"'sex' is a name, and X has no column names"):
             model.fit(X, Y)
         with pytest.raises(ValueError, match="raco_dp reads groups: give sensitive_features to fit, or name"):
             FairClassifier("raco_dp", **FEW).fit(X, Y)
-        with pytest.raises(ValueError, match="private and public ones differ"):
+        with pytest.raises(ValueError, match="private and public groups differ"):
             FairClassifier("raco_dp", **FEW).fit(
                 X, Y, sensitive_features=Z, public_X=PUBLIC_X, public_sensitive_features=np.arange(200) % 2
             )

@@ -164,7 +164,7 @@ def test_what_cannot_be_priced_is_refused_before_anything_is_trained(monkeypatch
     X, y, _ = records()
     monkeypatch.setattr(FairClassifier, "fit", lambda *_, **__: pytest.fail("trained"))
     for made, words in (
-        (search({"dp_sgd__epochs": [1]}), "two settings or more"),
+        (search({"dp_sgd__epochs": [1]}), "at least two settings"),
         (search({"epsilon": [1, 2]}), "epsilon, which all trials share"),
         (search(validation_share=1.0), "validation_share"),
         (search(expected_trials=1.0), "expected_trials"),

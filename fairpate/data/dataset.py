@@ -1,17 +1,17 @@
 """A data set in memory, its entry in the registry, its files, its records' names and persons, and its splits.
 
-**In memory.** Every stage reads one :class:`Dataset` in four splits. Images stay ``uint8`` and tabular features are
-already scaled by public constants, so nothing here is fitted to private records. An entry is public knowledge only:
-publisher, licence, files with checksums, options. Files are never written to, and records are read only from bytes with
-the right checksum.
+**In memory.** Every stage reads one :class:`Dataset` in four splits. Images stay ``uint8``, and tabular features are
+already scaled by public constants, so that nothing here is fitted to private records. A registry entry is public
+knowledge only: publisher, licence, files with checksums, options. Files are never written to, and records are read only
+from bytes with the right checksum.
 
-**Names.** A record's name depends on the record alone, never on the rows around it, and never on its sensitive
-attribute: methods that protect the attribute alone publish names, and divide records by them. Records that are equal
-but for the attribute are one *unit*: random choices for a record (its split, its teacher) are a keyed hash of its unit,
-so adding, removing or changing another record changes nothing for it. Only the counter that numbers the members of a
-unit may shift.
+**Names.** A record's name depends on the record alone, never on other rows, and never on its sensitive attribute:
+methods that protect only the attribute publish names, and divide records by them. Records that are equal except for the
+attribute are one *unit*. Random choices for a record (its split, its teacher) are a keyed hash of its unit's name, so
+adding, removing or changing another record changes nothing for it. Only the counter that numbers the members of a unit
+may shift.
 
-Shapes: N records, R parts of a person, W numbers of a vote.
+Shapes: N records, R sums (one for each person and row that the person votes for), W numbers of a vote.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ FeatureKind = Literal["image", "tabular"]
 class Split:
     """N records: features ``x`` (N, ...), labels ``y`` (N,), groups ``z`` (N,), and a stable ``record_id`` each.
 
-    ``x`` is ``uint8`` (N, channels, height, width) for images and ``float32`` (N, features) for tables; ``y`` and
-    ``z`` are ``int64``. Identifiers are unique within a data set and say nothing about ``z``. Records with one
-    ``unit_id`` differ only in ``z`` and go to one teacher together; left empty, every record is a unit. ``person_id``
-    names the person of each record, where all records of a person are protected together; left empty, each record is
-    protected by itself. Identifiers are kept packed (:class:`fairpate.data.large_arrays.Names`).
+    ``x`` is ``uint8`` (N, channels, height, width) for images and ``float32`` (N, features) for tables; ``y`` and ``z``
+    are ``int64``. Identifiers are unique within a data set and reveal nothing about ``z``. Records with one ``unit_id``
+    differ only in ``z`` and go to one teacher together; empty: every record is a unit. ``person_id`` names the person
+    of each record if all records of a person are protected together; empty: each record is protected by itself.
+    Identifiers are stored packed (:class:`fairpate.data.large_arrays.Names`).
     """
 
     x: Tensor
@@ -76,7 +76,7 @@ class Split:
         sizes = {*map(len, (self.x, self.y, self.z)), *map(len, names)}
         if len(sizes) != 1:
             raise ValueError(f"Expected x, y, z and identifiers of one length, got lengths {sorted(sizes)}.")
-        # One without a person would be protected by itself alone, against what the statement says.
+        # A record without a person would be protected by itself alone, unlike the statement says.
         if missing := pc.sum(pc.equal(Names(self.person_id).packed, "")).as_py():
             raise DataError(
                 f"Expected a person for every record or for none, got {missing:,} without; complete the column that "
@@ -88,13 +88,13 @@ class Split:
 
     @property
     def together(self) -> Sequence[str]:
-        """For each record the name of its person, or of its unit if records are protected. Equal names go to one
-        teacher."""
+        """For each record the name of its person, or of its unit if records are protected. Records with equal names go
+        to one teacher."""
         return self.person_id or self.unit_id
 
     @property
     def num_protected(self) -> int:
-        """The number of persons, if persons are protected, else the number of records."""
+        """The number of persons if persons are protected, otherwise the number of records."""
         return Names(self.person_id).num_distinct if self.person_id else len(self)
 
     @property
@@ -105,12 +105,12 @@ class Split:
         return torch.from_numpy(Names(self.person_id).numbered())
 
     def take(self, indices: Tensor | Sequence[int], x: Tensor | None = None) -> Split:
-        """The records at ``indices``, in that order, with their features ``x`` if the caller has selected them."""
+        """Return the records at ``indices``, in that order; ``x``: their features, if the caller has selected them."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         rows = index.numpy()
         taken = index if (run := run_of(rows)) is None else run
         names = {name: values.take(rows) for name in NAMED_BY if (values := Names(getattr(self, name)))}
-        # Where units are records, one array serves as both, so that no name is in memory twice.
+        # If units are records, one array serves as both, so that no name is in memory twice.
         if Names(self.unit_id).packed is Names(self.record_id).packed:
             names.pop("unit_id", None)
         return Split(
@@ -120,19 +120,19 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeEmbedding:
-    """Inputs of an embedding: public ``examples`` (N, ...), and the names of a table's features."""
+    """What an embedding was applied to: public ``examples`` (N, ...), and the names of a table's features."""
 
     examples: Tensor
     feature_names: tuple[str, ...]
 
 
 OWN_FILES = "files-"
-"""Begins :attr:`Dataset.parts` where test or validation records come from files of their own."""
+"""Prefix of :attr:`Dataset.parts` if test or validation records come from files of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """The public words for records and their codes.
+    """The public description of records and their codes.
 
     ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. ``notes`` are public
     remarks about the files, such as how many malformed names were left out.
@@ -147,7 +147,7 @@ class Described:
 
 
 DESCRIBED = tuple(each.name for each in fields(Described))
-"""The fields of :class:`Described`, which several classes have."""
+"""The names of the fields of :class:`Described`, which several classes have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,15 +155,15 @@ class Dataset(Described):
     """Private, public, validation and test records of one data set.
 
     The labels of the public split are never read by a private method; they are kept for evaluation. ``embedding``: the
-    one that made the features, if any; ``before_embedding``: a few public records as they were before it, and the names
-    of their features. ``feature_codes``: how a declared table's features (before an embedding) are computed from its
-    columns. ``records_alone``: the source names persons, but each record is protected by itself. ``parts``
-    identifies the rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one
-    split alone; empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name,
-    and so its split. ``shared_unit``: the protected unit where private records are at several sites, of which this one
-    may have none. ``is_elsewhere``: no site is here, only their coordinator or a rehearsal of what they compute.
-    ``public_persons``: the number of persons behind the public records, also where each record is protected by itself;
-    None where the source names none.
+    embedding that computed the features, if any. ``before_embedding``: a few public records and the names of features
+    before it. ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
+    ``records_alone``: the source names persons, but each record is protected by itself. ``parts`` identifies the rule
+    of a hashed split (:func:`divide_by_hash`), by which adding or removing a unit changes one split alone; empty
+    without such a rule. ``keeps_names``: a unit that is replaced keeps its name, and so its split. ``shared_unit``: the
+    unit of privacy if private records are at several sites, of which this one may have none. ``is_elsewhere``: this is
+    not a site, but the coordinator of sites or a rehearsal of what they compute. ``public_persons``: the number of
+    persons behind the public records, even if each record is protected by itself; None if the source does not name
+    persons.
     """
 
     name: str
@@ -183,13 +183,13 @@ class Dataset(Described):
 
     @property
     def unit(self) -> Unit:
-        """The protected unit: a ``person`` where private records name persons, else a ``record``."""
+        """The unit of privacy: ``person`` if private records name persons, otherwise ``record``."""
         return self.shared_unit or ("person" if self.private.person_id else "record")
 
     @property
     def part(self) -> str:
-        """The part of the data set that private records are, as the odometer names it; empty without a hashed split."""
-        # What is in a file of its own, no rule decides: another file could hold what was in a part before.
+        """The odometer's name for the private part of a hashed split; empty without such a split."""
+        # No rule decides about records in files of their own: another file could contain what was in a part before.
         return f"{self.parts}/private" if self.parts and not self.parts.startswith(OWN_FILES) else ""
 
     @property
@@ -199,7 +199,7 @@ class Dataset(Described):
 
     @property
     def num_groups(self) -> int:
-        """Number of groups G."""
+        """The number of groups G."""
         return len(self.group_names)
 
     @property
@@ -227,10 +227,12 @@ class SourceFile(Section):
     url: str | None = Field(None, description="Address of the publisher's download.")
     member: str | None = Field(None, description="Path of the file in the zip archive at `url`.")
     manual: str = Field("", description="Without `url`: a sentence on how to get the file.")
-    note: str = Field("", description="Differences between the pinned file and the published one.")
-    alternatives: tuple[SourceFile, ...] = Field((), description="Other files that are read if this file is missing.")
+    note: str = Field("", description="Differences between this file and the published one.")
+    alternatives: tuple[SourceFile, ...] = Field(
+        (), description="Other files, of which the first that exists is read if this file is missing."
+    )
     extracted: str | None = Field(None, description="For an archive: the extracted folder that may be used instead.")
-    when: dict[str, str] = Field({}, description="Options and the value at which the file is read.")
+    when: dict[str, str] = Field({}, description="Options with the values for which the file is read.")
 
     _from_text = short_for("path")
 
@@ -245,9 +247,9 @@ class SourceFile(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of a loader, with all values that it accepts.
+    """An option of a data set, with all values that it accepts.
 
-    ``shows_attribute`` is the value under which features are functions of the sensitive attribute; null for none.
+    ``shows_attribute``: the value for which features depend on the sensitive attribute; None if there is no such value.
     """
 
     default: OptionValue
@@ -258,10 +260,10 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Arguments of a loader: a folder, the public seed, and every option with its value filled in.
+    """The arguments of a loader: a folder, the public seed, and every option with its value filled in.
 
-    ``tables`` by part are read instead of files. ``unit`` is set where the caller chose one: a ``record`` needs no
-    person.
+    ``tables``, by part of the data set, are read instead of files. ``unit``: the unit of privacy if the caller chose
+    it; for ``record`` no persons are needed.
     """
 
     data_dir: Path | None
@@ -275,12 +277,12 @@ class Request:
 class LoadedRecords(Described):
     """All N records of a data set before they are divided.
 
-    ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains. ``y`` of a
-    public record may be -1: it has no label. ``person_ids`` names the person behind each record where several records
-    share one and a split must not part them; equal records are of one person then. ``mapped``: the features with the
-    file that they may be mapped from, so that a split is a view of a file as well. ``feature_codes``: of a declared
-    table, how its features are computed. ``naming`` identifies the rule by which records are named; under
-    ``keeps_names`` it reads nothing but keys of records or persons.
+    ``origins`` restricts the splits that a record may go to (None: any): a publisher's test record is never trained on.
+    ``y`` of a public record may be -1: no label. ``person_ids`` names the person behind each record, if several records
+    may share one and a split must keep them together; equal records then belong to one person. ``mapped``: the features
+    with the file that they may be mapped from, so that a split is a view of a file too. ``feature_codes``: how a
+    declared table's features are computed. ``naming`` identifies the rule by which records are named; with
+    ``keeps_names`` it reads only keys of records or persons.
     """
 
     records: Split
@@ -296,11 +298,11 @@ class LoadedRecords(Described):
 class DatasetEntry:
     """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
 
-    ``rows`` is the publisher's count, null where none is public, and ``persons`` that of the persons behind the rows,
-    where they are named (under the options of ``persons_when``) and were counted; ``citation`` is what a study cites. A
-    size that is null takes every record that was set aside; ``num_test`` a quarter of ``rows`` where none was.
-    ``count_public`` counts public records that have files of their own; ``class_shares`` is how common each class is,
-    where that was declared; ``num_classes`` is the number of classes under the default options.
+    ``rows`` is the publisher's number of records, None if not public. ``persons`` is that of the persons behind them,
+    if they are named (under the options ``persons_when``) and were counted. ``citation`` is what a study cites. A size
+    of None takes every record that is set aside for the split; for ``num_test`` a quarter of ``rows`` if none is.
+    ``count_public`` counts public records in files of their own. ``class_shares`` is the declared share of each class.
+    ``num_classes`` is the number of classes under the default options.
     """
 
     name: str
@@ -325,15 +327,15 @@ class DatasetEntry:
     num_classes: int = 2
 
     def num_persons(self, options: Mapping[str, Any], unit: Unit | None) -> int | None:
-        """The publisher's number of persons, if they are protected under these options; None if rows are, or if it is
-        not known."""
+        """Return the publisher's number of persons, if they are protected under these options; None if records are, or
+        if it is not known."""
         if self.persons is None or unit is not None:
             return None
         return self.persons if holds(self.persons_when, self.complete_options(options)) else None
 
     @property
     def public_rows(self) -> int:
-        """``rows``, the public number of records. :class:`DataSettingsError` if the declaration does not give it."""
+        """The public number of records, ``rows``; :class:`DataSettingsError` if the declaration does not give it."""
         if self.rows is None:
             raise DataSettingsError(
                 f"{self.name}: rows: missing; declare how many private records there are about, a public number from "
@@ -342,8 +344,8 @@ class DatasetEntry:
         return self.rows
 
     def complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options with their values, defaults included. :class:`DataError` names an unknown option or value and the
-        nearest known one."""
+        """Return all options with their values, defaults included. :class:`DataError` names an unknown option or value
+        and the nearest known one."""
         for name, value in given.items():
             if name not in self.options:
                 known = nearest(name, self.options)
@@ -356,23 +358,24 @@ class DatasetEntry:
         return {name: given.get(name, option.default) for name, option in self.options.items()}
 
     def needed_files(self, given: Mapping[str, Any]) -> tuple[SourceFile, ...]:
-        """The files that are read under these options."""
+        """Return the files that are read under these options."""
         options = self.complete_options(given)
         return tuple(file for file in self.files if holds(file.when, options))
 
 
 def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
-    """True if the options have the values in ``when``."""
+    """Return True if the options have the values in ``when``."""
     return all(as_text(options[name]) == value for name, value in when.items())
 
 
 def as_text(value: Any) -> str:
-    """The value as text in a declaration: `true` and `false` for flags."""
+    """Return a value as text of a declaration: `true` and `false` for flags."""
     return str(value).lower() if isinstance(value, (bool, np.bool_)) else str(value)
 
 
 def origins(**counts: int) -> tuple[Origin, ...]:
-    """The origin of each record from counts, in the order of :data:`ORIGINS`, as ``origins(training=9, test=3)``."""
+    """Return the origin of each record, given counts in the order of :data:`ORIGINS`: ``origins(training=9,
+    test=3)``."""
     return tuple(origin for origin in ORIGINS for _ in range(counts.get(origin, 0)))
 
 
@@ -381,7 +384,7 @@ ARCHIVE_SUFFIXES = (".gz", ".zip")
 
 
 def resolve_data_dir(data_dir: Path | None) -> Path:
-    """``data_dir``, or the folder in FAIRPATE_DATA; :class:`DataError` where neither is a folder."""
+    """Return ``data_dir``, or the folder in FAIRPATE_DATA; :class:`DataError` if neither is a folder."""
     chosen = data_dir or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None)
     if chosen is None:
         raise DataSettingsError(f"No data folder: set data.data_dir, give --data-dir, or set {DATA_VARIABLE}.")
@@ -392,7 +395,8 @@ def resolve_data_dir(data_dir: Path | None) -> Path:
 
 
 def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
-    """The first of ``file`` and its alternatives that exists below ``folder``, with its path; None if none does."""
+    """Return the first of ``file`` and its alternatives that exists below ``folder``, with its path; None if none
+    does."""
     for choice in (file, *file.alternatives):
         if choice.extracted and (folder / choice.extracted).is_dir():
             return choice, folder / choice.extracted
@@ -409,7 +413,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
 
 
 def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
-    """The files that match a pattern, sorted by path; a file without a pattern is returned unchanged."""
+    """Return the files that match a pattern, sorted by path; a file without a pattern is returned unchanged."""
     if not {"*", "?"} & set(file.path):
         return (file,)
     folder = resolve_data_dir(data_dir)
@@ -420,7 +424,8 @@ def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
 
 
 def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
-    """The file that :func:`find` finds in the data folder; :class:`DataError` with how to get a missing one."""
+    """Return ``file``, or its first existing alternative, with its path; :class:`DataError` says how to get a missing
+    one."""
     folder = resolve_data_dir(data_dir)
     found = find(file, folder)
     if found is None:
@@ -429,7 +434,7 @@ def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
 
 
 def how_to_get(file: SourceFile, folder: Path) -> str:
-    """One sentence: the publisher's address or instruction, and the folder to put the file into."""
+    """Return a sentence with the publisher's address or instruction, and the folder to put the file into."""
     target = folder / file.path
     if file.url is None:
         return f"{file.manual} Put {target.name} into {target.parent}.".strip()
@@ -438,10 +443,10 @@ def how_to_get(file: SourceFile, folder: Path) -> str:
 
 
 def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes]:
-    """Find the first existing file among ``file`` and its alternatives; return it with its published bytes, checksum
-    verified. A gzipped copy is unpacked first."""
+    """Return the first existing file among ``file`` and its alternatives, and its published bytes, checksum verified. A
+    gzipped copy is unpacked first."""
     choice, path = locate(file, data_dir)
-    # Read whole before it is checked: bytes that were checked on disk could be others by the time they are read.
+    # Read into memory before it is checked: a file checked on disk could change before it is read.
     content = path.read_bytes()
     if path.name != Path(choice.path).name:
         try:
@@ -453,8 +458,8 @@ def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes
 
 
 def check_file(file: SourceFile, path: Path, *, unpack: bool = False) -> str:
-    """Verify and return the sha256 of the file at ``path``, which is read in pieces; with ``unpack``, of the bytes in
-    it."""
+    """Verify and return the sha256 of the file at ``path``, which is read in pieces; with ``unpack``, of its unpacked
+    bytes."""
     try:
         # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
         with gzip.open(path) if unpack else path.open("rb") as stream:
@@ -466,7 +471,7 @@ def check_file(file: SourceFile, path: Path, *, unpack: bool = False) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, which is read in pieces."""
+    """Return the SHA-256 of a file, which is read in pieces."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -477,8 +482,8 @@ def check_sha256(found: str, file: SourceFile, path: Path) -> None:
         # Back from the file to the data folder, below which its declared path is.
         folder = path.parents[len(PurePosixPath(file.path).parts) - 1]
         raise DataError(
-            f"{path}: damaged or other file: expected sha256 {file.sha256}, found {found}. "
-            f"Delete it and put the published one there. {how_to_get(file, folder)}"
+            f"{path}: damaged or other file: expected sha256 {file.sha256}, found {found}. Delete it and put the "
+            f"published one there. {how_to_get(file, folder)}"
         )
 
 
@@ -487,18 +492,18 @@ FIELD_SEPARATOR = "\x1f"
 
 
 def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
-    """A name for each row: ``prefix-`` and the SHA-256 of the row's fields in these text columns."""
+    """Return a name for each row: ``prefix-`` and part of the SHA-256 of the row's fields in these text columns."""
     rows = pc.binary_join_element_wise(*columns, FIELD_SEPARATOR).to_pylist()
     # 80 bits: two of a million different rows share a name with a probability below 1e-12.
     return Names(f"{prefix}-{hashlib.sha256(row.encode()).hexdigest()[:20]}" for row in rows)
 
 
 def counted(units: Iterable[str]) -> Names:
-    """A unique name for each record: the name of its unit, followed by ``-1``, ``-2``, ... from the second record of
-    the unit on."""
+    """Return a unique name for each record: the name of its unit, followed by ``-1``, ``-2``, ... from the second
+    record of the unit on."""
     names, seen = Names(units), Counter[str]()
     name_of = {}
-    # Only names that repeat: most files have none, and names are unpacked one by one.
+    # Only names that repeat are numbered: most files have none, and unpacking names is slow.
     for row in names.repeated().tolist():
         seen[names[row]] += 1
         name_of[row] = f"{names[row]}-{seen[names[row]]}"
@@ -506,7 +511,7 @@ def counted(units: Iterable[str]) -> Names:
 
 
 def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per name, by a hash that is keyed by a public ``seed`` and ``purpose``: uniform, and
+    """Return for each name a hash as a number in [0, 1), keyed by the public ``seed`` and by ``purpose``: uniform, and
     independent between purposes."""
     key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     # Copied for each name: setting the key is the slow part.
@@ -523,14 +528,14 @@ def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArr
 
 
 SEPARATORS = ",;|"
-"""A name with one of these characters is read as several persons."""
+"""A name with one of these characters is refused, as it may stand for several persons."""
 
 MOST_RECORDS = 2**17
-"""Of one person: squares of sums of votes are then whole numbers that 64 bits hold."""
+"""Most records of one person: squares of sums of votes are then whole numbers that fit into 64 bits."""
 
 
 def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
-    """Yield the rows of all records in parts of about ``size``, without splitting the records of a person."""
+    """Yield the rows of all records in blocks of about ``size``, without separating the records of a person."""
     rows = np.argsort(person_N, kind="stable")
     starts = np.flatnonzero(np.diff(person_N[rows], prepend=-1))
     # The first person who begins in each stretch of ``size`` records begins a part.
@@ -541,13 +546,13 @@ def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
 def shortened_by_person(
     votes_NW: IntArray, row_N: IntArray, person_N: IntArray, *, norm: int
 ) -> tuple[IntArray, IntArray]:
-    """The sum of each person's votes, scaled down to an L2 norm of at most ``norm``: rows of the table (R,) and numbers
-    (R, W).
+    """Return the sum of each person's votes, scaled down to an L2 norm of at most ``norm``, as pairs: the rows of the
+    table (R,) and the sums (R, W).
 
-    Record n votes ``votes_NW[n]`` for ``row_N[n]``; no vote is longer than ``norm``. A person's votes are added up row
-    by row; sums that are longer than ``norm`` together are scaled down to it, in whole numbers rounded towards zero.
-    The result is a function of the person's own records alone, bit for bit. ValueError for more than ``MOST_RECORDS``
-    records of one person.
+    Record n of person ``person_N[n]`` votes ``votes_NW[n]`` for row ``row_N[n]`` of the table; no vote is longer than
+    ``norm``. A person's votes are added up row by row. If their joint norm exceeds ``norm``, they are scaled down to
+    it, in whole numbers rounded towards zero. The result depends on the person's own records alone, bit for bit.
+    ValueError for more than ``MOST_RECORDS`` records of one person.
     """
     # Rows of one person together, and within them the votes for one row of the table.
     order = np.lexsort((row_N, person_N))
@@ -559,19 +564,19 @@ def shortened_by_person(
     sums_RW = np.add.reduceat(votes_NW[order], starts_R, axis=0) if len(order) else votes_NW
     squared_P = np.add.reduceat((sums_RW * sums_RW).sum(axis=1), firsts_P) if len(order) else np.zeros(0, np.int64)
     squared_R1 = np.repeat(squared_P, np.diff(firsts_P, append=len(starts_R)))[:, None]
-    # Towards zero, and a little shorter than the bound, so that no rounding of floats makes a vector longer.
+    # Towards zero, and to a little less than the bound, so that no rounding of floats makes a vector longer.
     shorter_RW = np.trunc(sums_RW * (norm - 1) / np.sqrt(np.maximum(squared_R1, 1))).astype(np.int64)
     return rows[starts_R], np.where(squared_R1 > norm**2, shorter_RW, sums_RW)
 
 
-# Origins that each split may take records of.
+# Origins of the records that each split may take.
 PERMITTED: dict[str, frozenset[Origin]] = {
     "public": frozenset({"any", "training", "held_out", "public"}),
     "validation": frozenset({"any", "training", "held_out", "validation"}),
     "test": frozenset({"any", "held_out", "test"}),
     "private": frozenset({"any", "training", "private"}),
 }
-# Origins whose records are set aside for a split; where there are any, it takes no others (tests may).
+# Origins of records that are set aside for a split: if there are any, it takes no others (the test split may).
 SET_ASIDE: dict[str, frozenset[Origin]] = {
     "public": frozenset({"public"}),
     "validation": frozenset({"validation"}),
@@ -580,23 +585,24 @@ SET_ASIDE: dict[str, frozenset[Origin]] = {
 
 
 def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int) -> dict[str, Split]:
-    """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met.
+    """Return the four splits by name, each in the order of the file; :class:`DataError` if a size cannot be met.
 
     ``sizes`` of public, validation and test records, in this order, are lower bounds: whole units are taken until each
-    is reached. None takes every record that was set aside for the split; private records are the rest. No size may
+    is reached. None takes every record that is set aside for the split; private records are the rest. No size may
     depend on the records, or one of them would move others.
 
-    Units are ranked by a keyed hash of their name, with a public ``seed``; the lowest hashes become public, the next
+    Units are ranked by a hash of their name, with ``seed`` as its public key; the lowest become public, the next
     validation, the next test, and all others private. A unit is one record, records that differ only in the group, or
-    all records of one person: a split never parts it. Since the private records are the tail of the ranking, adding or
-    removing one moves no other record; and since no group enters the name of a unit, changing a group moves none.
+    all records of one person: a split never separates it. Since the private records have the highest ranks, adding or
+    removing one moves no other record; and since the name of a unit does not depend on the group, changing a group
+    moves none.
     """
     ids = records.records.record_id
     place_of = {origin: place for place, origin in enumerate(ORIGINS)}
     found = records.origins or itertools.repeat(ORIGINS[0], len(ids))
     origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
     rank_N = np.zeros(len(ids), dtype=np.int64)
-    # Hashing every name is slow, and only a part that is drawn needs the ranking.
+    # Hashing every name is slow, and only a split that is drawn needs the ranking.
     if any(sizes.values()):
         hashes_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
         # Records of one unit, and units of equal hashes, share a rank.
@@ -609,11 +615,13 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
         permitted = alone if own or wanted is None else [place_of[origin] for origin in PERMITTED[name]]
         chosen = free & np.isin(origins, permitted)
         if wanted is not None and wanted > (available := int(chosen.sum())):
-            raise DataSettingsError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
+            raise DataSettingsError(
+                f"data.num_{name}: expected at most {available} records left for it, got {wanted}; lower it."
+            )
         if wanted == 0:
             chosen = np.zeros(len(ids), dtype=bool)
         elif wanted is not None:
-            # Every record up to that rank: no unit is parted.
+            # Every record up to that rank: no unit is separated.
             chosen &= rank_N <= np.sort(rank_N[chosen])[wanted - 1]
         indices[name] = np.flatnonzero(chosen)
         free &= ~chosen
@@ -624,20 +632,21 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
 def divide_by_hash(
     records: LoadedRecords, shares: HashedSplit, *, seed: int, num_public: int | None
 ) -> dict[str, Split]:
-    """The four splits by name, where each private unit goes to test, validation or private records by a hash of its
-    name alone.
+    """Return the four splits by name, where a hash of each private unit's name assigns it to the test, validation or
+    private split.
 
-    A unit that is added or removed moves no other, so that releases of different splits compose in parallel. The hash
-    is keyed by ``seed``; equal names go together, as do all records of a person. Files of a split's own make up
-    that split; ``num_public`` limits those of the public one. :class:`DataSettingsError` for public records without
-    files of their own: if the hash chose the pool, a private unit that is added might become public.
+    Adding or removing a unit moves no other, so that releases from different splits compose in parallel. ``seed`` is
+    the public key of the hash; equal names go together, as do all records of a person. Files of a split's own make up
+    that split; ``num_public`` limits the public one. :class:`DataSettingsError` for public records without files of
+    their own: if the hash chose the pool, a private unit that is added might become public.
     """
     origins = np.array(records.origins or ["any"] * len(records.records))
     set_aside = {name: np.isin(origins, list(SET_ASIDE[name])) for name in ("public", "validation", "test")}
     if num_public != 0 and not set_aside["public"].any():
         raise DataSettingsError(
-            "data.split: hashed needs public records in files of their own, since a private record that is added could "
-            "otherwise become public; declare them (files: {public: ...}), set data.num_public=0, or leave split out."
+            "data.split: hashed needs public records in files of their own, because a private record that is added "
+            "could otherwise become public; declare them (files: {public: ...}), set data.num_public=0, or leave "
+            "split out."
         )
     uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=seed, purpose="parts")
     public_N = set_aside["public"]
@@ -650,16 +659,16 @@ def divide_by_hash(
     for name, share in (("test", shares.test_share), ("validation", shares.validation_share)):
         own_N = set_aside[name]
         if not own_N.any():
-            # Shares follow each other on [0, 1): the hash of a unit falls into one of them, for any other records.
+            # Shares follow each other on [0, 1): a unit's hash falls into one of them, regardless of other records.
             own_N, low = free_N & (low <= uniform_N) & (uniform_N < low + share), low + share
         indices[name] = np.flatnonzero(own_N)
-    # All above the shares: a private unit stays private, whatever other units there are.
+    # All hashes above the shares: a private unit stays private, whatever other units there are.
     indices["private"] = np.flatnonzero(free_N & (uniform_N >= low))
     return _taken(records, indices)
 
 
 def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str, Split]:
-    """The splits with these rows; :class:`DataError` where a person of the private one has records in another."""
+    """Return the splits with these rows; :class:`DataError` if a person of the private split has records in another."""
     # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
     whole, mapped = records.records, records.mapped
     index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
@@ -671,27 +680,27 @@ def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str,
         if name == "private":
             continue
         persons = Names(split.person_id).packed
-        # Other splits are read without noise: a person in both would not be protected.
+        # Other splits are read without noise: a person with records there too would not be protected.
         if parted := pc.count_distinct(persons.filter(pc.is_in(persons, value_set=private.packed))).as_py():
             raise DataError(
-                f"Expected a person's records in one split, got {parted:,} with some in the private and some in the "
-                f"{name} split, because the publisher's division parts them; set data.unit=record, which protects "
-                "each record by itself."
+                f"Expected a person's records in one split, got {parted:,} persons with some in the private and some "
+                f"in the {name} split, because the publisher's division separates them; set data.unit=record, which "
+                "protects each record by itself."
             )
     return splits
 
 
 def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
-    """The same records in an order and with names that do not reveal the order of the file.
+    """Return the same records in an order and with names that do not reveal the order of the file.
 
     They are sorted by a keyed hash of their unit; those of one unit are permuted by ``secret``, and names are replaced
-    by hashes keyed by ``secret``. For methods that protect the attribute alone: files are often sorted by it, so
-    neither the place of a record nor the name of one of several equal records may follow the file. Nor may a name be
+    by hashes keyed by ``secret``. This is for methods that protect only the attribute: files are often sorted by it, so
+    neither a record's position nor the name of one of several equal records may follow the file. Nor may a name be
     readable: it may count the rows of such a file, or contain the date on which one group was recorded.
     """
     hashes_N = keyed_uniform(split.unit_id, seed=seed, purpose="order")
     drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
-    # Stable: within a unit names keep the order of the file, while records take the order that was drawn.
+    # Stable: within a unit names stay in the order of the file, while records take the random order.
     names = Names(split.record_id).take(np.argsort(hashes_N, kind="stable"))
     hidden = (hashlib.blake2b(name.encode(), key=secret, digest_size=10).hexdigest() for name in names)
     records = split.take(torch.from_numpy(np.lexsort((drawn_N, hashes_N))))
@@ -699,9 +708,9 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
 
 
 def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int | None:
-    """The default size of a split: the declared one, else None (all records set aside for it), or a quarter of the rows
-    for the test split."""
-    # From the publisher's count alone: a size that followed from private records would move others between splits.
+    """Return the default size of a split: the declared one; otherwise None, which takes all records set aside for
+    it, or, for a test split without such records, a quarter of the rows."""
+    # Based on the publisher's count alone: a size that depended on private records would move others between splits.
     declared: int | None = getattr(entry, f"num_{split}")
     origins = set(records.origins or ("any",))
     own = not SET_ASIDE[split].isdisjoint(origins) or PERMITTED[split].isdisjoint(origins)
@@ -712,12 +721,12 @@ def check_members(dataset: Dataset, *names: str) -> None:
     """Raise :class:`DataError` unless the splits called ``names`` have records of every group, and the private split
     records of every class.
 
-    Public, validation and test records may be none at all.
+    Public, validation and test splits may be empty.
     """
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
     splits = {name: split for name, split in dataset.splits.items() if name in names}
     if dataset.parts:
-        # In a hashed split, whether a group has a test record is private too, and no reason to refuse a run.
+        # In a hashed split, it is private whether a group has a test record, and no reason to refuse a run.
         splits = {name: split for name, split in splits.items() if name not in ("validation", "test")}
     checks = [(name, split.z, *groups) for name, split in splits.items() if len(split) or name == "private"]
     for name, codes_N, words, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):

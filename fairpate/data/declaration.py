@@ -1,15 +1,15 @@
 """Data sets declared in YAML, and the reader that turns the declared files into records.
 
 A declaration names the files of each part of a data set and gives the meaning of their columns, before any file is
-opened. Records come from `records`, which are divided by a keyed hash of their names, or from files of a part's own, or
-from both: a part with its own files takes no record from `records`. The YAML files in `codebooks/` declare the
-project's own tables; a user's records are declared the same way. Every value is read as text (`no` and `007` too),
-the schema alone makes numbers of it, and nothing in it is evaluated. Record names may not depend on the sensitive
-attribute, so no declaration may name records, or group them into persons, by it.
+opened. Records come from `records`, which are divided by a keyed hash of their names, from files of each part, or from
+both: a part with its own files takes no record from `records`. The YAML files in `codebooks/` declare the project's own
+tables; a user's records are declared the same way. Every value is read as text (`no` and `007` too), only the schema
+converts it to numbers, and nothing in it is evaluated. Record names must not depend on the sensitive attribute, so no
+declaration may name records by it, or group them into persons by it.
 
-One reader serves all declared tables: it reads the files, trims values, leaves rows out, encodes and names the rest.
-It fits nothing. Rows are read batch by batch, and only features, codes and names of a batch are kept. The faults of
-all files are reported together.
+One reader serves all declared tables: it reads the files, trims values, leaves rows out, and encodes and names the
+rest. It fits nothing. Rows are read batch by batch, and only features, codes and names of a batch are kept. The faults
+of all files are reported together.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ from fairpate.types import DataError, DataSettingsError, IntArray
 
 
 class Choice(Section):
-    """An option of a data set, which other parts of the declaration refer to with `when`."""
+    """An option of a data set, which other sections of the declaration refer to with `when`."""
 
-    default: str = Field(description="Value that applies where a configuration gives none.")
+    default: str = Field(description="Value that applies if a configuration gives none.")
     values: tuple[str, ...] = Field((), description="Allowed values; empty: true or false.")
     description: str = Field(description="Purpose of the option, in a sentence.")
 
@@ -120,8 +120,8 @@ class Rule(NumberRange):
     unknown: Texts = Field(
         (), description="With a range: values that mean a missing one, like an empty cell; such rows are left out."
     )
-    note: str = Field("", description="Public remark that follows the count of rows left out; empty: no remark.")
-    when: When = Field({}, description="Options and the value at which the rule holds.")
+    note: str = Field("", description="Public remark after the number of rows left out; empty: no remark.")
+    when: When = Field({}, description="Options with the values for which the rule applies.")
 
     refused: ClassVar[Refused] = {
         "Expected a range (above, at_least, below, at_most) or other_than": lambda rule: (
@@ -131,13 +131,15 @@ class Rule(NumberRange):
 
 
 class Identity(Section):
-    """The name of a record: the publisher's own key, or a hash of its features and label, or of its published text.
+    """The rule that names a record: by the publisher's own key, or a hash of its features and label, or of its text.
 
-    It never contains the sensitive attribute. Names decide the part and the teacher of a record.
+    Names never contain the sensitive attribute. They decide the split and the teacher of a record.
     """
 
     prefix: str = Field("", description="Start of every name; empty: the name of the data set.")
-    key: Texts = Field((), description="Columns that name a record together; empty: its features and label do.")
+    key: Texts = Field(
+        (), description="Columns whose values together name a record; empty: a hash of its features and label does."
+    )
     text: Texts = Field((), description="Columns whose text is hashed instead of features and label.")
     by_text: bool = Field(
         False,
@@ -153,9 +155,9 @@ class Identity(Section):
 
 
 class Person(Section):
-    """The person of each record, where several records share one: all records of a person are protected together.
+    """The person of each record, if several records share one: all records of a person are protected together.
 
-    No split parts them. A column's name alone is short for `{column: NAME}`.
+    No split separates them. A column's name alone is short for `{column: NAME}`.
     """
 
     column: str = Field(description="Name of the column in the file; it may not reveal the sensitive attribute.")
@@ -165,7 +167,7 @@ class Person(Section):
         description="Characters between several persons in one cell: such a row is refused. Empty: a cell is one name.",
     )
     count: Count | None = Field(None, description="The publisher's count of persons: a public number.")
-    when: When = Field({}, description="Options and the value at which persons are protected, and kept together.")
+    when: When = Field({}, description="Options with the values for which persons are protected, and kept together.")
 
     _from_text = short_for("column")
 
@@ -188,7 +190,7 @@ class Files(Section):
     test: Sources = Field(
         (), description="Records on which the result is measured; empty with `private`: it is not measured."
     )
-    pooled: When = Field({}, description="Options and the value at which `test` is divided together with `records`.")
+    pooled: When = Field({}, description="Options with the values for which `test` is divided together with `records`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -220,18 +222,18 @@ class Files(Section):
         return tuple(file for files in self.parts.values() for file in files)
 
     def origin(self, part: Part, options: Mapping[str, Any]) -> Origin:
-        """The origin of the records of ``part``, which decides the splits they may enter."""
+        """Return the origin of the records of ``part``, which restricts the splits that they may enter."""
         if self.pooled and holds(self.pooled, options):
             return "any"
         if part == "records":
-            # The publisher's test records are the whole test split: a divided record may not enter it.
+            # The publisher's test records are the whole test split: a record from `records` may not enter it.
             return "training" if self.test else "any"
         return part
 
 
 SENSITIVE = "sensitive"
 SENSITIVE_AS_FEATURE = "sensitive_as_feature"
-# Options that the reader adds, or that are of pictures.
+# Options that the reader adds, or that only pictures have.
 RESERVED = (SENSITIVE, SENSITIVE_AS_FEATURE, "features")
 
 
@@ -271,7 +273,9 @@ class Declaration(Section):
     comment: str = Field("", description="Start of a first line that is skipped, such as #; empty: none is skipped.")
     trim: tuple[Trim, ...] = Field((), description="Characters that are not part of values.")
     options: dict[str, Choice] = Field({}, description="Options of the data set, whose values `when` refers to.")
-    keep: tuple[Rule, ...] = Field((), description="Rules for rows: a row is a record if all rules keep it.")
+    keep: tuple[Rule, ...] = Field(
+        (), description="Rules that select rows: a row becomes a record if all rules keep it."
+    )
     features: dict[str, Feature] = Field(description="Features by name, in this order; none for images.")
     pictures: PicturesConfig | None = Field(
         None, description="For images: where they are, and which features a model sees."
@@ -293,7 +297,7 @@ class Declaration(Section):
     )
     identity: Identity = Field(Identity(), description="How records are named.")
     person: Person | None = Field(
-        None, description="Column of the person of each record; empty: each record is a person's only one."
+        None, description="Column with the person of each record; empty: no person has two records."
     )
     num_public: CountOrZero | None = Field(
         None,
@@ -317,7 +321,7 @@ class Declaration(Section):
         values = ({"features": {}} if "pictures" in values else {}) | values
         if isinstance(one := values.get("group"), dict):
             if "groups" in values:
-                raise ValueError("group: expected group or groups, got both")
+                raise ValueError("group: expected group or groups, got both; leave one out")
             # Without a column the error names the group "group".
             values["groups"] = {str(one.get("column", "group")): values.pop("group")}
         elif isinstance(values.get("groups"), dict):
@@ -329,7 +333,7 @@ class Declaration(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Declaration:
-        """Refuse fields that contradict each other, with a line for each fault."""
+        """Raise ValueError for fields that contradict each other, with a line for each fault."""
         files, attributes, options = self.files.all, self.attribute_columns, self.all_options
         empty = {"features": not self.features and not self.pictures, "groups": not self.groups}
         faults = [f"{name}: expected one or more, got none" for name, is_empty in empty.items() if is_empty]
@@ -371,14 +375,14 @@ class Declaration(Section):
                 faults.append(f"{where}: no value {value!r} of option {name}{nearest(value, allowed)}")
 
         for (one, first), (other, second) in itertools.combinations(self.columns, 2):
-            # Never both: some option would need two values at once.
+            # Two declarations cannot both apply if they need different values of one option.
             excluded = any(second.when.get(name, value) != value for name, value in first.when.items())
             if one == other and not excluded:
                 faults.append(f"features: {one} is declared twice; leave one out, or give both a `when`")
         if self.label.column in {column for column, _ in self.columns}:
             faults.append(f"features: {self.label.column} is the label; a model may not see it")
 
-        # The text may contain the column of another group: it is left out where that group is chosen.
+        # The text may contain the column of another group: it is left out if that group is chosen.
         default = {group.column for group in itertools.islice(self.groups.values(), 1)}
         others = {group.column for group in self.groups.values()} - default - set(self.computed_from_group)
         named = [("identity", column, attributes) for column in self.identity.key]
@@ -418,7 +422,7 @@ class Declaration(Section):
         )
 
     def attribute(self, options: Mapping[str, Any]) -> str:
-        """The name of the chosen attribute, in words."""
+        """Return the name of the chosen sensitive attribute in words."""
         return " and ".join(group.attribute or name for name, group in self.chosen_groups(options).items())
 
     @property
@@ -452,7 +456,7 @@ class Declaration(Section):
         return tuple(dict.fromkeys((*groups, *self.computed_from_group, *paths)))
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Every column that is used with ``options``; None: under any options."""
+        """Return every column that is used with ``options``; None: under any options."""
         ruled = [(rule.column, rule.when) for rule in self.keep]
         ruled += [(column, feature.when) for column, feature in self.columns]
         conditional = [column for column, when in ruled if options is None or holds(when, options)]
@@ -462,18 +466,18 @@ class Declaration(Section):
         return tuple(dict.fromkeys((*named, *self.attribute_columns, self.label.column, *conditional, *trimmed)))
 
     def chosen_groups(self, options: Mapping[str, Any]) -> dict[str, Group]:
-        """The chosen group by name, or the groups of the chosen intersection."""
+        """Return the chosen group by name, or the groups of the chosen intersection."""
         choice = str(options.get(SENSITIVE, next(iter(self.groups))))
         return {name: self.groups[name] for name in self.intersections.get(choice, (choice,))}
 
     def group_names(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """The name of each code; the name of the last group changes first."""
+        """Return the name of each group code; for an intersection, the name of its last attribute varies fastest."""
         names = (group.names for group in self.chosen_groups(options).values())
         return tuple(" & ".join(each) for each in itertools.product(*names))
 
     def visible(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
-        """The columns that become features. The attribute, and columns computed from it, are included only if an option
-        says so."""
+        """Return the columns that become features. The attribute, and columns computed from it, are included only if an
+        option says so."""
         attributes = (*(group.column for group in self.chosen_groups(options).values()), *self.computed_from_group)
         hidden = () if options.get(SENSITIVE_AS_FEATURE) else attributes
         return tuple(
@@ -484,7 +488,7 @@ class Declaration(Section):
 
 
 def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part] = ()) -> Declaration:
-    """The declaration in a YAML file, or with the values of a dictionary; ``given`` parts need no files.
+    """Return the declaration in a YAML file or a dictionary; parts in ``given`` need no files.
 
     :class:`DataSettingsError` lists its faults with file, field and remedy.
     """
@@ -498,13 +502,13 @@ def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part
     try:
         return parse_config(values, Declaration)
     except ConfigError as error:
-        # `config` is the whole declaration: the rest of the message names the field.
+        # The message calls the whole declaration `config`: the rest of it names the field.
         lines = (line.removeprefix("config: ") for line in str(error).splitlines())
         raise DataSettingsError("\n".join(f"{where}: {line}" for line in lines)) from error
 
 
 def _all_text(value: Any) -> Any:
-    """Return every value as the text that a YAML file would hold."""
+    """Return every value as the text that a YAML file would contain."""
     if isinstance(value, Mapping):
         return {_all_text(name): _all_text(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -515,7 +519,8 @@ def _all_text(value: Any) -> Any:
 def rows_of(
     table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]
 ) -> Iterator[tuple[Part, str, pa.Table]]:
-    """Yield the rows of every file in batches, part by part: the part, the file's name, and the used columns."""
+    """Yield the rows of every file in batches, part by part, as triples: part, the file's name, and the used
+    columns."""
     if request.tables is not None:
         for part, given in request.tables.items():
             for rows in plain_batches(given, part):
@@ -548,13 +553,13 @@ def rows_of(
 
 
 def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> pa.Table:
-    """The used columns, trimmed. A public file without labels gets an empty label column."""
+    """Return the used columns, trimmed. A public file without labels gets an empty label column."""
     used, label = table.used(request.options), table.label.column
     is_unlabelled = part == "public" and label not in rows.column_names
     required = [column for column in used if not (is_unlabelled and column == label)]
     for column in required:
         again = f"{column}.1"
-        # Either of two columns with one name may be meant.
+        # If two columns have one name, either may be meant.
         if {column, again} <= set(rows.column_names) and not rows[column].equals(rows[again]):
             raise DataError(f"{name}: column {column}: is given twice, with other values; rename one.")
     require_columns(rows, required, name)
@@ -590,13 +595,13 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
 
 
 def entry_of(table: Declaration) -> DatasetEntry:
-    """The registry entry of the declared table."""
-    # A field of both has one meaning, except these two.
+    """Return the registry entry of the declared table."""
+    # Fields that both classes have are equal, except for these two.
     shared = {each.name for each in fields(DatasetEntry)} & Declaration.model_fields.keys() - {"kind", "files"}
     facts = {name: getattr(table, name) for name in shared} | {"options": table.all_options}
     if table.person is not None:
         facts |= {"persons": table.person.count, "persons_when": table.person.when}
-    # None takes every record that a part's own files hold; where there are none, the default of all data sets applies.
+    # None takes every record in the part's own files; if there are none, the default of all data sets applies.
     if table.num_public is None and not table.files.public:
         facts["num_public"] = 0 if table.files.private else DatasetEntry.num_public
     if table.num_validation is None and not (table.files.validation or table.files.private):
@@ -621,14 +626,14 @@ def entry_of(table: Declaration) -> DatasetEntry:
 
 
 def read_records(table: Declaration, request: Request, faults: TableFaults | None = None) -> LoadedRecords:
-    """All records of the declared table, in the order of its files; ``request`` has every option of its entry.
+    """Return all records of the declared table, in the order of its files; ``request`` has a value for every option.
 
-    :class:`DataError` names file, column, values and number of rows of all that is missing, damaged or not declared.
-    ``faults`` also count the values that were clipped or missing.
+    :class:`DataError` lists everything missing, damaged or undeclared by file, column, values and number of rows.
+    ``faults``, if given, also collects the numbers of clipped and missing values.
     """
     options, groups, features = request.options, table.chosen_groups(request.options), table.visible(request.options)
     if not features and not table.pictures:
-        raise DataError(f"{table.name}: with these options no column is a feature; declare one, or change them.")
+        raise DataError(f"{table.name}: with these options no column is a feature; declare one, or change the options.")
     faults = faults or TableFaults()
     rules = [rule for rule in table.keep if holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
@@ -646,7 +651,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
                 kept &= rule.holds(numbers(found, rule.unknown))
             left_out[place] += (keep & ~kept).sum()  # a row counts for the first rule that leaves it out
             keep &= kept
-        # Before anything is encoded: what is wrong in a row that is left out is no fault.
+        # Before anything is encoded: errors in a row that is left out do not matter.
         rows = rows.filter(pa.array(keep)) if rules else rows
         faults.rows[file] += len(rows)
         if table.pictures:
@@ -687,15 +692,15 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             persons.append(_person_names(person, rows, names, file, faults, are_protected=request.unit is None))
             if request.unit is None:
                 of_rows = text_of(rows[person.column]).cast(pa.large_string())
-                # Numbers instead of names, because they are kept until the last file is read.
+                # Numbers instead of names, to save memory until the last file is read.
                 protected.append((pool, file, Names(of_rows.filter(pc.not_equal(of_rows, ""))).codes()))
     if person:
         _require_whole_persons(person, protected, faults)
-    # All at once, so that a user corrects the files once.
+    # All at once, so that a user can correct the files in one go.
     faults.require_none()
     unit_id = units.names()
     record_id = unit_id
-    # A key names one record: a key that repeats is refused later, and is never numbered.
+    # A key names one record: a repeated key is refused later, and never numbered.
     if not table.identity.key:
         numbered, start = GatheredNames(), 0
         for count in [len(unit_id)] if table.files.pooled else size_of.values():
@@ -724,7 +729,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
         mapped=pixels or (x if x.file else None),
         naming=table.model_dump_json(),
-        # Of a person's records, each protected by itself, one that is replaced may be of another person.
+        # If each record is protected by itself, a replaced record may belong to another person.
         keeps_names=request.unit is None if person else bool(table.identity.key),
     )
 
@@ -739,12 +744,12 @@ def _unit_names(
     person: Person | None,
     request: Request,
 ) -> pa.LargeStringArray:
-    """The name of each row, before equal rows are numbered.
+    """Return the name of each row, before equal rows are numbered.
 
-    Names differ between parts with files of their own, and between persons: no name, and no counter behind it, depends
-    on the rows of others. Without a key or text a name is a function of a model's features and of the label: rows of
-    one meaning have one name, also where they write it in different ways. ``headers``: the first file of each pool and
-    its columns.
+    Names differ between parts with files of their own, and between persons, so that no name, and no counter in it,
+    depends on rows of others. Without a key or text, a name is a hash of the features and the label: rows with equal
+    values get equal names, even if they are written differently. ``headers`` caches the first file of each pool and its
+    columns.
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
@@ -768,17 +773,17 @@ def _unit_names(
         _require_no_list(rows, column, file)
     texts = [text_of(rows[column]) for column in columns]
     if not (identity.text or identity.by_text):
-        # Also where a model may see the attribute: no name may depend on a group.
+        # Even if a model may see the attribute: no name may depend on a group.
         features = [each for each in table.visible(options) if each[0] not in table.attribute_columns]
         content: Iterable[str] = [""] * len(rows)
         if table.pictures:
-            # The picture's content and not its path, which may name the folder of its group. A missing file is
+            # The picture's content and not its path, which may contain the folder of its group. A missing file is
             # reported elsewhere.
             folder = resolve_data_dir(request.data_dir)
             files = [folder / path for path in text_of(rows[table.pictures.column]).to_pylist()]
             content = (sha256_of(path) if path.is_file() else "" for path in files)
         elif features:
-            # Its faults are reported where the features themselves are made.
+            # Faults in features are reported where the features themselves are computed.
             block = encode(rows, features, file, TableFaults())
             block += 0.0  # no negative zero, which is equal to zero and has other digits
             # Bytes of the features: a name must not depend on how a file writes a number.
@@ -790,8 +795,8 @@ def _unit_names(
 def _require_no_list(rows: pa.Table, column: str, file: str) -> None:
     if is_vectors(rows[column].type):
         raise DataError(
-            f"{file}: column {column}: a list cannot name a record; declare a column that does "
-            "(identity: {key: id}), and name one person in each row."
+            f"{file}: column {column}: a list cannot name a record; declare a column that can (identity: {{key: id}}), "
+            "and name one person in each row."
         )
 
 
@@ -801,10 +806,10 @@ _OR_RECORDS = "or protect each record by itself (data.unit=record)"
 def _person_names(
     person: Person, rows: pa.Table, units: pa.Array, file: str, faults: TableFaults, *, are_protected: bool
 ) -> pa.Array:
-    """The person of each row. A row without a person counts as a person of its own, named as in ``units``.
+    """Return the person of each row. A row without a person counts as a person of its own, named as in ``units``.
 
-    Where persons are protected, such a row is a fault, and so is one that names several persons: no split or sample
-    could keep all rows of each together.
+    If persons are protected, such a row is a fault, and so is one that names several persons: no split or sample could
+    keep all rows of each together.
     """
     _require_no_list(rows, person.column, file)
     persons = text_of(rows[person.column]).cast(pa.large_string())
@@ -835,10 +840,10 @@ def _person_names(
 
 
 def _require_whole_persons(person: Person, batches: list[tuple[Part, str, IntArray]], faults: TableFaults) -> None:
-    """Add a fault for each file with rows of a person that an earlier part has too. ``batches`` hold part, file and
-    person numbers."""
+    """Add a fault for each file with rows of a person who is also in an earlier part. ``batches`` are triples of part,
+    file and person numbers."""
     earlier = np.zeros(0, dtype=np.int64)
-    # Batches come part by part and file by file, so that groupby meets each once.
+    # Batches are sorted by part and file, so that groupby yields each once.
     for _, of_part in itertools.groupby(batches, key=itemgetter(0)):
         own = [earlier]
         for file, of_file in itertools.groupby(of_part, key=itemgetter(1)):

@@ -1,14 +1,15 @@
-"""Fixed features of records that depend on public records alone: components, neighbours, gradients, prototypes.
+"""Fixed features of records, computed from public records alone: components, neighbours, gradients, prototypes.
 
-Every method sees an embedded record instead of the original. The embedding (:class:`Embedding`) is fitted to public
+Every method reads an embedded record instead of the original. The embedding (:class:`Embedding`) is fitted to public
 records: principal components of the pool (:class:`Components`), and for pictures also the position in the pool's graph
-of neighbours (:class:`Graph`). Where a declared table has few public records or none, made-up ones that are drawn
-evenly from the declaration complete them. :class:`Prototypes` are centres of public records, for votes by cell.
+of neighbours (:class:`Graph`). If a declared table has few public records or none, made-up ones that are spread evenly
+over the declared values complete them. :class:`Prototypes` are centres of public records, to which records are assigned
+for votes by cell.
 
-The coordinates of a record depend on that record and on public ones, bit for bit, so that embedding costs no privacy
-and raises no sensitivity. A product of matrices of floats does not have that property: the rounding of a row depends on
-its position among the others. So both factors are rounded to whole numbers, with so few digits that every sum of
-products is exact in any order.
+The coordinates of a record depend on that record and on public ones alone, bit for bit, so that embedding costs no
+privacy and raises no sensitivity. A floating-point product of matrices does not have that property: the rounding of a
+row depends on its position among the others. So both factors are rounded to whole numbers, with so few digits that
+every sum of products is exact in any order.
 
 Shapes: N records, M public ones, V copies of each, F plain features, K thresholds, rows or prototypes, D or E
 components, E eigenvectors.
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 Embed = Callable[["Tensor"], "Tensor"]
 Floats = npt.NDArray[np.float32]
-# Edges of a public record, neighbours that place another record, eigenvectors that are kept, steps of the walk.
+# Edges of a public record, neighbours that place another record, number of eigenvectors, steps of the random walk.
 _NEIGHBOURS, _VOTING_NEIGHBOURS, _EIGENVECTORS, _DIFFUSION = 6, 8, 20, 16
 _AT_ONCE = 1024
 _LARGEST_NORM = 2.0**11  # products of two such rows stay below 2^23, where float32 is exact
@@ -62,16 +63,17 @@ _COPIES = (
     *((0.0, 0.0, wide, high, 0.0, 0.0) for wide, high in ((0.85, 1.0), (1.18, 1.0), (1.0, 0.87), (1.0, 1.15))),
     *((0.0, 0.0, 1.0, 1.0, across, down) for across, down in ((0.1, 0.0), (-0.1, 0.0), (0.0, 0.1), (0.0, -0.1))),
 )
-"""Turn in radians, slant, width, height, and moves in half sides of the copies that a picture is compared with."""
+"""The copies of a picture that others are compared with: rotation in radians, slant, width, height, and shifts in half
+sides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearness:
     """Nearness of rows to public ones: e . c - |c|^2 / 2, which is largest at the smallest distance, computed exactly.
 
-    Of V copies of each public row the nearest counts. Both sides are rounded to whole numbers, of at most 2^23 in every
-    sum of their products: then a row's values depend on no other row (:mod:`fairpate.data.embedding`), and rows that
-    are equally near stay so.
+    For each public row there are V copies, of which the nearest is used. Both sides are rounded to whole numbers, with
+    at most 2^23 in every sum of their products. So a row's values depend on no other row
+    (:mod:`fairpate.data.embedding`), and equal distances stay equal.
     """
 
     scale: float
@@ -80,7 +82,7 @@ class Nearness:
 
     @classmethod
     def to(cls, others_VKD: Floats, *, radius: float) -> Nearness:
-        """Prepare the nearness to the public rows ``others_VKD``. No public row may have a norm above ``radius``."""
+        """Prepare the nearness to the public rows ``others_VKD``, whose norms must not exceed ``radius``."""
         scale = _LARGEST_NORM / max(radius, 1e-30)
         whole_VKD = np.rint(others_VKD * scale).astype(np.float32)
         # Rounded down to whole numbers: halves would take a binary digit from the exact range of float32.
@@ -88,7 +90,8 @@ class Nearness:
         return cls(scale=scale, others_VKD=whole_VKD, half_squares_VK=half_VK.astype(np.float32))
 
     def __call__(self, rows_ND: Floats) -> tuple[Floats, Floats]:
-        """Nearness of rows (N, D) to every public row: (N, K), and the squared lengths (N, 1) of the rounded rows."""
+        """Return the nearness of rows (N, D) to every public row, (N, K), and squared lengths (N, 1) of the rounded
+        rows."""
         # A row that is longer than every public row is first shortened to their largest norm.
         scaled_ND = rows_ND.astype(np.float64) * self.scale
         lengths_N1 = np.linalg.norm(scaled_ND, axis=1, keepdims=True)
@@ -100,21 +103,21 @@ class Nearness:
         return nearness_NK, np.square(whole_ND).sum(axis=1, keepdims=True)
 
     def nearest(self, rows_ND: Floats, count: int) -> tuple[IntArray, Floats]:
-        """For each row, the ``count`` nearest public rows, and the squared distances: each (N, count)."""
+        """Return for each row the ``count`` nearest public rows, and the squared distances: each (N, count)."""
         nearness_NK, squares_N1 = self(rows_ND)
-        # Row by row: which neighbours a record has, and their order, depends on its own row alone.
+        # Row by row: a record's neighbours, and their order, depend on its own row alone.
         near = np.argpartition(-nearness_NK, min(count, nearness_NK.shape[1]) - 1, axis=1)[:, :count]
         return near, np.maximum(squares_N1 - 2 * np.take_along_axis(nearness_NK, near, axis=1), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Eigenvectors of the neighbourhood graph of public records. Another record is placed at the mean of its nearest
-    public neighbours.
+    """Leading eigenvectors of the neighbourhood graph of public records. Another record is placed at the mean of its
+    nearest public neighbours.
 
-    Public records are connected to those with similar components, and the leading eigenvectors of this graph (Ng,
-    Jordan and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class better than distances do.
-    Two pictures are near when one is near a slightly turned, slanted, stretched or moved copy of the other.
+    Public records are connected to those with similar components. The leading eigenvectors of this graph (Ng, Jordan
+    and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class better than distances do. Two
+    pictures are near if one is near a slightly rotated, slanted, stretched or shifted copy of the other.
     """
 
     components: Embed
@@ -123,11 +126,12 @@ class Graph:
 
     @classmethod
     def of(cls, pool: Tensor, components: Embed, *, seed: int = 0) -> Graph:
-        """The graph of the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors."""
+        """Build the graph of the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors."""
         copies = []
         for turn, slant, wide, high, across, down in _COPIES if pool.ndim == 4 else ():
             cosine, sine = math.cos(turn), math.sin(turn)
-            # From places of the copy to places of the picture, as affine_grid reads it: the inverse of what is seen.
+            # Maps positions in the copy to positions in the picture, as affine_grid expects: the inverse of the visible
+            # change.
             rows = [[cosine / wide, (slant - sine) / wide, across], [sine / high, cosine / high, down]]
             matrix, shown = torch.tensor(rows, dtype=torch.float32), []
             for part in torch.split(pool, _AT_ONCE):
@@ -139,30 +143,31 @@ class Graph:
         blocks = in_blocks(copies_VMD[0], _AT_ONCE, "neighbours")
         found = [nearness.nearest(part, _NEIGHBOURS + 1) for part in blocks]
         near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
-        # A record is nearest to itself, in one copy or another.
+        # A record is nearest to itself, in some copy.
         others = near_MK != np.arange(len(pool))[:, None]
-        # Relative to each record's own neighbourhood, because the pool is denser in some places than in others.
+        # Relative to each record's own neighbourhood, because the pool is not equally dense everywhere.
         farthest_M1 = np.maximum(squared_MK.max(axis=1, keepdims=True), 1e-12)
         weights = np.where(others, np.exp(-2 * squared_MK / farthest_M1), 0.0)
         ends = np.repeat(np.arange(len(pool)), near_MK.shape[1]), near_MK.ravel()
         one_way = scipy.sparse.csr_matrix((weights.ravel(), ends), shape=(len(pool),) * 2)
-        # Made symmetric for the eigenvectors below: of two records, one may be among the nearest of the other alone.
+        # Made symmetric for the eigenvectors below: one record may be among the nearest of another, but not the
+        # reverse.
         adjacency = one_way.maximum(one_way.T)
         root_M = np.sqrt(np.asarray(adjacency.sum(axis=1)).ravel())
         scale = scipy.sparse.diags(1 / root_M)
-        # Without a given start the search is random, and the signs of eigenvectors with it.
+        # Without a fixed start the search is random, and so are the signs of eigenvectors.
         start = np.random.default_rng(seed).uniform(size=len(pool))
         values, vectors = scipy.sparse.linalg.eigsh(
             scale @ adjacency @ scale, k=min(_EIGENVECTORS, len(pool) - 1), which="LA", v0=start
         )
-        # Steps of a random walk: the parts of small eigenvalues fade.
+        # Steps of a random walk: components with small eigenvalues fade.
         diffused = vectors / root_M[:, None] * values**_DIFFUSION
         norms = np.linalg.norm(diffused, axis=1, keepdims=True)
         coordinates_ME = (diffused / np.maximum(norms, 1e-12)).astype(np.float32)
         return cls(components=components, nearness=nearness, coordinates_ME=coordinates_ME)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Coordinates (N, E) of records (N, ...)."""
+        """Return coordinates (N, E) of records (N, ...)."""
         parts = []
         for part in in_blocks(x, _AT_ONCE, "neighbours"):
             near, _ = self.nearness.nearest(self.components(part).numpy(), _VOTING_NEIGHBOURS)
@@ -170,7 +175,7 @@ class Graph:
         return torch.cat(parts)
 
     def at_once(self, x: Tensor) -> Tensor:
-        """Coordinates (N, E) of a few records, computed as one graph of tensor operations."""
+        """Return coordinates (N, E) of a few records, computed as one graph of tensor operations."""
         assert isinstance(self.components, Components)
         scaled_ND = self.components(x, at_once=True).double() * self.nearness.scale
         lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
@@ -199,13 +204,12 @@ _STEPS, _SIDE = 10, 16  # quantiles of a column, and pixels of a side of a shrun
 class Components:
     """Principal components of the pool's plain features.
 
-    Those of a table are its columns, and for a column of many values whether it reaches each of some public quantiles:
-    ``thresholds_K`` of the columns ``column_K``. Those of pictures are roots of oriented gradients
-    (:mod:`fairpate.oriented_gradients`), perhaps averaged with the mirror image's, and the picture shrunk to few
-    pixels. Each value is divided once by the root of its spread over the pool, a table's columns before they are
-    rotated and a picture's components after, so that neither rare values nor large ones dominate. ``whole_FE`` are
-    components in whole numbers of the units ``unit_E``. ``side`` are the pixels of a side of the shrunk picture; 0:
-    there is none.
+    A table's plain features are its columns, and for a column of many values whether it reaches each of some public
+    quantiles: ``thresholds_K`` of the columns ``column_K``. Those of pictures are square roots of oriented gradients
+    (:mod:`fairpate.oriented_gradients`), averaged with the mirror image's if configured, and the picture shrunk to few
+    pixels. Each value is divided by the square root of its spread over the pool, in tables before the rotation to
+    components and in pictures after it, so that neither rare nor large values dominate. ``whole_FE`` are components in
+    whole numbers of the units ``unit_E``. ``side``: width and height of the shrunk picture in pixels; 0: there is none.
     """
 
     config: EmbeddingConfig
@@ -219,14 +223,16 @@ class Components:
 
     @classmethod
     def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True, plain: bool = False) -> Components:
-        """The components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
+        """Compute the components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
         With ``evened``, the components of pictures are divided by the square roots of their spreads; with ``plain``,
         they are of columns without thresholds, or of oriented gradients alone. DataError for fewer than two records,
         and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
-            raise DataError(f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}.")
+            raise DataError(
+                f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}; raise it."
+            )
         is_table = pool.ndim == 2
         side, column_K, thresholds_K = 0 if plain else _SIDE, torch.zeros(0).long(), torch.zeros(0)
         if is_table and not plain:
@@ -235,7 +241,7 @@ class Components:
                 different, counts = values.unique(return_counts=True)
                 if len(different) <= _STEPS:
                     continue
-                # A value that most records share would fill most of the quantiles.
+                # A value that most records share would make up most of the quantiles.
                 common = different[counts.argmax()] if counts.max() * 2 > len(values) else None
                 others = values if common is None else values[values != common]
                 # Lower: a threshold is one of the values, never a rounded number between two.
@@ -269,8 +275,8 @@ class Components:
         )
 
     def __call__(self, x: Tensor, *, at_once: bool = False) -> Tensor:
-        """Coordinates (N, E), ``float32``, of records ``x`` (N, ...). ``at_once``: of a few records, without a loop as
-        one graph of tensor operations."""
+        """Return coordinates (N, E), ``float32``, of records ``x`` (N, ...). ``at_once``: for a few records, as one
+        graph of tensor operations without a loop."""
         if not at_once:
             embedded_NE, start = torch.empty(len(x), len(self.unit_E)), 0
             for part in in_blocks(x, _EMBEDDED_AT_ONCE, "components"):
@@ -278,7 +284,7 @@ class Components:
                 start += len(part)
             return embedded_NE
         plain = (_plain(x, self.config, self.side, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
-        # A private record may hold larger values than all public ones: without a bound its sums would not be exact.
+        # A private record may have larger values than all public ones: without a bound its sums would not be exact.
         bounded = plain.nan_to_num(0.0).clamp(-_LARGEST_PLAIN, _LARGEST_PLAIN).double()
         whole = (bounded * 2.0**_PLAIN_DIGITS).round() @ self.whole_FE
         return (whole * self.unit_E).float()
@@ -286,8 +292,8 @@ class Components:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Principal components and, optionally, a ``graph`` of neighbours, scaled so that the norm of a typical record is a
-    constant.
+    """Principal components and, optionally, a ``graph`` of neighbours, scaled so that a typical record has a constant
+    norm.
 
     ``radius``: the median norm of the pool's components; ``record_shape``: the shape of one record.
     """
@@ -300,20 +306,20 @@ class Embedding:
 
     @classmethod
     def of(cls, pool: Tensor, config: EmbeddingConfig) -> Embedding:
-        """The embedding of the public ``pool`` (M, ...)."""
+        """Fit the embedding to the public ``pool`` (M, ...)."""
         components, graph = Components.of(pool, config), None
         if pool.ndim == 4 and config.graph_share:
             edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS)
             graph = Graph.of(pool, Components.of(pool, edges, evened=False, plain=True))
-        # A public number: the norm of private records may not enter, and half the pool at 0 must not divide by 0.
+        # A public number: private records must not affect it, and if half the pool is at 0, it must not divide by 0.
         radius = float(components(pool).norm(dim=1).median()) or 1.0
         return cls(config=config, components=components, graph=graph, radius=radius, record_shape=tuple(pool.shape[1:]))
 
     def __call__(self, x: Tensor, *, at_once: bool = False) -> Tensor:
-        """Coordinates (N, E), ``float32``, of records ``x`` (N, ...).
+        """Return coordinates (N, E), ``float32``, of records ``x`` (N, ...).
 
-        ``at_once``: of a few records, without a loop as one graph of tensor operations. If several neighbours are
-        equally near, it may then choose other ones.
+        ``at_once``: for a few records, as one graph of tensor operations without a loop. If several neighbours are
+        equally near, it may then choose different ones.
         """
         share = 0.0 if self.graph is None else self.config.graph_share
         components_NE = self.components(x, at_once=at_once)
@@ -326,10 +332,10 @@ class Embedding:
 
 
 def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) -> Dataset:
-    """The data set as a table of coordinates, in every split, by a given ``embedding`` or one that is fitted here;
-    unchanged for None.
+    """Return the data set as a table of coordinates, in every split, by a given ``embedding`` or one fitted to its
+    public records; unchanged for None.
 
-    DataSettingsError without public records to fit it to, unless every feature is a declared number or category.
+    DataSettingsError without public records to fit to, unless every feature is a declared number or category.
     """
     if embedding is None:
         return dataset
@@ -350,9 +356,9 @@ def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) ->
 
 
 def completed_pool(dataset: Dataset) -> Tensor:
-    """Public records (M, ...); those of a declared table are completed with made-up ones if they are fewer than 100.
+    """Return public records (M, ...); those of a declared table are completed with made-up ones if fewer than 100.
 
-    An embedding that is fitted to them knows every declared column, and adapts to the public records that there are.
+    An embedding that is fitted to them covers every declared column, and adapts to the public records that exist.
     """
     pool, codes = dataset.public.x, dataset.feature_codes
     # The numbers of a vector have no declared bounds.
@@ -363,7 +369,7 @@ def completed_pool(dataset: Dataset) -> Tensor:
 
 
 def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
-    """The features (N, F) before the rotation to principal components."""
+    """Return the features (N, F) before the rotation to principal components."""
     if x.ndim == 2:
         return torch.cat([x.float(), (x[:, column_K] >= thresholds_K).float()], dim=1)
     pictures = [x, x.flip(-1)] if config.mirrored else [x]
@@ -379,15 +385,15 @@ _COMPONENTS = ("column_K", "thresholds_K", "mean_F", "root_F", "whole_FE", "unit
 
 
 class EmbeddingFileError(UserError):
-    """A file does not hold a whole embedding."""
+    """A file that does not contain a complete embedding."""
 
 
 def save_embedding(embedding: Embedding, path: Path) -> None:
     """Write everything that is needed to embed a record, for :func:`read_embedding`. It depends on public records
     alone.
 
-    An embedding that is fitted again on another machine may differ, because components of nearly equal spread, and a
-    graph of few pictures, turn with the processor and the number of threads.
+    An embedding that is fitted again on another machine may differ: components with nearly equal spreads, and a graph
+    of few pictures, may be rotated, depending on the processor and the number of threads.
     """
     tensors = {f"components.{name}": getattr(embedding.components, name) for name in _COMPONENTS}
     values: dict[str, Any] = {
@@ -416,7 +422,7 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
 
 
 def read_embedding(path: Path) -> Embedding:
-    """The embedding that :func:`save_embedding` wrote, to the last digit. EmbeddingFileError for any other file."""
+    """Return the embedding that :func:`save_embedding` wrote, bit for bit. EmbeddingFileError for any other file."""
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads((file.metadata() or {})["embedding"])
@@ -431,8 +437,8 @@ def read_embedding(path: Path) -> Embedding:
         for kind, (config, side) in kinds.items():
             own = {name: tensors[f"{kind}.{name}"] for name in _COMPONENTS}
             components[kind] = each = Components(config=config, side=side, **own)
-            # A file may come from somebody else. With sums that are not exact, a record's coordinates would depend on
-            # its place among the others, and no bound on what one record moves would hold.
+            # A file may come from somebody else. If sums were not exact, a record's coordinates would depend on its
+            # position among the others, and no bound on the effect of one record would hold.
             most = max(each.whole_FE.abs().sum(dim=0).tolist(), default=0.0) * _LARGEST_PLAIN * 2.0**_PLAIN_DIGITS
             is_whole = bool((each.whole_FE == each.whole_FE.round()).all()) and most <= 2.0**_EXACT_DIGITS
             others = (each.thresholds_K, each.mean_F, each.root_F, each.unit_E)
@@ -490,9 +496,9 @@ FEATURES = Option(
 def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
     """Return pictures as a table of ``oriented_gradients``, or of the output of ``module:function``.
 
-    A declaration may name a function of one picture (channels, height, width), bytes, to a vector of finite numbers. It
-    must be public, like bounds and categories. It gets one picture at a time, so that no record's features depend on
-    another's, and runs only where files may name code (:mod:`fairpate.config`).
+    A declaration may name a function from one picture (channels, height, width), bytes, to a vector of finite numbers.
+    The function must be public, like bounds and categories. It gets one picture at a time, so that no record's features
+    depend on another's, and runs only if files may name code (:mod:`fairpate.config`).
     """
     pictures = records.records.x
     if not PLACE.fullmatch(features):
@@ -505,7 +511,9 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
             # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
             rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
         except Exception as error:  # the user's module may raise anything
-            raise DataError(f"pictures.features: {features} failed ({type(error).__name__}: {error}).") from error
+            raise DataError(
+                f"pictures.features: {features} failed ({type(error).__name__}: {error}); correct the function."
+            ) from error
         sizes = {tuple(row.shape) for row in rows}
         if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
             expected = "one vector of finite numbers per picture, all of one length"
@@ -516,7 +524,7 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
 
 
 def feature_names() -> tuple[str, ...]:
-    """A name per column of :func:`oriented_gradients`."""
+    """Return a name for each column of :func:`oriented_gradients`."""
     directions, cells = range(NUM_DIRECTIONS), range(NUM_CELLS)
     return tuple(
         f"direction {180 * d // NUM_DIRECTIONS}, row {i}, column {j}" for d in directions for i in cells for j in cells
@@ -539,7 +547,8 @@ class Prototypes:
 
     @classmethod
     def of(cls, pool: Tensor, *, count: int, embedding: EmbeddingName, num_components: int, seed: int) -> Prototypes:
-        """The prototypes of the public ``pool`` (M, ...). ConfigError for more than there are different records."""
+        """Fit prototypes to the public ``pool`` (M, ...). ConfigError if ``count`` exceeds the number of different
+        records."""
         few = EmbeddingConfig(num_components=num_components)
         embed: Embed = Components.of(pool, few, evened=False, plain=True)
         embedded = embed(pool).numpy()
@@ -552,7 +561,7 @@ class Prototypes:
                 f"record_votes.num_prototypes: expected at most {different}, the number of different public records, "
                 f"got {count}; lower it, or raise data.num_public."
             )
-        # From a public seed and public records: a run that is resumed finds the same prototypes.
+        # From a public seed and public records, so that a resumed run computes the same prototypes.
         clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(embedded)
         return cls(
             embed=embed,
@@ -562,9 +571,9 @@ class Prototypes:
         )
 
     def nearest(self, x: Tensor) -> IntArray:
-        """The prototype (N,) of every record of ``x`` (N, ...); a function of that record alone."""
+        """Return the prototype (N,) of every record of ``x`` (N, ...); it depends on that record alone."""
         nearest = [np.zeros(0, dtype=np.int64)]  # so that no records are an array too
-        # No public record is longer: their largest norm bounds every centre too.
+        # No public record has a larger norm, and so no centre has.
         radius = float(np.linalg.norm(self.coordinates_MD, axis=1).max())
         nearness = Nearness.to(self.centres[None], radius=radius)
         parts = (part for part in torch.split(x, _NEAREST_AT_ONCE) if len(part))

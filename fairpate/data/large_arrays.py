@@ -1,7 +1,7 @@
 """Arrays larger than memory: mapped files of pixels, arrays that move to disk as they grow, packed names of records.
 
-Processes map files into memory instead of reading them: a page comes from the disk when it is touched, is shared by
-every process of the machine, and goes again when memory runs short. Arrays of few records stay in memory. Files hold
+Processes map files into memory instead of reading them: a page is read from the disk on first use, is shared by all
+processes of the machine, and is dropped when memory runs short. Arrays of few records stay in memory. The files contain
 records: only their owner may read them.
 
 Shapes: N records, F features.
@@ -35,25 +35,26 @@ if TYPE_CHECKING:
 
 PixelArray = npt.NDArray[np.uint8]
 LOGGER = logging.getLogger(__name__)
-# Up to this size rows are copied, beyond it they are mapped from a file of their own.
+# Up to this size rows are copied, beyond it they are written to and mapped from a file of their own.
 COPIED_BYTES, _ROWS_AT_ONCE, _BYTES_HASHED_AT_ONCE = 2**26, 1024, 2**20
-# A private mapping may be written to, and then only the page that was is copied; none of it needs memory set aside.
+# A private mapping may be written to: only changed pages are copied. No memory is reserved for it.
 PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NORESERVE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """Bytes (N, channels, height, width), and the ``file`` that they are a view of; null where they are in memory."""
+    """Bytes (N, channels, height, width), and the ``file`` that they are a view of; None if they are in memory."""
 
     x: Tensor
     file: Path | None = None
 
     def rows(self, index: Tensor) -> Tensor:
-        """The pictures at ``index``. A few are copied; many are written to a file next to this one and viewed."""
+        """Return the pictures at ``index``. A few are copied; many are written to a file next to this one and
+        viewed."""
         if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
             return self.x[index]
-        # The file's name is a hash of everything that decides its pixels: with the rows it identifies the new file.
+        # The file's name is a hash of everything that determines its pixels: with the rows it identifies the new file.
         key = hashlib.sha256(self.file.name.encode() + index.numpy().tobytes()).hexdigest()[:32]
         path, shape = self.file.with_name(f"rows-{key}.pixels"), (len(index), *self.x.shape[1:])
         kept = kept_pixels(path, shape, lambda: (self.x[rows].numpy() for rows in index.split(_ROWS_AT_ONCE)))
@@ -61,9 +62,9 @@ class Pixels:
 
 
 def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterable[PixelArray]]) -> Tensor | None:
-    """A view of the pixels in the cached file ``path``, which is written from ``blocks`` if it is missing or damaged.
+    """Return a view of the pixels in the cached file ``path``, which is written from ``blocks`` if missing or damaged.
 
-    None where the file cannot be kept; the log says why.
+    None if the file cannot be written; the log gives the reason.
     """
     if path.is_file():
         try:
@@ -72,7 +73,7 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
             LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Mapped from what was written, so that the checksum of the pixels in use was verified.
+        # Mapped from the written file, so that the checksum of the pixels in use was verified.
         write_pixels(path, shape, blocks)
         return map_pixels(path, shape)
     except OSError as error:
@@ -81,10 +82,11 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
 
 
 def write_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterable[PixelArray]]) -> None:
-    """Write the pictures of ``blocks`` without holding them in memory; ``path`` is complete or missing.
+    """Write the pictures of ``blocks`` without keeping all of them in memory; afterwards ``path`` is complete or
+    missing.
 
-    The file holds the pixels and, behind them, the sha256 of their shape and bytes, which is checked whenever the file
-    is opened.
+    The file consists of the pixels and the sha256 of their shape and bytes, which is checked whenever the file is
+    opened.
     """
 
     def write(temporary: Path) -> None:
@@ -102,7 +104,7 @@ def write_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterab
 
 
 def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """A view of the pixels in ``path``; writing to it changes this process's copy only.
+    """Return a view of the pixels in ``path``; writing to it changes this process's copy only.
 
     ValueError for a damaged file and for pictures of another shape.
     """
@@ -117,7 +119,7 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=size).reshape(shape))
 
 
-# Up to this size blocks stay in memory, beyond it all of them go to a file.
+# Up to this size blocks stay in memory, beyond it all of them are moved to a file.
 KEPT_BYTES, _ROWS_SPILLED_AT_ONCE = 2**24, 2**15
 AnyArray = npt.NDArray[Any]
 
@@ -126,7 +128,7 @@ AnyArray = npt.NDArray[Any]
 class Gathered:
     """Blocks (n,) or (n, F) of one type that are joined one after the other; :meth:`array` ends the collection.
 
-    Many are written below FAIRPATE_CACHE to a ``file`` without a name, which disappears with its process.
+    Large collections are written below FAIRPATE_CACHE to a ``file`` without a name, which disappears with its process.
     """
 
     _blocks: list[AnyArray] = field(default_factory=list)
@@ -136,13 +138,13 @@ class Gathered:
 
     def append(self, block: AnyArray) -> None:
         self._blocks.append(block)
-        # All bytes so far, not those in memory: once a file is begun, every block goes to it.
+        # All bytes so far, not those in memory: once a file exists, every block is written to it.
         self._bytes += block.nbytes
         if self._bytes > KEPT_BYTES:
             self._write()
 
     def array(self) -> AnyArray:
-        """All records. ValueError if no block was added, not even an empty one."""
+        """Return all records. ValueError if no block was added, not even an empty one."""
         if self._values is None:
             if self.file is None:
                 self._values = np.concatenate(self._blocks)
@@ -151,23 +153,23 @@ class Gathered:
                 last = self._blocks[-1]
                 content = mmap.mmap(self.file.fileno(), 0, flags=FLAGS, prot=PROTECTION)
                 self._values = np.frombuffer(content, dtype=last.dtype).reshape(-1, *last.shape[1:])
-            # Joined by now: kept as well, the blocks would hold everything twice.
+            # Joined by now: if kept too, the blocks would use the memory twice.
             self._blocks.clear()
         return self._values
 
     def tensor(self) -> Tensor:
-        """All records as a tensor, without a copy."""
+        """Return all records as a tensor, without a copy."""
         return torch.from_numpy(self.array())
 
     def rows(self, index: Tensor) -> Tensor:
-        """The records at ``index``: a view for consecutive rows, a copy of a few, otherwise mapped from another
-        file."""
+        """Return the records at ``index``: a view of consecutive rows, a copy of a few, otherwise rows mapped from
+        another file."""
         x = self.tensor()
         if (run := run_of(index.numpy())) is not None:
             return x[run]
         if self.file is None or len(index) * x[:1].nbytes <= KEPT_BYTES:
             return x[index]
-        # Part by part: the rows of a large split never are in memory together.
+        # Block by block: the rows of a large split are never in memory together.
         taken = Gathered()
         for part in index.split(_ROWS_SPILLED_AT_ONCE):
             taken.append(x[part].numpy())
@@ -187,12 +189,12 @@ class Gathered:
             raise UserError(
                 f"{CACHE_VARIABLE}: {cache_dir()} cannot take the records ({error.strerror}); name a folder with room."
             ) from error
-        # An empty block is kept: it holds type and width.
+        # An empty block is kept for its type and width.
         self._blocks = [self._blocks[-1][:0]]
 
 
 def run_of(rows: npt.NDArray[np.int64]) -> slice | None:
-    """The slice of consecutive ascending rows; None for other rows and for no rows at all."""
+    """Return consecutive ascending rows as a slice; None for other rows and for no rows at all."""
     if not len(rows) or not bool((rows[1:] > rows[:-1]).all()) or rows[-1] - rows[0] + 1 != len(rows):
         return None
     return slice(int(rows[0]), int(rows[-1]) + 1)
@@ -204,8 +206,8 @@ _AT_ONCE = 2**15
 class Names(Sequence[str]):
     """N names in order; equal to any sequence of the same strings.
 
-    Packed: a Python string takes 49 bytes and its text, and its place in a list eight. A packed name takes eight and
-    its text, and the names of a large table are in a file.
+    They are packed: a Python string takes 49 bytes plus its text, and eight for its place in a list. A packed name
+    takes eight plus its text, and the names of a large table are in a file.
     """
 
     packed: pa.LargeStringArray
@@ -248,7 +250,7 @@ class Names(Sequence[str]):
         return Names, (list(self),)
 
     def take(self, rows: IntArray) -> Names:
-        """The names at ``rows``, in that order. Consecutive rows give a view."""
+        """Return the names at ``rows``, in that order; a view if the rows are consecutive."""
         if (run := run_of(rows)) is not None:
             return Names(self.packed[run])
         gathered = GatheredNames()
@@ -257,12 +259,12 @@ class Names(Sequence[str]):
         return gathered.names()
 
     def codes(self) -> IntArray:
-        """A number for each name, equal for equal names within this process. Different names almost never share a
-        number."""
+        """Return a number for each name, equal for equal names within this process. Different names almost never share
+        a number."""
         return np.fromiter(map(hash, self), np.int64, len(self))
 
     def repeated(self) -> IntArray:
-        """The rows whose name an earlier row has too."""
+        """Return the rows whose name occurs in an earlier row too."""
         ascending = np.sort(codes := self.codes())
         if not (ascending[1:] == ascending[:-1]).any():
             return np.zeros(0, dtype=np.int64)
@@ -278,7 +280,7 @@ class Names(Sequence[str]):
         return np.array(again, dtype=np.int64)
 
     def numbered(self) -> IntArray:
-        """The number of each name, counted from 0 in the order of first appearance."""
+        """Return the number of each name, counted from 0 in the order of first appearance."""
         numbers: IntArray = self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)
         return numbers
 
@@ -301,7 +303,7 @@ class GatheredNames:
         text = (block if isinstance(block, pa.Array) else pa.array(block, pa.large_string())).cast(pa.large_string())
         if not len(text):
             return
-        # A slice shares the buffers of the whole array: its own part is cut out of both.
+        # A slice shares the buffers of the whole array: only its own part is taken from both.
         _, ends, content = text.buffers()
         ends_N1 = np.frombuffer(ends, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
         first, last = ends_N1[[0, -1]].tolist()

@@ -1,15 +1,14 @@
-"""Pictures: read and decode them, and load the data sets of pictures in their publishers' own layouts.
+"""Pictures: read and decode them, and load public data sets of pictures in their publishers' own layouts.
 
 **Reading**, from a publisher's archive or from the user's own files. The centre square of each picture is resized to
-one size and kept as uint8. Decoded pixels are kept under FAIRPATE_CACHE (default ~/.cache/fairpate) in a file named by
-a hash of the archive, the names and the size, and mapped into memory from there; a damaged file is noticed by its
-checksum and decoded again. It holds records, so its folder is readable by its owner only. Pictures of a declared data
-set are listed in a column of paths, or are a folder of folders, which is read as a table of its pictures.
+one size and stored as uint8. Decoded pixels are cached under FAIRPATE_CACHE (default ~/.cache/fairpate) in a file named
+by a hash of the archive, the names and the size, and mapped into memory from there; a damaged file is detected by its
+checksum and decoded again. It contains records, so only its owner may read the folder. Pictures of a declared data set
+are listed in a column of paths, or are in nested folders, which are read as a table of their pictures.
 
 **Data sets**, with the embedded digits in colour: one loader each. Publisher, licence, files with checksums and sizes
 are in ``pictures.yaml``. Records that are left out, for malformed names, missing pictures or unknown groups, are
-counted in the notes of the data set. Pictures of people are for research only: never redistribute a face, never show
-one.
+counted in the notes of the data set. Pictures of people are for research only: never redistribute or display a face.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Pictures:
 
 
 def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
-    """The pictures of the extracted folder if it exists, else of the ``archive``, checksum verified."""
+    """Return the pictures of the extracted folder if it exists, otherwise of the ``archive``, checksum verified."""
     choice, path = locate(archive, data_dir)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_picture(file.name))
@@ -96,7 +95,7 @@ def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
 
 
 def pictures_in(folder: Path, names: Sequence[str]) -> Pictures:
-    """The pictures at these paths below ``folder``."""
+    """Return the pictures at the paths ``names`` below ``folder``."""
     # Keyed by paths, sizes and modification times: hashing every picture would cost as much as decoding it.
     stats = ((folder / name, (folder / name).stat()) for name in names)
     described = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
@@ -109,9 +108,9 @@ def pictures_in(folder: Path, names: Sequence[str]) -> Pictures:
 
 
 def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = "RGB") -> Pixels:
-    """Pixels (N, channels, size, size) of ``names`` in that order, from the cache if it has them."""
+    """Return the pixels (N, channels, size, size) of ``names`` in that order, from the cache if they are in it."""
     shape = (len(names), 3 if mode == "RGB" else 1, size, size)
-    # All that decides the pixels is in the name, so that no file of the cache is ever out of date.
+    # The name contains everything that determines the pixels, so that no cached file is ever out of date.
     recipe = "\n".join((str(CACHE_VERSION), pictures.key, mode, str(size), *names))
     path = cache_dir() / f"pictures-{hashlib.sha256(recipe.encode()).hexdigest()[:32]}.pixels"
 
@@ -165,13 +164,13 @@ class PicturesConfig(Section):
 
 
 def folder_table(folder: Path, below: Path) -> pa.Table:
-    """A row per picture in ``folder``: `path` from ``below``, `name`, and the folders in between as `level_1`, ..."""
+    """Return a row for each picture in ``folder``: `path` from ``below``, `name`, and subfolders as `level_1`, ..."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
     levels = [path.relative_to(folder).parts[:-1] for path in files]
     if not files or len({len(each) for each in levels}) != 1:
         raise DataError(
             f"{folder}: expected pictures ({', '.join(PICTURE_SUFFIXES)}) at one depth, got {len(files)} at "
-            f"{len({len(each) for each in levels})}; lay them as CLASS/GROUP/PICTURE."
+            f"{len({len(each) for each in levels})} depths; arrange them as CLASS/GROUP/PICTURE."
         )
     columns = {PATH: [path.relative_to(below).as_posix() for path in files], NAME: [path.name for path in files]}
     for place, values in enumerate(zip(*levels, strict=True), start=1):
@@ -187,14 +186,15 @@ GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
 def _coloured(
     request: Request, grey: PixelArray, digits: IntArray, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> dict[str, Any]:
-    """The coloured digits. The colour is the noisy binary label, flipped with the record's probability in ``flips``."""
-    # Flips are hashes of names and no stream: another record must not change the label of this one.
+    """Return fields of :class:`LoadedRecords` for coloured digits. The colour is the noisy binary label, flipped with
+    probability ``flips``."""
+    # Flips are hashes of names, not drawn from a stream: another record must not change the label of this one.
     high = np.asarray(digits) >= FIRST_HIGH_DIGIT
     binary = (high ^ (keyed_uniform(names, seed=request.seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)
     # The colour differs from that label in each record with the record's own probability.
     colour = binary ^ (keyed_uniform(names, seed=request.seed, purpose="colour flip") < flips).astype(np.int64)
     sensitive, is_visible = request.options["sensitive"], request.options["colour_as_feature"]
-    # The ink (N, height, width) goes to channel 0 (red) or 1 (green); where the colour is hidden, to the only one.
+    # The ink (N, height, width) goes to channel 0 (red) or 1 (green); if the colour is hidden, to the only channel.
     painted = np.zeros((len(grey), 1 + is_visible, *grey.shape[1:]), dtype=np.uint8)
     painted[np.arange(len(grey)), colour if is_visible else 0] = grey
     return {
@@ -212,16 +212,16 @@ def _coloured(
 
 
 COLOUR_FLIP = 0.1
-# Of scikit-learn's digits: 16 is full ink.
+# In scikit-learn's digits, 16 is full ink.
 INK_LEVELS = 16
 
 
 def load_color_digits(request: Request) -> LoadedRecords:
-    """All 1,797 of scikit-learn's handwritten digits, in red or green, as (2, 8, 8) images; needs no file.
+    """Return all 1,797 of scikit-learn's handwritten digits, in red or green, as (2, 8, 8) images; needs no file.
 
     The construction is ColorMNIST's (Arjovsky et al. 2019, arXiv:1907.02893, section 5): a binary label says whether
-    the digit is 5 or more, flipped with probability 0.25; the colour is that label flipped with probability 0.1. Green
-    is then 0.7 likely for a high digit and 0.3 for a low one, so even a perfect classifier of the digit shows a
+    the digit is 5 or more, flipped with probability 0.25; the colour is that label flipped with probability 0.1. A high
+    digit is then green with probability 0.7 and a low one with 0.3, so even a perfect classifier of the digit has a
     demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's name: a record has the same colour
     in any file.
     """
@@ -232,7 +232,7 @@ def load_color_digits(request: Request) -> LoadedRecords:
 
 @cache
 def _published() -> tuple[PixelArray, IntArray]:
-    """The ink (1797, 8, 8) and the digits, read once per process. Callers must copy before they write."""
+    """Return the ink (1797, 8, 8) and the digits, read once per process. Callers must copy before they write."""
     from sklearn.datasets import load_digits  # costs a second, and no other loader needs it
 
     published = load_digits()
@@ -246,14 +246,14 @@ IDX_BYTES = 0x800  # the magic number of bytes without sign, to which the number
 
 
 def load_color_mnist(request: Request) -> LoadedRecords:
-    """69,500 images of MNIST as (2, 28, 28), coloured as FairPATE's authors did it (arXiv:2302.09183).
+    """Return 69,500 images of MNIST as (2, 28, 28), coloured as FairPATE's authors did it (arXiv:2302.09183).
 
-    MNIST's training and test files are joined to 70,000 images, and records are named by their place there. A binary
+    MNIST's training and test files are joined to 70,000 images, and records are named by their index there. A binary
     label (5 or more) is flipped with probability 0.25; the colour is that label flipped with probability 0.2 (first
     20,000 images), 0.1 (next 20,000) and 0.9 (last 30,000). The task is the digit. Teachers see the first 39,500
-    images; public, validation and test come from the last 30,000, where colour and label are related the other way
-    round. Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream; the 500
-    images between 39,500 and 40,000 are left out, as they are by the authors' teachers.
+    images; public, validation and test records come from the last 30,000, where the correlation of colour and label is
+    reversed. Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream; the
+    500 images between 39,500 and 40,000 are left out, as they are by the authors' teachers.
     """
     files = facts_of("color_mnist")["files"]
     grey, digits = (
@@ -271,12 +271,12 @@ def load_color_mnist(request: Request) -> LoadedRecords:
 
 
 def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> PixelArray:
-    """Read the bytes of an idx file of so many dimensions: 3 of images, 1 of labels."""
-    # The pinned bytes are the gzipped ones; 16 says that they begin with a header of gzip.
+    """Read the bytes of an idx file with ``dimensions`` dimensions: 3 for images, 1 for labels."""
+    # The pinned bytes are gzipped; 16 means that they begin with a gzip header.
     content = zlib.decompress(read_any(file, data_dir)[1], wbits=zlib.MAX_WBITS | 16)
     (found,), magic = struct.unpack_from(">I", content), IDX_BYTES + dimensions
     if found != magic:
-        raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}.")
+        raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}; restore the file.")
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
@@ -289,8 +289,8 @@ def load_utkface(request: Request) -> LoadedRecords:
 
     The publisher's labels are estimates of a model, checked by a person. Age has nine classes, as in Lowy et al.
     (DP-FERMI, section 4.2), who do not print their bounds: these are decades. A file name contains the race, so records
-    are named and ordered without it: by age, gender and date, and pictures that have these in common by their content.
-    Where the gender is in the group, names leave it out too, which gives another division.
+    are named and sorted without it: by age, gender and date, and pictures with equal ones by their content. If the
+    gender is in the group, names leave it out too, which results in another division.
     """
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
     if label in sensitive.split("_and_"):
@@ -302,7 +302,9 @@ def load_utkface(request: Request) -> LoadedRecords:
     found = {name: WELL_FORMED.fullmatch(name.rpartition("/")[2]) for name in pictures.names}
     fields = {name: match for name, match in found.items() if match}
     if not fields:
-        raise DataError(f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg.")
+        raise DataError(
+            f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg; restore the names."
+        )
     public = ("age", "gender", "date") if sensitive == "race" else ("age", "date")
     unit_of = {name: "utkface-" + "_".join(match.group(*public)) for name, match in fields.items()}
     # By unit, and within one by content. Only pictures with a unit in common are read for that, because it is slow.
@@ -352,14 +354,14 @@ def _of_pictures(
     mode: Mode = "RGB",
     **facts: Any,
 ) -> LoadedRecords:
-    """The records of the pictures ``names`` in their archive, decoded at the requested size."""
+    """Return the records of the pictures ``names``, decoded at the requested size."""
     pixels = decode(pictures, names, size=request.options["image_size"], mode=mode)
     records = Split(x=pixels.x, y=y, z=z, record_id=record_id, unit_id=unit_id)
     return LoadedRecords(kind="image", records=records, mapped=pixels, **facts)
 
 
 def _listed(file: SourceFile, request: Request, *columns: str) -> pa.Table:
-    """The published table of pictures in ``file``, which has these columns."""
+    """Return the published table of pictures in ``file``, after checking that it has these columns."""
     table = read_table(read_any(file, request.data_dir)[1], file.path)
     require_columns(table, columns, file.path)
     return table
@@ -372,7 +374,7 @@ def _require_all(names: Iterable[str], present: Collection[str], where: object) 
 
 
 def load_fairface(request: Request) -> LoadedRecords:
-    """Gender by race (7) of the labelled faces, as (3, size, size), named by their path.
+    """Return gender by race (7) of the labelled faces, as (3, size, size), named by their path.
 
     A subset of the pictures works with the full label files. The publisher's validation part is the test split.
     """
@@ -389,7 +391,7 @@ def load_fairface(request: Request) -> LoadedRecords:
     table = pa.concat_tables(tables)
     names = table["file"].to_pylist()
     if not names:
-        raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg.")
+        raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg; restore them.")
     return _of_pictures(
         request,
         pictures,
@@ -411,14 +413,14 @@ PARTITIONS = ("0", "1", "2")
 
 
 def load_celeba(request: Request) -> LoadedRecords:
-    """Smiling by gender of all listed pictures, as (3, size, size), named by file name.
+    """Return smiling by gender of all listed pictures, as (3, size, size), named by file name.
 
-    Both lists may be the publisher's text files or the CSV form of them. The publisher's partition 2 is the test split;
-    partitions 0 and 1 train.
+    Both lists may be the publisher's text files or their CSV form. The publisher's partition 2 is the test split;
+    partitions 0 and 1 are for training.
     """
     files, meanings = (facts_of("celeba")[each] for each in ("files", "names"))
     attributes, partition = (_list(files[name], request) for name in ("attributes", "partition"))
-    # For its refusals alone: pictures of an unknown partition would count as training ones.
+    # Only for its checks: pictures of an unknown partition would count as training ones.
     codes(partition, "partition", PARTITIONS, files["partition"].path)
     part = dict(zip(*(column.to_pylist() for column in partition.columns), strict=True))
 
@@ -443,9 +445,9 @@ def load_celeba(request: Request) -> LoadedRecords:
 
 
 def _list(file: SourceFile, request: Request) -> pa.Table:
-    """A list of pictures, by `image_id`: the publisher's text, aligned with runs of spaces, or its CSV form."""
+    """Return a list of pictures, by `image_id`, from the publisher's text (aligned with spaces) or its CSV form."""
     choice, content = read_any(file, request.data_dir)
-    # The publisher pins no checksum: a cut or different file is noticed here.
+    # The publisher gives no checksum: a truncated or different file is detected here.
     try:
         rows = [line.replace(",", " ").split() for line in content.decode().splitlines()]
     except UnicodeDecodeError as error:
@@ -465,7 +467,7 @@ PATIENT = re.compile(r"/(patient\d+)/")
 
 
 def load_chexpert(request: Request) -> LoadedRecords:
-    """A finding by race (white, black, Asian) in frontal pictures, as (1, size, size), named by their path.
+    """Return a finding by race (white, black, Asian) in frontal pictures, as (1, size, size), named by their path.
 
     Reads `train.csv` and `valid.csv` of CheXpert-v1.0-small, and the separate demographics table, saved as CSV. A
     finding marked uncertain or left blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to
@@ -481,7 +483,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
     patients, races = (people[name].to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
     race_of = {
         patient: code
-        # No name begins with another one, so that a patient has one race at most.
+        # No name is a prefix of another, so that a patient has one race at most.
         for patient, race in zip(patients, races, strict=True)
         for code, name in enumerate(known)
         if race.startswith(name)  # the publisher adds remarks such as ", non-Hispanic"
@@ -495,7 +497,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
     patient_of = {path: match[1] for path, match in matches if match}
     for path, match in matches:
         if match is None:
-            raise DataError(f"{train.path}: column Path: expected .../patient00001/..., got {path!r}.")
+            raise DataError(f"{train.path}: column Path: expected .../patient00001/..., got {path!r}; restore it.")
     table = frontal.filter(pa.array([patient_of[path] in race_of for path, _ in matches], pa.bool_()))
     paths = table["Path"].to_pylist()
     if not paths:
@@ -533,11 +535,11 @@ LOADERS: Mapping[str, Callable[[Request], LoadedRecords]] = {
 
 @cache
 def facts_of(name: str) -> dict[str, Any]:
-    """The facts of a data set in ``pictures.yaml``: among them its files by the keys that its loader uses, its options,
-    and the names of the codes of each label and attribute."""
+    """Return the facts of a data set in ``pictures.yaml``, among them its files by the keys that its loader uses, its
+    options, and the names of the codes of each label and attribute."""
     facts: dict[str, Any] = read_yaml(Path(__file__).with_name("pictures.yaml"))[name]
     options = {key: Option(**each | {"allowed": tuple(each["allowed"])}) for key, each in facts["options"].items()}
-    # Every archive of pictures offers these.
+    # All archives of pictures have this option.
     options |= {"features": FEATURES} if "image_size" in options else {}
     return facts | {
         "files": {key: SourceFile(**file) for key, file in facts.get("files", {}).items()},

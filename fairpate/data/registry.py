@@ -1,19 +1,19 @@
 """Data sets by name: find, fetch, load, describe, check and draft them, or take one from memory.
 
-The project knows loaders of pictures, and the tables that the YAML files in `codebooks/` declare; a user's records are
+The project has loaders of pictures, and tables that the YAML files in `codebooks/` declare; a user's records are
 declared the same way. Loading reads a configuration, looks the data set up, reads its files, divides the records and
-checks the splits. Loaders scale by public constants and the division looks only at record names. Nothing is fitted to
-private records, and to public ones only where an embedding is asked for.
+checks the splits. Loaders scale by public constants, and the division uses only record names. Nothing is fitted to
+private records, and to public ones only if an embedding is configured.
 
-Descriptions and checks count exactly, and count private records too: they are for those who may see the data, and never
-belong under `public/`.
+Descriptions and checks count exactly, and count private records too: they are for people who may see the data, and must
+not be put under `public/`.
 
-**The embedded table** (:func:`applications`): applications for loans by invented customers, made from a fixed seed. The
-columns mean what `codebooks/loans.yaml` declares. Older customers earn and save more, hold permanent work or a pension,
-and own their homes; students and temporary workers are mostly young. Whether a loan is repaid on time depends on these,
-on the instalment's share of the income, on earlier late payments, on a habit of the customer that no column shows, and
-on chance; never on the age group itself. What a model predicts differs between age groups all the same. Only uniform
-numbers are drawn, whose stream numpy keeps from version to version.
+**The embedded table** (:func:`applications`): applications for loans by invented customers, made from a fixed seed.
+`codebooks/loans.yaml` declares the meaning of its columns. Older customers earn and save more, have permanent work or a
+pension, and own their homes; students and temporary workers are mostly young. Whether a loan is repaid on time depends
+on these, on the instalment's share of the income, on earlier late payments, on a habit of the customer that no column
+contains, and on chance; never on the age group itself. Predictions differ between age groups all the same. Only uniform
+numbers are drawn, because numpy keeps their stream from version to version.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _AGES = ("under 30", "30 to 64", "65 and over")
 _AGE_SHARES = (0.22, 0.70, 0.08)
 _APPLICATIONS = (0.50, 0.30, 0.13, 0.07)  # the share of customers who apply once, twice and so on
 
-# For each value: shares by age group, or one row for all; and what the value adds to the score.
+# For each value: shares by age group, or one row for all groups; and the value's contribution to the score.
 _WORK = ("permanent", "temporary", "self-employed", "retired", "student")
 _WORK_SHARES = ((0.50, 0.28, 0.06, 0.00, 0.16), (0.68, 0.14, 0.15, 0.01, 0.02), (0.10, 0.04, 0.06, 0.80, 0.00))
 _WORK_SCORE = np.array((0.5, -0.4, -0.1, 0.4, -0.5))
@@ -107,20 +107,20 @@ Floats = npt.NDArray[np.float64]
 
 
 def _chosen(uniform_N: Floats, shares: tuple[tuple[float, ...], ...], row_N: IntArray) -> IntArray:
-    """Return the index of the part of [0, 1) that each uniform number falls in, as its row of shares divides it."""
+    """Return for each uniform number the index of the interval of [0, 1) that it falls in, given its row of shares."""
     ends_NK = np.cumsum(np.array(shares), axis=1)[row_N, :-1]
     found_N: IntArray = (uniform_N[:, None] >= ends_NK).sum(axis=1)
     return found_N
 
 
 def _bell(uniform_N3: Floats) -> Floats:
-    """Numbers of mean 0 and variance 1, nearly normal, from three uniform ones each."""
+    """Return numbers of mean 0 and variance 1, nearly normal, from three uniform ones each."""
     sums_N: Floats = uniform_N3.sum(axis=1)
     return 2 * (sums_N - 1.5)
 
 
 def applications() -> pa.Table:
-    """Every application as the columns of a file: text, in the order of customers."""
+    """Return every application as the columns of a file: text, in the order of customers."""
     # The order of draws is part of the table: another order makes other records under the same name.
     generator = np.random.default_rng(_SEED)
     of_all = np.zeros(_CUSTOMERS, dtype=np.int64)
@@ -173,14 +173,14 @@ def applications() -> pa.Table:
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
 MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
-"""Embedded tables: their records are made in memory instead of read from the declared file."""
+"""Embedded tables: their records are computed in memory instead of read from the declared file."""
 
 
 class Registry(Mapping[str, DatasetEntry]):
-    """The data sets of pictures, and a table for each YAML file in ``folder``, read on first use.
+    """The data sets of pictures, and one for each YAML file in ``folder``, read on first use.
 
-    The name of a file is the name of the data set that it declares; :class:`DataSettingsError` for another name or a
-    wrong declaration.
+    A file must be named as the data set that it declares; :class:`DataSettingsError` otherwise, and for a wrong
+    declaration.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -198,7 +198,9 @@ class Registry(Mapping[str, DatasetEntry]):
             path = self._files[name]
             entry = entry_of(read_declaration(path))
             if entry.name != name:
-                raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
+                raise DataSettingsError(
+                    f"{path}: name: expected {name}, as the file is called, got {entry.name}; rename one."
+                )
             if name in MADE:
                 make, load = MADE[name], entry.load
                 entry = replace(
@@ -219,7 +221,7 @@ REGISTRY: Mapping[str, DatasetEntry] = Registry(CODEBOOKS)
 
 
 def option_showing_attribute(name: str, options: Mapping[str, Any], entry: DatasetEntry | None = None) -> str | None:
-    """The option of data set ``name`` that makes the sensitive attribute a feature; None if there is no such option.
+    """Return the option of data set ``name`` that makes the sensitive attribute a feature; None if no option does.
 
     ``entry`` is the entry of a declared table. Other faults of the name or the options are left to the loader.
     """
@@ -231,35 +233,36 @@ def option_showing_attribute(name: str, options: Mapping[str, Any], entry: Datas
 
 
 def entry_for(config: DataConfig) -> DatasetEntry:
-    """The entry of the known data set, or of the declaration, that ``config`` names.
+    """Return the entry of the known data set, or of the declaration, that ``config`` names.
 
-    :class:`DataSettingsError` for an unknown name, and for a declaration that is wrong or was changed since.
+    :class:`DataSettingsError` for an unknown name, and for a declaration that is wrong or was changed since the run
+    began.
     """
     if config.declaration is None:
         return find_entry(config.name)
     path, entry = config.declaration.path, entry_of(read_declaration(config.declaration.path))
-    # A run that is resumed must read, name and divide records as it did before.
+    # A resumed run must read, name and divide records as before.
     if sha256_of(path) != config.declaration.sha256:
         raise DataSettingsError(f"data.declaration: {path} has changed since; restore it, or start a new run folder.")
     if entry.name in REGISTRY:
         raise DataSettingsError(f"{path}: name: {entry.name} is a known data set; give the table another name.")
     if entry.name != config.name:
-        raise DataSettingsError(f"data.name: expected {entry.name}, as {path} says, got {config.name}.")
+        raise DataSettingsError(f"data.name: expected {entry.name}, as {path} says, got {config.name}; correct one.")
     return entry
 
 
 def find_entry(name: str) -> DatasetEntry:
-    """The entry called ``name``; :class:`DataError` with the nearest known name."""
+    """Return the entry called ``name``; :class:`DataError` suggests the nearest known name."""
     if name not in REGISTRY:
         raise DataSettingsError(f"data.name: unknown data set {name!r}{nearest(name, REGISTRY)}.")
     return REGISTRY[name]
 
 
 def compared_on(config: DataConfig) -> dict[str, bool]:
-    """Return the known data sets whose test records ``config`` reads, and whether it protects any of them.
+    """Return the known data sets whose test records ``config`` reads, and whether any of them are protected.
 
-    A known data set is recognised by its name, or by the content of a file that held its test records. A file that was
-    changed, a folder of pictures and records in memory have no such content.
+    A known data set is recognised by its name, or by the content of a file with its test records. Changed files,
+    folders of pictures and records in memory are not recognised.
     """
     if config.declaration is None:
         return {config.name: True} if config.name in REGISTRY else {}
@@ -276,7 +279,7 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
 
 @cache
 def _files_of_test_records() -> dict[str, str]:
-    """The name of a known data set for the checksum of each of its files that held test records."""
+    """Return the name of a known data set for the checksum of each of its files with test records."""
     found: dict[str, str] = {}
     for name, entry in REGISTRY.items():
         path = CODEBOOKS / f"{name}.yaml"
@@ -286,19 +289,19 @@ def _files_of_test_records() -> dict[str, str]:
 
 
 def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
-    """The declared data set at one of several sites, whose private records may lack a class or a group.
+    """Return the declared data set at one of several sites, whose private records may lack a class or a group.
 
-    Without ``has_private``, at their coordinator: the declared file of private records is not read, and need not be
-    there. Nor, at a site, are those of validation and test records; with a hashed split nobody reads them, as each site
-    sets test records aside from its private ones.
-    Errors as :func:`load_data`, and for a data set whose private records have no file of their own.
+    Without ``has_private``, at the coordinator of sites, the declared file of private records is not read and need not
+    exist. At a site, the same holds for files of validation and test records; with a hashed split nobody reads them, as
+    each site sets test records aside from its private ones. Errors as in :func:`load_data`, and for a data set whose
+    private records have no file of their own.
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
     if table is None or not table.files.private:
         raise DataSettingsError(
-            f"data.declaration: sites need a declaration with a file of their own for private records, got "
-            f"{config.name}; declare `files: {{private: ...}}`, with `public: ...` if there is a public pool."
+            f"data.declaration: sites need a declaration with a separate file for private records, got {config.name}; "
+            "declare `files: {private: ...}`, with `public: ...` if there is a public pool."
         )
     absent = ("private",) * (not has_private) + ("validation", "test") * (has_private or config.split is not None)
     files = table.files.model_copy(update=dict.fromkeys(absent, ()))
@@ -317,7 +320,7 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
 def dataset_of(
     loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry, *, shared_unit: Unit | None = None
 ) -> Dataset:
-    """The records of ``entry`` as ``config`` asks for them, in four splits; errors as :func:`load_data`."""
+    """Return the records of ``entry`` in four splits, as ``config`` asks for; errors as in :func:`load_data`."""
     options = entry.complete_options(config.options)
     features = options.get("features", "pixels")
     records = loaded if features == "pixels" else with_features(loaded, features)
@@ -338,7 +341,8 @@ def dataset_of(
     if (shares := config.split) is not None:
         num_public = default_size("public", entry, records) if config.num_public is None else config.num_public
         splits: dict[str, Any] = divide_by_hash(records, shares, seed=config.seed, num_public=num_public)
-        # All that decides the part of a name: parts of one rule are disjoint, and the odometer may count them apart.
+        # Everything that assigns a name to a part: parts of one rule are disjoint, and the odometer may count them
+        # separately.
         rule = (records.naming, config.seed, shares.test_share, shares.validation_share, sorted(options.items()))
         parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
         if np.isin(records.origins or [], list(SET_ASIDE["test"] | SET_ASIDE["validation"])).any():
@@ -347,7 +351,7 @@ def dataset_of(
         given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
         sizes = {split: default_size(split, entry, records) if size is None else size for split, size in given.items()}
         splits = divide(records, sizes, seed=config.seed)
-    # Persons may be named under some options only; where they always are, every record has a name for its person.
+    # Persons may be named under some options only; if they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
     public_persons = None
     if records.person_ids is not None:
@@ -371,7 +375,7 @@ def dataset_of(
 
 
 def pool_size(config: DataConfig) -> int:
-    """The approximate number of public records, determined without reading private ones."""
+    """Return the approximate number of public records, without reading private ones."""
     entry = entry_for(config)
     size = entry.num_public if config.num_public is None else config.num_public
     if size is None:
@@ -381,9 +385,9 @@ def pool_size(config: DataConfig) -> int:
 
 
 def request_of(config: DataConfig, entry: DatasetEntry) -> Request:
-    """The request to the loader of ``entry``: folder, seed, and every option with its value."""
+    """Return the request to the loader of ``entry``: folder, seed, and every option with its value."""
     options, folder = entry.complete_options(config.options), config.data_dir
-    # None: the folder that the environment names.
+    # None: the folder in the environment variable.
     if folder is None and config.declaration is not None:
         folder = config.declaration.path.parent
     return Request(data_dir=folder, seed=config.seed, options=options, unit=config.unit)
@@ -399,7 +403,7 @@ class DatasetListing:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitDescription:
-    """Records of one split, and ``counts_GC[g][k]`` of group g and class k; ``unlabelled_G`` have no class."""
+    """Records of one split: ``counts_GC[g][k]`` of group g and class k; ``unlabelled_G`` are those without a label."""
 
     name: str
     records: int
@@ -417,7 +421,7 @@ class DatasetDescription(Described):
 
 
 def list_datasets(data_dir: Path | None = None) -> tuple[DatasetListing, ...]:
-    """Every data set the project reads; without a ``data_dir`` only embedded ones are present."""
+    """Return every data set that the project reads; without a ``data_dir`` only embedded ones count as present."""
     return tuple(
         DatasetListing(
             entry=entry,
@@ -428,7 +432,7 @@ def list_datasets(data_dir: Path | None = None) -> tuple[DatasetListing, ...]:
 
 
 def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
-    """The shape, the names and the record counts of a data set; a name or a configuration is loaded first."""
+    """Return shape, names and record counts of a data set; a name or a configuration is loaded first."""
     if isinstance(dataset, str):
         dataset = DataConfig(name=dataset)
     if isinstance(dataset, DataConfig):
@@ -462,21 +466,21 @@ def load_data(
     data_dir: str | Path | None = None,
     **settings: Any,
 ) -> Dataset:
-    """A data set in four splits: one that the project reads by its name, or one of your own by its declaration.
+    """Return a data set in four splits: a known one by its name, or one of your own by its declaration.
 
     Args:
         source: The section `data` of a configuration; or a declaration (docs/data.md), as the path of a YAML file or
             as a dictionary.
         records, private, public, validation, test: Tables to read instead of the files of a declaration: a pandas or
-            polars frame, a :class:`pyarrow.Table`, or a dictionary of columns. ``records`` are divided, or ``private``
-            and ``public`` are given, as in `files`.
-        data_dir: Folder with the files of a declaration; None: that of its YAML file.
+            polars frame, a :class:`pyarrow.Table`, or a dictionary of columns. Pass ``records`` to have them divided,
+            or ``private`` and ``public``, as in `files`.
+        data_dir: Folder with the files of a declaration; None: the folder of its YAML file.
         settings: Fields of the section `data` for a declaration: ``seed``, ``options``, ``num_public``,
             ``num_validation``, ``num_test``, ``embedding``, ``split``.
 
     Raises:
-        DataError: Before any training, where a name, an option or a size is impossible, a file is missing or damaged,
-            a column or category is unknown, or a split lacks a group; of a declaration every fault with its remedy.
+        DataError: Before any training, if a name, an option or a size is impossible, a file is missing or damaged,
+            a column or category is unknown, or a split lacks a group; for a declaration every fault with its remedy.
 
     Example::
 
@@ -510,20 +514,20 @@ def load_once(config: DataConfig) -> Dataset:
     return _loaded(config.model_dump_json(), tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
 
-# One data set at a time, since its records may fill much of a worker's memory. The files are a part of the key alone.
+# One data set at a time, since its records may fill much of a worker's memory. The files are only a part of the key.
 @lru_cache(maxsize=1)
 def _loaded(config_json: str, files: tuple[tuple[Path, int, int], ...]) -> Dataset:  # noqa: ARG001
     return load_data(DataConfig.model_validate_json(config_json))
 
 
 def as_table(frame: Any, part: str) -> pa.Table:
-    """A frame, a table or a dictionary of columns as an Arrow table."""
+    """Return a frame, a table or a dictionary of columns as an Arrow table; ``part`` names it in errors."""
     try:
         if isinstance(frame, pa.Table):
             return frame
         if isinstance(frame, Mapping):
             return pa.table({str(name): pa.array(np.asarray(column)) for name, column in frame.items()})
-        # A frame of polars; neither it nor pandas is imported to find out.
+        # A polars frame has this method; neither polars nor pandas is imported to find out.
         if hasattr(frame, "to_arrow"):
             return frame.to_arrow()
         return pa.Table.from_pandas(frame, preserve_index=False)
@@ -539,18 +543,18 @@ CHUNK_BYTES = 1 << 18
 # Otherwise a server may compress the transfer, httpx unpacks it, and the bytes no longer match the checksum.
 AS_PUBLISHED = {"accept-encoding": "identity"}
 Stage = Callable[[str], AbstractContextManager[Advance]]
-"""Shows a step by its name, and yields ``advance(done, total)``."""
+"""Displays a step by its name, and yields ``advance(done, total)``."""
 
 
 def fetch(
     name: str, data_dir: Path, *, options: Mapping[str, Any] | None = None, stage: Stage = lambda _: nullcontext(tell)
 ) -> tuple[Path, ...]:
-    """Download what data set ``name`` needs into ``data_dir`` and return the paths of its files.
+    """Download the files that data set ``name`` needs into ``data_dir`` and return their paths.
 
-    A file that is there and undamaged is kept. A download goes to a temporary name, its sha256 is compared with the
-    pinned one, and only then it takes its place: a damaged or interrupted download leaves nothing behind. ``stage``
-    shows the progress of each. :class:`DataError` names the address, the file and the folder to put it into where it
-    cannot be downloaded, arrives damaged, or needs a registration (reported before anything is downloaded).
+    An existing, undamaged file is kept. A download is written to a temporary name and renamed only after its sha256 was
+    compared with the pinned one, so a damaged or interrupted download leaves nothing behind. ``stage`` displays the
+    progress of each. :class:`DataError` names the address, the file and the folder to put it into if the file cannot be
+    downloaded, arrives damaged, or needs a registration (reported before anything is downloaded).
     """
     files = find_entry(name).needed_files(options or {})
     missing = []
@@ -579,7 +583,7 @@ def _download(file: SourceFile, target: Path, stage: Stage) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
             content = Path(scratch) / target.name
             with (
-                # Publishers move their files: what arrives is compared with the pinned checksum.
+                # Publishers move their files, so the content is compared with the pinned checksum.
                 httpx.stream(
                     "GET", file.url, headers=AS_PUBLISHED, follow_redirects=True, timeout=TIMEOUT_S
                 ) as response,
@@ -590,7 +594,7 @@ def _download(file: SourceFile, target: Path, stage: Stage) -> None:
                 total = int(response.headers.get("content-length", 0))
                 for chunk in response.iter_bytes(CHUNK_BYTES):
                     stream.write(chunk)
-                    # A server need not say how much it sends.
+                    # A server need not announce the size.
                     advance(stream.tell(), max(total, stream.tell()))
             if file.member is not None:
                 try:
@@ -619,8 +623,8 @@ def _download(file: SourceFile, target: Path, stage: Stage) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """A column of ``file`` with ``rows`` rows, and how many of them are clipped, missing or without a declared
-    category."""
+    """A column of ``file`` with ``rows`` rows: the numbers of clipped and missing values, and of values that are not a
+    declared category (``other``)."""
 
     file: str
     column: str
@@ -632,7 +636,8 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Result of reading a declaration's files: ``rows`` by file, the ``columns`` that were changed, and all faults."""
+    """The result of reading a declaration's files: ``rows`` by file, the ``columns`` with changed values, and all
+    faults (``refused``)."""
 
     rows: dict[str, int]
     columns: tuple[Counted, ...]
@@ -640,14 +645,14 @@ class Check:
 
 
 def check_declaration(config: DataConfig) -> Check:
-    """Read all files of the declaration that ``config`` names, and count its faults. :class:`DataSettingsError` for a
-    wrong declaration."""
+    """Read all files of the declaration that ``config`` names, and return its counts and faults.
+    :class:`DataSettingsError` for a wrong declaration."""
     if config.declaration is None:
         raise DataSettingsError(f"{config.name}: expected a declaration (.yaml) of your own to check.")
     entry, faults = entry_for(config), TableFaults()
     try:
         records = read_records(read_declaration(config.declaration.path), request_of(config, entry), faults)
-        # For its refusals alone: names that repeat, and sizes and splits that the records cannot fill.
+        # Only for its checks: repeated names, and sizes and splits that the records cannot fill.
         dataset_of(records, config, entry)
         refused = []
     except DataError as error:
@@ -668,7 +673,7 @@ def check_declaration(config: DataConfig) -> Check:
 
 QUESTION = "# ?"
 DRAFTED = "# Drafted "
-# Categories that are listed, whole numbers that look like codes, values that are remembered.
+# Limits on listed categories, on whole numbers that look like codes, and on remembered values.
 _MOST_CATEGORIES, _MOST_CODES, _MOST_KEPT = 30, 10, 1000
 _SEPARATORS = (",", ";", "\t", "|")
 _LABELS = re.compile(r"^(label|target|class|outcome|y)$", re.IGNORECASE)
@@ -678,7 +683,7 @@ _GROUPS = re.compile(
 )
 _PERSONS = re.compile(r"(patient|person|subject|client|customer|user|member|student)(?!s)", re.IGNORECASE)
 _IDS = re.compile(r"(^|[^a-z])(id|no|number|key|code)$|nr$|nummer$|n[uú]m[eé]ro$", re.IGNORECASE)
-# Formats of dates, the most usual first; only a day after the twelfth distinguishes the last two.
+# Date formats, the most usual first; only days after the 12th distinguish the last two.
 _DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 _FROM_PRIVATE = "confirm from knowledge: read from private rows"
 _MARK = re.compile(r"n/?a|n\.a\.|#n/a|nan|null|none|missing|unknown|k\.a\.|keineangabe|\?|--?|\.")
@@ -690,8 +695,8 @@ _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 class Seen:
     """Facts about one column of the public records.
 
-    ``marks`` are values that often mean a missing one. They count as missing in a column of numbers, and as text
-    in a column of words.
+    ``marks`` are values that often mean a missing one. They count as missing in a column of numbers, and as text in a
+    column of words.
     """
 
     rows: int = 0
@@ -742,24 +747,24 @@ class Seen:
         if len(self.values) == 1:
             return "constant"
         plain = self.values.keys() - (self.marks.keys() if self.is_number else ())
-        # Dates and amounts come before names of records, because each may differ in each row.
+        # Dates and amounts are checked before names of records, because each may differ in each row.
         if len(words := self.values.keys() - self.marks.keys()) > _MOST_CODES:
             if all(map(_DATE.match, words)):
                 return "date"
             if any("," in word for word in words) and all(map(_AMOUNT.match, words)):
                 return "comma"
         is_whole = all(re.fullmatch(r"[-+]?\d+", value) for value in plain)
-        # Another value in each row names records; in a few rows it may be chance.
+        # A different value in each row suggests names of records; with few rows it may be chance.
         if not self.repeats and self.rows > _MOST_CODES and (is_whole or not self.is_number):
             return "name"
-        # Few whole numbers are codes, and 0.5 and 1.5 may be classes: many different ones are amounts.
+        # A few whole numbers are codes, and 0.5 and 1.5 may be classes; many different numbers are amounts.
         if self.is_number and math.isfinite(self.low + self.high):
             return "number" if len(plain) > (_MOST_CODES if is_whole else 2) else "category"
         return "category" if len(self.values) <= _MOST_CATEGORIES else "text"
 
 
 def open_questions(text: str) -> int:
-    """The number of lines of a declaration that still ask, as those of a draft do."""
+    """Return the number of lines of a declaration that still ask a question, as those of a draft do."""
     return sum(QUESTION in line and not line.startswith(DRAFTED) for line in text.splitlines())
 
 
@@ -774,17 +779,17 @@ def draft_declaration(
     test: Path | None = None,
     reads_private: bool = False,
 ) -> str:
-    """A draft of a declaration from public records: YAML with a comment on each line, questions after ``# ?``.
+    """Return a draft of a declaration from public records: YAML with a comment on each line, questions after ``# ?``.
 
-    Of the private ``file`` nothing but the header is read. Bounds are those of the ``public`` file, rounded outwards,
-    and its categories are listed; both are questions, because private records may hold others. Columns that look like
-    names of records or free text are left out with a remark. Without a ``public`` file, every column is a question.
-    Both files are below ``folder``, and may be folders of pictures.
+    Only the header of the private ``file`` is read. Bounds are those of the ``public`` file, rounded outwards, and its
+    categories are listed; both are questions, because private records may have others. Columns that look like names of
+    records or free text are left out with a remark. Without a ``public`` file, every column is a question. Both files
+    are below ``folder``, and may be folders of pictures.
 
-    ``label``, ``group`` and ``person`` name columns; without, they are guessed. ``test`` is named, not read.
-    ``reads_private``: private rows are read too, for the classes of the label and for ids that repeat, never for
-    bounds and categories; each such line asks to confirm it from knowledge. :class:`DataError` for a file that cannot
-    be read, :class:`DataSettingsError` for a column that is not there.
+    ``label``, ``group`` and ``person`` name columns; if None, they are guessed. The ``test`` file is listed, not read.
+    ``reads_private``: private rows are read too, for the classes of the label and for ids that repeat, never for bounds
+    and categories; each such line asks the user to confirm it. :class:`DataError` for a file that cannot be
+    read, :class:`DataSettingsError` for a column that does not exist.
     """
     kind = "a folder of pictures" if file.is_dir() else "a table"
     for option, given in (("public", public), ("test", test)):
@@ -809,7 +814,7 @@ def draft_declaration(
     known = seen_private | seen
     free = [column for column in columns if column not in (group, person)]
     categories = [column for column in columns if column in seen and seen[column].kind == "category"]
-    # Public records often lack the label: a column that they do not have is likelier than the last category.
+    # Public records often lack the label: a column that they lack is likelier to be it than the last category.
     lacking = [column for column in free if column not in seen] if public else []
     labels = [column for column in free if _LABELS.match(column)]
     likely = (*labels, *lacking, *(each for each in reversed(categories) if public and each in free))
@@ -863,7 +868,7 @@ def draft_declaration(
         else f"# person: patient_id  {QUESTION} the column that is the same in all rows of one person, if there is one"
     )
     lines.append("features:  # public constants: from a codebook or a law, never from private records")
-    # In the order of the private file, which a user knows.
+    # In the order of the private file, which the user knows.
     rest = [column for column in columns if column not in (label, group, person)]
     lines += [_feature_line(column, seen[column]) for column in rest if column in seen]
     for column in (each for each in rest if each not in seen):
@@ -875,7 +880,7 @@ def draft_declaration(
 
 
 def _seen(path: Path, separator: str | None, encoding: str, with_commas: Collection[str] = ()) -> dict[str, Seen]:
-    """Facts about every column of a file; those ``with_commas`` have the comma as the decimal sign."""
+    """Return facts about every column of a file; those ``with_commas`` have the comma as the decimal sign."""
     seen: dict[str, Seen] = {}
     for batch in read_batches(path, path.name, separator=separator, encoding=encoding):
         for column in batch.column_names:
@@ -895,7 +900,7 @@ def _opening(
     records: str,
     other: str,
 ) -> list[str]:
-    """The lines that begin a draft: name, kind, task, files and rows."""
+    """Return the lines that begin a draft: name, kind, task, files and rows."""
     name = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
     name = name if name[:1].isalpha() else f"data_{name}"
     pool = f"  # public: pool{other}  # what is not, if there is any: gates, penalties and teachers need it"
@@ -928,10 +933,10 @@ def _date(text: str, form: str) -> datetime.date | None:
 
 
 def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
-    """The likely separator, the one that splits the header into most fields, and the encoding of a table.
+    """Return the likely separator of a table, which splits the header into most fields, and its encoding.
 
-    A file with types has no separator. Text is in UTF-8, or in cp1252 if its header, or its whole content
-    ``with_rows``, is something else.
+    For a file with types the separator is None. The encoding is UTF-8, or cp1252 if the header (``with_rows``: any
+    line) is not valid UTF-8.
     """
     if file.suffix in TYPED_SUFFIXES:
         return None, "utf-8"
@@ -948,7 +953,7 @@ def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
 
 
 def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folder: Path, *, reads_private: bool) -> str:
-    """A draft for folders of pictures, laid as CLASS/GROUP/PICTURE: each split is a folder."""
+    """Return a draft for folders of pictures, arranged as CLASS/GROUP/PICTURE: each split is a folder."""
     # The names of the folders between a folder and its pictures, by level.
     tables = (None if each is None else folder_table(each, each) for each in (file if reads_private else None, public))
     own, pool = (
@@ -1010,8 +1015,8 @@ def _feature_line(column: str, seen: Seen) -> str:
 
 
 def outwards(low: float, high: float) -> tuple[float, float]:
-    """Bounds that contain ``low`` and ``high``, rounded outwards to two digits of their difference."""
-    # A column of one value gets a range as wide as the value is large.
+    """Return bounds that contain ``low`` and ``high``, rounded outwards to two digits of their difference."""
+    # A column with one value gets a range as wide as the value is large.
     width = high - low or abs(high) or 1.0
     step = 10.0 ** (math.floor(math.log10(width)) - 1)
     return float(f"{math.floor(low / step) * step:.10g}"), float(f"{math.ceil(high / step) * step:.10g}")
@@ -1022,7 +1027,7 @@ def _listed(values: Sequence[str] | dict[str, None]) -> str:
 
 
 def _quoted(text: str | None) -> str:
-    """The text, quoted where YAML would read it as something else."""
+    """Return the text, quoted if YAML would read it as something else."""
     assert text is not None
     return text if _PLAIN.match(text) and text == text.strip() else json.dumps(text, ensure_ascii=False)
 
@@ -1032,6 +1037,6 @@ def _below(path: Path, folder: Path) -> str:
         return _quoted(path.absolute().relative_to(folder.absolute()).as_posix())
     except ValueError:
         raise DataSettingsError(
-            f"{path}: expected a file below {folder.absolute()}, where the declaration will lie; give -o in a folder "
-            "above both files."
+            f"{path}: expected a file below {folder.absolute()}, where the declaration will be written; give -o in a "
+            "folder above both files."
         ) from None

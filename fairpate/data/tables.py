@@ -1,18 +1,18 @@
 """Columns of declared tables: what they mean, how files with them are read, and how their rows become numbers.
 
-**Meaning.** A declaration gives the meaning of each published column: a feature, the label, or the group. It holds
+**Meaning.** A declaration gives the meaning of each published column: a feature, the label, or the group. It contains
 every bound, category and threshold, so that none is a statistic of private records. A :class:`FeatureCode` describes
-how one feature is computed, by these public constants only: a published model carries the descriptions. A
-:class:`RecordForm` asks a person for one record.
+how one feature is computed from these public constants; a published model includes the descriptions. A
+:class:`RecordForm` describes the inputs for a person to enter one record.
 
 **Reading.** Nothing is guessed: every field of delimited text stays text, trimmed, until a declaration gives its
 meaning. Parquet and Arrow files have types; values that are not numbers there become the text that a delimited file
 would have. Ragged rows and unreadable bytes are refused. Only one batch is in memory at a time.
 
-**Encoding.** One-hot coding and scaling use nothing but a declaration, so no statistic of private records enters a
-feature, and a record's features do not depend on other records. Faults are counted by column while a file is read, and
-reported together: the messages, and the counts of values clipped, missing or of no declared category, are for those who
-may see the records.
+**Encoding.** One-hot coding and scaling use only the declaration, so no statistic of private records enters a feature,
+and a record's features do not depend on other records. Faults are counted by column while a file is read, and reported
+together. The messages, and the numbers of clipped, missing and undeclared values, are for people who may see the
+records.
 
 Shapes: N records, F features.
 """
@@ -63,7 +63,7 @@ def stretched(values: Floats, scale: str | None) -> Floats:
 
 
 def several(value: Any) -> Any:
-    """Make a list of a single value."""
+    """Wrap a single value in a tuple; other values are returned unchanged."""
     return (value,) if isinstance(value, (str, dict)) else value
 
 
@@ -71,7 +71,8 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(several)]
 
 
 class Feature(Section):
-    """A published column that becomes features: one of a number, a category, or bands of a numeric code."""
+    """A published column that becomes features: one for a number, or several for categories, bands of a code, or a
+    vector."""
 
     columns: Texts = Field(
         (),
@@ -106,15 +107,16 @@ class Feature(Section):
         None,
         description="Replacement for a missing value. Number: a public constant within the bounds, flagged by a "
         "feature `column=missing`. Category: a category, with a feature of its own. Empty: a missing value is an "
-        "error, or with `unknown` the lower bound or no category.",
+        "error; if `unknown` is given, it becomes the lower bound, or no category.",
     )
     unknown: Texts = Field((), description="Further values in the file that mean a missing one, like an empty cell.")
     date: Literal["year", "age"] | None = Field(
-        None, description="Number: the column holds dates, which count as their year, or as whole years up to `age_on`."
+        None,
+        description="Number: the column contains dates, which become their year, or the years from them to `age_on`.",
     )
     date_format: str = Field(ISO_DATE, description="Date: how it is written, as in %d.%m.%Y or %m/%d/%Y.")
     age_on: datetime.date | None = Field(None, description="Date: the public day on which an age is taken.")
-    when: When = Field({}, description="Options and the value at which this declaration holds.")
+    when: When = Field({}, description="Options with the values for which this declaration applies.")
 
     @property
     def may_be_missing(self) -> bool:
@@ -131,19 +133,19 @@ class Feature(Section):
     def own_categories(self) -> tuple[str, ...]:
         """The categories that have a feature: the declared ones, then those for missing and for undeclared values."""
         names = (*self.categories, *([self.missing] if self.missing is not None else []), *([OTHER] * self.other))
-        # Without duplicates: a missing value may count as a declared category.
+        # Without duplicates: a missing value may be replaced by a declared category.
         return tuple(dict.fromkeys(names))
 
     @property
     def places(self) -> dict[str, int]:
-        """The index in `own_categories` for each value in the file. The number of categories as index means no
+        """The index in `own_categories` for each value in the file. An index equal to the number of categories means no
         category."""
         names = self.own_categories
         places = {value: place for place, value in enumerate(names) if not (self.other and value == OTHER)}
         places |= {alias: places[value] for alias, value in self.aliases.items()}
         if self.may_be_missing:
             missing = len(names) if self.missing is None else names.index(self.missing)
-            # Declared categories win, because the empty text may be one.
+            # Declared categories take precedence, because the empty text may be one.
             places = dict.fromkeys(("", *self.unknown), missing) | places
         return places
 
@@ -180,13 +182,13 @@ class Feature(Section):
     def _replaces_missing_values(self) -> Feature:
         if self.bounds is not None:
             (low, high), number = self.bounds, number_in(self.missing)
-            # On its scale too: logarithms of two large bounds may be one float.
+            # After scaling too: logarithms of two large bounds may be one float.
             if not np.less(*stretched(np.array(self.bounds), self.scale)):
                 raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]")
             if self.missing is not None and (number is None or not low <= number <= high):
                 raise ValueError(
-                    "missing: expected a number within the bounds, which a missing value counts as, got "
-                    f"{self.missing!r}; what means a missing value in the file is `unknown`"
+                    "missing: expected a number within the bounds, as which a missing value counts, got "
+                    f"{self.missing!r}; declare the file's values that mean a missing one as `unknown`"
                 )
         for alias, value in self.aliases.items():
             if value not in self.categories:
@@ -212,8 +214,8 @@ class NumberRange(Section):
 
     @property
     def bounds(self) -> tuple[tuple[float, int], tuple[float, int]]:
-        """The lower and the upper bound, each with 0 if the bound belongs to the range, else 1 or -1 for the side of
-        the range."""
+        """The lower and the upper bound, each paired with 0 if the bound belongs to the range; otherwise with 1 (lower)
+        or -1 (upper), so that ranges can be compared."""
         lower = (-math.inf if self.at_least is None else self.at_least, 0)
         upper = (math.inf if self.at_most is None else self.at_most, 0)
         return lower if self.above is None else (self.above, 1), upper if self.below is None else (self.below, -1)
@@ -224,13 +226,14 @@ class NumberRange(Section):
         return any(bound is not None for bound in (self.above, self.at_least, self.below, self.at_most))
 
     def holds(self, values: Floats) -> Mask:
-        """True where the value is in the range; NaN never is."""
+        """Return True for each value in the range; NaN is in none."""
         (low, low_side), (high, high_side) = self.bounds
         return (values > low if low_side else values >= low) & (values < high if high_side else values <= high)
 
 
 class Meaning(NumberRange):
-    """The meaning of a class or group: one published value, or a range of numbers. Text alone is a value."""
+    """The meaning of a class or group: one published value, or a range of numbers. A text is short for `{value:
+    TEXT}`."""
 
     value: str | None = Field(None, description="The published value.")
 
@@ -254,17 +257,17 @@ def _named(values: Any) -> Any:
 
 
 def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Meaning, ...]]:
-    # One class or group cannot be compared with another.
+    # With fewer than two classes or groups there is nothing to compare.
     if len(values) < 2 or not all(values.values()):
         raise ValueError(f"Expected two names or more, each with a value or a range, got {', '.join(values)}")
     every = [meaning for each in values.values() for meaning in each]
     ranges = [meaning for meaning in every if meaning.value is None]
     if ranges and len(ranges) < len(every):
-        raise ValueError("Expected values or ranges, got both")
+        raise ValueError("Expected values or ranges, got both; declare all names by one of them")
     _require_distinct([meaning.value for meaning in every if meaning.value is not None])
     for one, other in itertools.combinations(ranges, 2):
         (low, high), (other_low, other_high) = one.bounds, other.bounds
-        # With their sides: `below 5` and `at_least 5` touch and do not overlap.
+        # Compared with the sides of their bounds: `below 5` and `at_least 5` touch and do not overlap.
         if max(low, other_low) <= min(high, other_high):
             raise ValueError("Expected ranges that do not overlap")
     return values
@@ -278,17 +281,17 @@ class Coding(Section):
 
     column: str = Field(description="Name of the column in the file.")
     meant_by: ClassVar[str]
-    """The field that holds the published values or ranges of each name."""
+    """The name of the field with the published values or ranges of each name."""
 
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:
-        """The published values or ranges of each name."""
+        """The published values or ranges of each class or group, by its name."""
         found: dict[str, tuple[Meaning, ...]] = getattr(self, self.meant_by)
         return found
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of each code."""
+        """The names of the classes or groups, in the order of their codes."""
         return tuple(self.meanings)
 
 
@@ -325,9 +328,9 @@ class Group(Coding):
 
 
 def number_in(value: float | str | None) -> float | None:
-    """The finite number that ``value`` is, or that Arrow reads in its text; otherwise None."""
+    """Return ``value`` as a finite number, if it is one or its text can be read as one by Arrow; otherwise None."""
     try:
-        # Not `float`, which also reads 1_000: a value must mean the same where its whole column is cast at once.
+        # Not `float`, which also reads 1_000: a value must mean the same as when Arrow casts its whole column.
         number: float | None = (
             pc.cast(pa.scalar(value.strip()), pa.float64()).as_py() if isinstance(value, str) else value
         )
@@ -348,15 +351,15 @@ class FeatureCode:
 
     There are six kinds, which :func:`encode` computes:
 
-    - ``number``: (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where it is not known;
-    - ``missing``: 1 where v is not known, else 0;
-    - ``category``: 1 where the text is one of ``values``, else 0;
-    - ``other``: 1 where the text is none of ``values``, else 0;
+    - ``number``: (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` if the value is unknown;
+    - ``missing``: 1 if v is unknown, else 0;
+    - ``category``: 1 if the text is one of ``values``, else 0;
+    - ``other``: 1 if the text is none of ``values``, else 0;
     - ``element``: the number at ``place`` of the list;
-    - ``band``: 1 where ``at_least`` <= v < ``below``, else 0; without ``below`` the band is open;
+    - ``band``: 1 if ``at_least`` <= v < ``below``, else 0; without ``below`` the band is open;
 
-    with s(v) = v, or sign(v) ln(1 + abs(v)) for ``scale: log``. A number is not known where its text is in ``unknown``,
-    or is another spelling of a number in it: 9.0 or 09 for 9.
+    with s(v) = v, or sign(v) ln(1 + abs(v)) for ``scale: log``. A number is unknown if its text is in ``unknown``, or
+    is another spelling of a number in it: 9.0 or 09 for 9.
     """
 
     feature: str
@@ -373,12 +376,12 @@ class FeatureCode:
     place: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that are not None."""
+        """Return the fields that are not None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:
-    """The code of every feature of these columns, in the order of :func:`encode`."""
+    """Return the code of every feature of these columns, in the order of :func:`encode`."""
     codes: list[FeatureCode] = []
     for column, feature in features:
         code = partial(FeatureCode, column=column)
@@ -402,7 +405,7 @@ def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode,
             places = feature.places
             for place, name in enumerate(feature.own_categories):
                 is_other = feature.other and name == OTHER
-                # `other` lists the values of all its siblings: it is 1 for every text that is not among them.
+                # `other` has the values of all its siblings: it is 1 for every text that is not among them.
                 values = tuple(value for value, found in places.items() if (found == place) != is_other)
                 kind = "other" if is_other else "category"
                 codes.append(code(feature=f"{column}={name}", kind=kind, values=values))
@@ -410,10 +413,10 @@ def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode,
 
 
 def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.float32]:
-    """Made-up records (count, F) with the features ``codes``, which depend on the declaration alone.
+    """Return made-up records (count, F) with the features ``codes``, which depend on the declaration alone.
 
-    Numbers are evenly spaced between their bounds, and one in ten is missing where it may be. The categories of a
-    column, and its bands, are equally common. Columns are independent.
+    Numbers are evenly spaced between their bounds, and one in ten is missing if it may be. The categories of a column,
+    and its bands, are equally common. Columns are independent.
     """
     # A fixed seed: these records are constants of the declaration.
     draws = np.random.default_rng(0)
@@ -430,7 +433,7 @@ def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.flo
     return np.column_stack(features).astype(np.float32)
 
 
-# Values that a message shows, and characters of each.
+# Number of values that a message shows, and of characters of each.
 _SHOWN, _LENGTH = 3, 40
 
 
@@ -438,9 +441,9 @@ _SHOWN, _LENGTH = 3, 40
 class TableFaults:
     """All faults of a data set, in the order in which they were found.
 
-    ``found``: faulty rows and some of their values, by file, column, what is expected, remedy, and what was met instead
-    where no value is shown. ``counts``: rows by file, column, and `clipped`, `missing` or `other`. ``rows``: rows read
-    by file.
+    ``found``: the number of faulty rows and some of their values, by file, column, what was expected, the remedy, and a
+    description (``met``) that replaces values that are not shown. ``counts``: numbers of rows by file, column, and
+    `clipped`, `missing` or `other`. ``rows``: numbers of rows read by file.
     """
 
     found: dict[tuple[str, str, str, str, str], tuple[int, tuple[str, ...]]] = field(default_factory=dict)
@@ -464,11 +467,11 @@ class TableFaults:
             key = (file, column, expected, remedy, met)
             before, shown = self.found.get(key, (0, ()))
             some = (value if len(value) <= _LENGTH else f"{value[:_LENGTH]}..." for value in values)
-            # One more than is shown: its presence adds "..." to the message.
+            # One more than is shown: if it exists, the message ends in "...".
             self.found[key] = before + rows, tuple(dict.fromkeys((*shown, *some)))[: _SHOWN + 1]
 
     def require_none(self) -> None:
-        """Raise :class:`DataError` with a line for every fault."""
+        """Raise :class:`DataError` with a line for every fault; do nothing without faults."""
         lines = []
         for (file, column, expected, remedy, met), (rows, values) in self.found.items():
             shown = [repr(value) for value in values][:_SHOWN] + ["..."] * (len(values) > _SHOWN)
@@ -495,19 +498,19 @@ def read_batches(
     encoding: str = "utf-8",
     wanted: Sequence[str] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of the file at ``path``, batch by batch; its suffix decides between Parquet, Feather, Arrow and text.
+    """Yield the rows of the file at ``path``, batch by batch; its suffix selects Parquet, Feather, Arrow or text.
 
-    Delimited text in ``encoding`` may be gzipped: ``columns`` names the fields of a file without a header line,
-    ``separator`` None is a tab in .tsv files and else a comma, and a first line that begins with ``comment`` is
-    skipped. Files with types are read without the columns that are not ``wanted``. :class:`DataError` as
-    :func:`read_table`.
+    ``name`` is the file's name in errors. Delimited text in ``encoding`` may be gzipped: ``columns`` names the fields
+    of a file without a header line, ``separator`` None is a tab in .tsv files and otherwise a comma, and a first line
+    that begins with ``comment`` is skipped. Of files with types only the columns ``wanted`` are read.
+    :class:`DataError` as in :func:`read_table`.
     """
     require_readable(path, name)
     usual = "\t" if ".tsv" in path.suffixes else ","
     if path.suffix not in TYPED_SUFFIXES:
         separator, layout = separator or usual, {"comment": comment, "encoding": encoding}
         try:
-            # The file's own position, also for a gzipped one: its unpacked size is not known.
+            # The position in the file on disk, even if gzipped: its unpacked size is unknown.
             size = path.stat().st_size
             with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
                 for rows in _text_batches(stream, name, columns=columns, separator=separator, **layout):
@@ -536,7 +539,7 @@ def read_batches(
 def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
     """Yield the rows of a table in memory, in the form that :func:`read_batches` yields for a file."""
     if not len(table):
-        raise DataError(f"{name}: expected rows, got none.")
+        raise DataError(f"{name}: expected rows, got none; give a table with at least one row.")
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
         yield _plain_batch(batch, name)
 
@@ -551,7 +554,7 @@ _ELSEWHERE = {
 
 
 def require_readable(path: Path, name: str) -> None:
-    """Raise DataError for a spreadsheet or a database, which pandas reads."""
+    """Raise DataError for a spreadsheet or a database, with the function of pandas that reads it."""
     if reader := _ELSEWHERE.get(path.suffix.lower()):
         raise DataError(
             f"{name}: a {'spreadsheet' if reader == 'read_excel' else 'database'}, which is not read here; write it as "
@@ -560,7 +563,7 @@ def require_readable(path: Path, name: str) -> None:
 
 
 def column_names(path: Path, name: str, *, separator: str | None = None, encoding: str = "utf-8") -> list[str]:
-    """The header of a file, or its schema; no row of it is read."""
+    """Return the column names in a file's header, or in its schema; no row is read."""
     require_readable(path, name)
     try:
         if path.suffix in TYPED_SUFFIXES:
@@ -573,10 +576,10 @@ def column_names(path: Path, name: str, *, separator: str | None = None, encodin
 
 
 def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = None, separator: str = ",") -> pa.Table:
-    """All fields as trimmed text; ``columns`` names them where the file has no header line.
+    """Return all fields of delimited text as trimmed text; ``columns`` names them if the file has no header line.
 
-    A name that a header repeats gets ``.1``, ``.2``. :class:`DataError` for ragged rows, no row, or bytes that are
-    not UTF-8.
+    A repeated name in a header gets ``.1``, ``.2``. :class:`DataError` for ragged rows, no row, or bytes that are not
+    UTF-8.
     """
     return pa.concat_tables(_text_batches(io.BytesIO(content), name, columns=columns, separator=separator))
 
@@ -584,8 +587,8 @@ def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = Non
 def _text_batches(
     stream: Any, name: str, *, columns: Sequence[str] | None, separator: str, comment: str = "", encoding: str = "utf-8"
 ) -> Iterator[pa.Table]:
-    """The batches of delimited text, every field as trimmed text."""
-    # Bytes in memory cannot be looked at without being read.
+    """Yield the batches of delimited text, every field as trimmed text."""
+    # A stream of bytes in memory has no `peek`, which finding the comment needs.
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     if comment and stream.peek(len(comment)).startswith(comment.encode()):
         stream.readline()
@@ -597,7 +600,7 @@ def _text_batches(
             read_options=arrow_csv.ReadOptions(
                 column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False, encoding=encoding
             ),
-            # A quoted field may hold line breaks.
+            # A quoted field may contain line breaks.
             parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             # An empty field stays empty text: only the declaration knows its meaning.
             convert_options=arrow_csv.ConvertOptions(
@@ -621,7 +624,7 @@ def _text_batches(
 
 
 def _read_header(stream: IO[bytes], name: str, separator: str, encoding: str) -> list[str]:
-    """The fields of the header, which quotes may extend over several lines."""
+    """Return the fields of the header, which may extend over several lines if quoted."""
     # Read line by line, so that the stream is at the first row afterwards. A byte-order mark is not part of a name.
     decoded_as = "utf-8-sig" if encoding == "utf-8" else encoding
     lines = (line.decode(decoded_as) for line in iter(stream.readline, b""))
@@ -641,13 +644,14 @@ def _hint(reason: str) -> str:
 
 
 def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
-    """Numbers and lists of numbers unchanged; everything else as the text that a delimited file has."""
+    """Return numbers and lists of numbers unchanged, and everything else as the text that a delimited file would
+    have."""
     columns = {}
     for column in batch.schema.names:
         values = batch[column]
         values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
         kind = values.type
-        # Few functions of Arrow know half floats.
+        # Few functions of Arrow support half floats.
         if pa.types.is_float16(kind):
             values = values.cast(pa.float32())
         elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_vectors(kind)):
@@ -664,13 +668,14 @@ def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
 
 
 def is_vectors(kind: pa.DataType) -> bool:
-    """True if each cell is a list of numbers."""
+    """Return True if each cell is a list of numbers."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return bool(is_list) and bool(pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
 
 
 def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict[str, int]) -> Iterator[pa.Table]:
-    """Add vectors of ``sizes`` numbers, from the .npy files next to ``path``, as columns to the batches of rows."""
+    """Add vectors from the .npy file next to ``path`` to the batches of rows: columns ``sizes``, each with its
+    length."""
     if not sizes:
         yield from batches
         return
@@ -682,7 +687,10 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
         raise DataError(f"{beside.name}: no readable array next to {name} ({error}); put it there.") from error
     start, wanted = 0, sum(sizes.values())
     if array.ndim != 2 or array.shape[1] != wanted or array.dtype.kind not in "fiu":
-        raise DataError(f"{beside.name}: expected numbers (rows, {wanted}), got {array.dtype} {array.shape}.")
+        raise DataError(
+            f"{beside.name}: expected numbers (rows, {wanted}), got {array.dtype} {array.shape}; correct "
+            "`vector`, or the file."
+        )
     for batch in batches:
         part, place = array[start : start + len(batch)], 0
         for column, size in sizes.items() if len(part) == len(batch) else ():
@@ -690,7 +698,7 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
             batch = batch.append_column(column, pa.FixedSizeListArray.from_arrays(flat, size))
             place += size
         start += len(batch)
-        # A batch beyond the array has no vectors: the lengths are compared below.
+        # A batch beyond the array has no vectors: the length is checked below.
         if start <= len(array):
             yield batch
     if start != len(array):
@@ -698,7 +706,7 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
 
 
 def text_of(values: Any) -> pa.Array:
-    """The values of a column as a delimited file writes them; a missing one is empty."""
+    """Return the values of a column as a delimited file contains them; a missing one is empty."""
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if not pa.types.is_floating(values.type):
         return pc.fill_null(values.cast(pa.string()), "")
@@ -713,14 +721,14 @@ _WITH_DECIMAL_COMMA = r"^[-+]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?$"
 
 
 def with_decimal_points(text: pa.Array) -> pa.Array:
-    """Numbers such as 1.234,5 as 1234.5; other text unchanged."""
+    """Return numbers such as 1.234,5 as 1234.5; other text unchanged."""
     is_number = pc.match_substring_regex(text, _WITH_DECIMAL_COMMA)
     return pc.if_else(is_number, pc.replace_substring(pc.replace_substring(text, ".", ""), ",", "."), text)
 
 
 def numbers_of_dates(text: pa.Array, feature: Feature) -> pa.Array:
-    """The year of each date, or the whole years from it to ``age_on``; other text unchanged."""
-    # A typed file's time of day is no part of a date.
+    """Return the year of each date, or the whole years from it to ``age_on``; other text unchanged."""
+    # The time of day in a typed file is not part of the date.
     text_of_day = pc.utf8_slice_codeunits(text, 0, 10) if feature.date_format == ISO_DATE else text
     dates = pc.strptime(text_of_day, format=feature.date_format, unit="s", error_is_null=True)
     years = pc.year(dates)
@@ -733,7 +741,7 @@ def numbers_of_dates(text: pa.Array, feature: Feature) -> pa.Array:
 
 
 def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
-    """Raise :class:`DataError` naming the first column that ``table`` lacks and the nearest one it has."""
+    """Raise :class:`DataError` with the first of ``columns`` that ``table`` lacks, and the nearest one that it has."""
     for column in columns:
         if column not in table.column_names:
             (only, *others) = table.column_names
@@ -745,7 +753,7 @@ def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
 def _distinct(names: Sequence[str]) -> list[str]:
     distinct: list[str] = []
     for name in names:
-        # The names that pandas gives them.
+        # Named as pandas names them.
         copies = sum(other == name or other.startswith(f"{name}.") for other in distinct)
         distinct.append(f"{name}.{copies}" if name in distinct else name)
     return distinct
@@ -761,7 +769,8 @@ DATES = r"^(\d{4}-\d{2}-\d{2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4})$"
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnCells:
-    """One column of some rows of ``file``; ``values`` are text without nulls, or numbers."""
+    """One column of some rows of ``file``; ``values`` are text without nulls, or numbers. ``faults`` collects
+    errors."""
 
     file: str
     column: str
@@ -770,16 +779,16 @@ class ColumnCells:
 
     @property
     def text(self) -> pa.Array:
-        """The values as they are written; a missing one is empty."""
+        """The values as text; a missing one is empty."""
         return text_of(self.values)
 
     def count(self, what: str, rows_N: Mask) -> None:
-        """Count the rows in the mask as ``what``: clipped, missing or other."""
+        """Add the number of rows in the mask to the counts for ``what``: clipped, missing or other."""
         if number := int(rows_N.sum()):
             self.faults.counts[self.file, self.column, what] += number
 
     def require(self, right_N: Mask, *, expected: str, remedy: str, shown: bool = True) -> None:
-        """Add a fault for the rows where ``right_N`` is False."""
+        """Add a fault for the rows where ``right_N`` is False; ``shown``: the message may show their values."""
         if right_N.all():
             return
         wrong = np.flatnonzero(~right_N)
@@ -789,13 +798,13 @@ class ColumnCells:
 
 
 def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> ColumnCells:
-    """The cells of one column; :class:`DataError` if it is missing."""
+    """Return the cells of one column; :class:`DataError` if it is missing."""
     require_columns(table, [column], file)
     return ColumnCells(file=file, column=column, values=table[column].combine_chunks(), faults=faults)
 
 
 def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults) -> FloatArray:
-    """Features (N, F), described by :func:`feature_codes` of the same ``features``."""
+    """Return features (N, F), described by :func:`feature_codes` of the same ``features``."""
     blocks: list[FloatArray] = []
     for column, feature in features:
         found = cells(table, column, file, faults)
@@ -811,7 +820,7 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
             values_N = numbers(found, feature.unknown)
             missing_N = np.isnan(values_N)
             found.count("clipped", (values_N < feature.bounds[0]) | (values_N > feature.bounds[1]))
-            # By the same function as values, so that a value at a bound is 0 or 1 to the last bit.
+            # By the same function as the values, so that a value at a bound is exactly 0 or 1.
             ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
             low, high, constant = (stretched(end, feature.scale) for end in ends)
             scaled_N = np.clip((stretched(values_N, feature.scale) - low) / (high - low), 0, 1)
@@ -824,7 +833,7 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
             values_N, starts = numbers(found), np.array(list(feature.bands.values()))
             remedy = "declare a band for it, or correct it"
             found.require(~(values_N < starts[0]), expected=f"codes >= {starts[0]:g}", remedy=remedy)
-            # NaN, and codes below the first band, are faults already: any band will do.
+            # NaN, and codes below the first band, are faults already: their band does not matter.
             place_N = np.maximum(np.searchsorted(starts, values_N, side="right") - 1, 0)
             blocks.append(np.eye(len(starts), dtype=np.float32)[place_N])
         else:
@@ -833,7 +842,7 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
                 absent = [value for value in ("", *feature.unknown) if value not in feature.categories]
                 found.count("missing", _codes(found, dict.fromkeys(absent, 0))[1])
             codes_N, known_N = _codes(found, places)
-            # One fault only: an empty cell is reported as missing, not also as undeclared.
+            # Only one fault: an empty cell is reported as missing, not also as undeclared.
             known_N |= unmarked_N
             if feature.other:
                 found.count("other", ~known_N)
@@ -849,7 +858,7 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
 
 
 def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
-    """The coded column as int64; with ``may_lack`` a missing value is -1. ``what`` is class or group, for messages."""
+    """Return the codes of a column as int64; with ``may_lack`` a missing value is -1. ``what``: class or group."""
     meanings = [(meaning, code) for code, each in enumerate(coding.meanings.values()) for meaning in each]
     published = {meaning.value: code for meaning, code in meanings if meaning.value is not None}
     if published:
@@ -875,8 +884,8 @@ def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = 
 
 
 def codes(table: pa.Table, column: str, meanings: Mapping[str, int] | Sequence[str], file: str) -> Tensor:
-    """The column as int64 codes: of a sequence, the place of the value. :class:`DataError` for a value without a
-    declared meaning."""
+    """Return the column as int64 codes; if ``meanings`` is a sequence, the code is the value's index in it.
+    :class:`DataError` for a value without a declared meaning."""
     found = cells(table, column, file, TableFaults())
     published = meanings if isinstance(meanings, Mapping) else dict(zip(meanings, itertools.count()))
     codes_N, known_N = _codes(found, published)
@@ -886,7 +895,7 @@ def codes(table: pa.Table, column: str, meanings: Mapping[str, int] | Sequence[s
 
 
 def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
-    """The column as finite numbers, NaN for a missing value. Any other text is a fault and becomes NaN."""
+    """Return the column as finite numbers, NaN for a missing value. Any other text is a fault and becomes NaN."""
     meant_N = [number for value in unknown if (number := number_in(value)) is not None]
     if not pa.types.is_string(found.values.type):
         values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -905,15 +914,15 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
         found.require(right_N | comma_N | date_N, expected="a number", remedy=_NO_NUMBER)
         found.require(right_N | ~comma_N, expected="a number", remedy=_COMMA)
         found.require(right_N | ~date_N, expected="a number", remedy=_DATE)
-    # A code that means a missing value may be written as 999.0 too.
+    # A code that means a missing value may also be written as 999.0.
     return np.where(right_N & ~np.isin(values_N, meant_N), values_N, np.nan)
 
 
 def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
-    """The code of each row, -1 for a row without one, and a mask of the rows with a code."""
+    """Return the code of each row, -1 for a row without one, and a mask of the rows with a code."""
     text = found.text
     if not pa.types.is_string(found.values.type):  # a file with types does not distinguish 1.0 from 1
-        # The text that a number in the declaration has in such a file.
+        # The text that a number in the declaration would have in such a file.
         typed = {text: number for text in published if (number := number_in(text)) is not None}
         published = {
             str(pa.scalar(typed[text]).cast(pa.string()).as_py()) if text in typed else text: code
@@ -929,7 +938,7 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
 def _encode_vector(found: ColumnCells, size: int) -> FloatArray:
     values, expected = found.values, f"a list of {size} numbers"
     fault = partial(found.faults.add, found.file, found.column)
-    # Rows at fault stay zeros: the load ends with an error, after all faults were found.
+    # Faulty rows stay zeros: loading ends with an error, after all faults were found.
     block = np.zeros((len(values), size), dtype=np.float32)
     if not is_vectors(values.type):
         remedy = f"store lists in Parquet, or declare `array: true`; the column holds {values.type}"
@@ -952,14 +961,14 @@ def _mask(flags: pa.Array) -> Mask:
 
 
 Value = float | str | None
-"""A number, the text of a category, or None if not known."""
+"""A number, the text of a category, or None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordField:
-    """One input: a number between ``low`` and ``high`` (beyond them it is clipped), or one of ``choices``.
+    """One input of a form: a number between ``low`` and ``high`` (others are clipped), or one of ``choices``.
 
-    ``is_optional``: a value may be missing; ``takes_other``: any other text has a meaning too.
+    ``is_optional``: the value may be missing; ``takes_other``: any other text is accepted too.
     """
 
     name: str
@@ -972,16 +981,16 @@ class RecordField:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordForm:
-    """The inputs for a record of the table with the features ``codes``: one per published column.
+    """The inputs for a record of the table with the features ``codes``: one for each published column.
 
-    The answers are encoded as the same row of a file would be, bit for bit, so that they are the same query.
+    Inputs are encoded exactly as the same row of a file would be, so that both are the same query.
     """
 
     codes: tuple[FeatureCode, ...]
 
     @property
     def fields(self) -> tuple[RecordField, ...]:
-        """One field per column, in order."""
+        """The inputs, one for each column, in order."""
         found = []
         for column, codes in self._columns:
             first, last = codes[0], codes[-1]
@@ -1004,7 +1013,8 @@ class RecordForm:
         return tuple(found)
 
     def encode(self, values: Mapping[str, Value]) -> npt.NDArray[np.float32]:
-        """The features (F,) of a record. ValueError names a column without a value, or with an undeclared one."""
+        """Return the features (F,) of a record. ValueError names a column without a value, or with an undeclared
+        one."""
         features: list[float] = []
         for column, codes in self._columns:
             first, value = codes[0], values.get(column)
@@ -1014,7 +1024,7 @@ class RecordForm:
                 if not is_declared and (codes[-1].kind != "other" or not text):
                     declared = dict.fromkeys(value for code in codes for value in code.values or () if value)
                     raise ValueError(f"{column}: expected one of {', '.join(declared)}, got {text!r}")
-                # `other` holds the values of all other features of the column: it is 1 where the text is none of them.
+                # `other` has the values of all other features of the column: it is 1 if the text is none of them.
                 features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
                 continue
             number, unknown = number_in(value), first.unknown or ()
@@ -1026,13 +1036,13 @@ class RecordForm:
             if first.kind == "band":
                 if number is None or number < (first.at_least or 0):
                     raise ValueError(f"{column}: expected a number from {first.at_least:g} on, got {number}")
-                # Bands ascend, so that the last one whose start is reached holds the number.
+                # Bands ascend, so that the number is in the last one whose start it reaches.
                 place = sum(number >= (code.at_least or 0) for code in codes) - 1
                 features += [place == each for each in range(len(codes))]
                 continue
             if number is None and first.missing is None:
                 raise ValueError(f"{column}: expected a number, got none")
-            # The same operations as for a file, so that a typed record has the bits of the same row there.
+            # The same operations as for a file, so that a typed record gets exactly the features of the same row.
             given = np.array([first.low, first.high, first.missing if number is None else number], dtype=np.float64)
             low, high, scaled = stretched(given, first.scale)
             features.append(np.clip((scaled - low) / (high - low), 0, 1))
@@ -1046,8 +1056,8 @@ class RecordForm:
 
 
 def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
-    """The form for records with these features; None without features, or if a column holds vectors, which nobody can
-    type."""
+    """Return the form for records with these features; None without features, or if a column contains vectors, which
+    nobody can type."""
     if not codes or any(code.kind == "element" for code in codes):
         return None
     return RecordForm(codes=tuple(codes))

@@ -1,1 +1,1 @@
-"""From predictions to metrics, and from metrics to the pages a person reads."""
+"""Compute metrics from predictions, and write the pages that report them."""

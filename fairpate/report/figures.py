@@ -7,10 +7,10 @@ A method looks the same everywhere: shape by family, colour and dash within the 
 every kind of colour vision (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light and
 dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
 
-A point has four drawn coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. The area of a
-mark shows coverage. Marks that would cover each other move apart along the horizontal axis, by at most
+A point is drawn by four coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. The area of a
+mark shows coverage. Marks that would cover each other are moved apart along the horizontal axis, by at most
 ``MOST_SHIFT`` thousandths of its length and always in the same way: a drawing uses no random numbers. Bars show one
-standard deviation over seeds, of the points on the frontier; lines show the accuracies to compare with.
+standard deviation over seeds, for points on the frontier; dashed lines show the accuracies of baselines.
 
 Shapes: N points, 4 drawn coordinates.
 """
@@ -52,11 +52,11 @@ from fairpate.report.records import STRENGTHS, upper
 from fairpate.types import FloatArray, NotionName, strict
 
 COLOURS = ("#2b4eff", "#b3181c", "#f28e2b", "#4fa37c", "#7b1fa2", "#b99ae0", "#18212b")
-"""On light ground: pages by day, and paper."""
+"""Colours of methods on a light background: pages in the light theme, and paper."""
 DARK_COLOURS = ("#5cb8ff", "#f55c00", "#ffc185", "#31724b", "#9d4394", "#8d33ff", "#e8ecf0")
-"""The same places on dark ground."""
+"""Colours of methods on a dark background, in the same order."""
 DASHES = ((1, 0), (4, 2), (1, 1.5), (4, 1.5, 1, 1.5), (8, 3), (8, 2, 1, 2), (2, 2, 8, 2))
-"""Of lines: lengths drawn and left out, in half pixels of a page."""
+"""Dash patterns of lines: lengths drawn and left out, in half pixels of a page."""
 
 
 SHAPES: Mapping[str, str] = {
@@ -71,14 +71,14 @@ SHAPES: Mapping[str, str] = {
     "hexagon": "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z",
     "pentagon": "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z",
 }
-"""Marks by name: SVG paths in the square from -1 to 1, as Vega expects them."""
+"""Shapes of marks by name: SVG paths in the square from -1 to 1, as Vega expects them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Methods of one kind, which share a shape; ``methods`` maps each to the index of its colour.
 
-    ``take_when``: what the kind is good for, in a clause.
+    ``take_when``: what the kind is good for, as a clause.
     """
 
     title: str
@@ -126,7 +126,7 @@ FAMILIES = (
         take_when="a linear rule, to compare with",
     ),
 )
-# A second shape only where another package brings more methods than there are colours.
+# A second shape is used only if other packages bring more methods than there are colours.
 _OTHER_SHAPES = tuple(SHAPES[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
 
@@ -142,7 +142,8 @@ class SeriesStyle:
 
 
 def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
-    """The style of each series, ordered by family. Only the styles of other packages' methods depend on the others."""
+    """Return the style of each series, by family. Only styles of other packages' methods depend on which ones there
+    are."""
     methods = {point.series: point.method for point in points}
     known = {
         method: (family.title, family.shape, place) for family in FAMILIES for method, place in family.methods.items()
@@ -163,17 +164,18 @@ def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
 SMALLEST, LARGEST = 5.0, 14.0
 EPSILON, DISPARITY, ACCURACY, COVERAGE = range(4)
 PLANES = ((EPSILON, ACCURACY), (DISPARITY, ACCURACY), (EPSILON, COVERAGE), (EPSILON, DISPARITY), (COVERAGE, ACCURACY))
-"""Pairs of drawn coordinates that a plane may show: across, up."""
+"""Pairs of drawn coordinates that a chart may show: horizontal, vertical."""
 MOST_SHIFT = 100
 _STEP = 2  # thousandths of an axis
 _ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which marks must not overlap
 
 
 class EpsilonAxis:
-    """An axis of decimal logarithms that shows every defined epsilon of ``points``; ``range`` are its ends.
+    """A logarithmic axis that shows every defined epsilon of ``points``; ``range`` holds its ends, in decimal
+    logarithms.
 
-    Zero is left of the smallest value, infinity right of the largest. ``ticks``, positions with labels, are the
-    epsilons themselves if they are few and apart, otherwise round numbers.
+    Zero is placed left of the smallest value, infinity right of the largest. ``ticks`` are pairs of position and label:
+    the epsilons themselves if they are few and far enough apart, otherwise round numbers.
     """
 
     def __init__(self, points: Sequence[Point]) -> None:
@@ -204,14 +206,15 @@ class EpsilonAxis:
         ]
 
     def position(self, epsilon: float) -> float:
-        # A logarithm has no place for 0 and infinity: both stand a quarter of a decade beyond the others.
+        # The logarithm of 0 or infinity is infinite: both are placed a quarter of a decade beyond the others.
         if epsilon <= 0:
             return self.low - 0.25
         return self.high + 0.25 if math.isinf(epsilon) else math.log10(epsilon)
 
 
 def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
-    """The epsilons of ``points`` as guaranteed, ascending; an epsilon within 5 % below a larger level belongs to it."""
+    """Return the guaranteed epsilons of ``points``, ascending; values up to 5 % below a larger one are merged into
+    it."""
     # Noise that is calibrated to 1 costs a little less, by method: these are one level.
     values = {rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
     levels: list[float] = []
@@ -222,18 +225,18 @@ def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
 
 
 def middle_level(points: Sequence[Point]) -> int:
-    """The index of the middle finite level, the lower of two: slices and sentences begin there."""
+    """Return the index of the middle finite level, the lower of two: slices and sentences begin there."""
     return max((sum(map(math.isfinite, epsilon_levels(points))) - 1) // 2, 0)
 
 
 def level_of(point: Point, levels: Sequence[float]) -> int:
-    """The index of the level that the point's epsilon belongs to."""
+    """Return the index of the level that the point's epsilon belongs to."""
     # A level is the largest epsilon in it, so it is the first one that is no smaller.
     return bisect_left(levels, rounded_up(point.value("epsilon")))
 
 
 def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The line of each series: its most accurate configuration at each level, none degenerate or undefined.
+    """Return the line of each series: its most accurate configuration at each level, none degenerate or undefined.
 
     A series with one level has no line.
     """
@@ -250,7 +253,7 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
-    """The coordinates (N, 4) at which the points are drawn."""
+    """Return the coordinates (N, 4) at which the points are drawn."""
     drawn_N4 = matrix(points, OBJECTIVES)
     drawn_N4[:, EPSILON] = [axis.position(epsilon) for epsilon in drawn_N4[:, EPSILON].tolist()]
     drawn_N4[:, [ACCURACY, COVERAGE]] = 1 - drawn_N4[:, [ACCURACY, COVERAGE]]
@@ -258,14 +261,14 @@ def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
 
 
 def extents(drawn_N4: FloatArray, axis: EpsilonAxis, accuracies: Sequence[float] = ()) -> list[tuple[float, float]]:
-    """The lower and the upper end of the axis of each drawn coordinate; the axis of accuracy also shows ``accuracies``.
+    """Return the ends of the axis of each drawn coordinate; the accuracy axis also includes ``accuracies``.
 
-    The axis of disparity always begins at 0, and no share's axis leaves 0 % to 100 %.
+    The disparity axis always begins at 0, and no axis of a share extends beyond 0 % or 100 %.
     """
     if not len(drawn_N4):
         return [axis.range, (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]
     low_4, high_4 = drawn_N4.min(axis=0).tolist(), drawn_N4.max(axis=0).tolist()
-    # No gap is 0: an axis that began at the least gap would make it look like none.
+    # 0 means no gap: on an axis that began at the smallest gap, that gap would look like none.
     low_4[DISPARITY] = 0.0
     low_4[ACCURACY] = min(low_4[ACCURACY], *accuracies, 1.0)
     high_4[ACCURACY] = max(high_4[ACCURACY], *accuracies, 0.0)
@@ -273,7 +276,7 @@ def extents(drawn_N4: FloatArray, axis: EpsilonAxis, accuracies: Sequence[float]
 
 
 def _with_room(low: float, high: float) -> tuple[float, float]:
-    """Return axis ends that lie a little beyond the outermost points, and within 0 and 1."""
+    """Return axis ends a little beyond the outermost points, and within 0 and 1."""
     room = 0.06 * max(high - low, 0.1)
     return max(low - room, 0.0), min(high + room, 1.0)
 
@@ -281,12 +284,13 @@ def _with_room(low: float, high: float) -> tuple[float, float]:
 def shifts(
     drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int], diameters_N: Sequence[float]
 ) -> list[int]:
-    """Horizontal shifts of marks in a plane, in thousandths of the axis's length, so that none lies under another.
+    """Return horizontal shifts of the marks in a chart, in thousandths of the axis's length, so that none covers
+    another.
 
-    In the order of the points, each takes the place nearest to its own that is free. Where none is, because more marks
-    meet than fit into twice ``MOST_SHIFT``, it takes the one that is farthest from the others.
+    In the order of the points, each mark takes the nearest free position. If none is free, because more marks meet than
+    fit into twice ``MOST_SHIFT``, it takes the position that is farthest from the others.
     """
-    # Of each mark: where it stands across and up, and its diameter.
+    # Each row: a mark's horizontal and vertical position, and its diameter.
     marks_N3 = np.column_stack(
         [
             *(
@@ -307,7 +311,7 @@ def shifts(
         if len(near_K3):
             distances_TK = np.hypot(x + across_T[:, None] - near_K3[:, 0], y - near_K3[:, 1])
             spare_T = (distances_TK - (near_K3[:, 2] + diameter) / 2).min(axis=1)
-            # Beyond the axis a mark would show a value that there is not, such as a gap below 0.
+            # Beyond the axis a mark would show an impossible value, such as a gap below 0.
             spare_T[np.abs(x + across_T - _ROOM[0] / 2) > _ROOM[0] / 2] = -np.inf
             best = int(np.argmax(spare_T >= 0)) if (spare_T >= 0).any() else int(spare_T.argmax())
         moved.append(int(tried_T[best]))
@@ -316,7 +320,7 @@ def shifts(
 
 
 def size_of(coverage: float, between: tuple[float, float]) -> float:
-    """The diameter of a mark in pixels. Its area grows with coverage."""
+    """Return the diameter of a mark in pixels. Its area grows with coverage; ``between`` are the ends of the scale."""
     low, high = between
     share = min(max((coverage - low) / (high - low), 0.0), 1.0)
     # The eye compares areas, so the squares of diameters are interpolated.
@@ -324,7 +328,8 @@ def size_of(coverage: float, between: tuple[float, float]) -> float:
 
 
 def coverage_range(points: Sequence[Point]) -> tuple[float, float]:
-    """The range of coverage that sizes show: from a round number below the least, at most .5, to 1."""
+    """Return the range of coverage that mark sizes show: from a tenth below the smallest coverage, at most 0.5, to
+    1."""
     values = [1 - refused for point in points if not math.isnan(refused := point.value("refused"))]
     # A share of whole tenths may be a little too small in floating point.
     return min(math.floor(10 * min(values, default=0.5) + 1e-9) / 10, 0.5), 1.0
@@ -338,26 +343,27 @@ PAIRS: tuple[tuple[Objective, Objective], ...] = (
 
 
 def titles(notion: NotionName) -> dict[Objective, str]:
-    """The name of each objective, with disparity measured by ``notion``."""
+    """Return the axis title of each objective, with disparity measured by ``notion``."""
     measure = NOTIONS[notion].measure
     return {"epsilon": "privacy budget ε", "disparity": measure, "error": "accuracy", "refused": "coverage"}
 
 
 def class_label(privacy: PrivacyClass) -> str:
-    """A privacy class in words."""
+    """Return a privacy class in words."""
     return f"per {privacy.unit}, {privacy.relation}, δ = {delta_text(privacy.delta)}"
 
 
 def sound(points: Sequence[Point]) -> list[Point]:
-    """The points that are not degenerate. A degenerate predictor's gap is meaningless, so the point dominates no
+    """Return the points that are not degenerate. A degenerate predictor's gap is meaningless, so the point dominates no
     other."""
     return [point for point in points if not point.degenerate]
 
 
 def on_frontier(points: Sequence[Point]) -> set[int]:
-    """``id`` of every point that no other point of its panel dominates in the four objectives; none is degenerate.
+    """Return the ``id`` of every point that no other point of its panel dominates in the four objectives; none is
+    degenerate.
 
-    An epsilon that depends on private votes is a weaker claim, so published points are judged among themselves.
+    An epsilon that depends on private votes is a weaker claim, so published points are compared only among themselves.
     """
     members = set()
     for found in by_panel(sound(points)).values():
@@ -368,9 +374,10 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
 
 
 def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> dict[str, Any]:
-    """All data for the page's script, as values of strict JSON: charts, and details of points.
+    """Return all data for the page's script, as strict JSON values: charts, and details of points.
 
-    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` are the choices of the disparity.
+    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` are the fairness notions to choose
+    from.
     """
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
@@ -378,7 +385,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
         id(point): {
             name: value
             for name, value in point.settings.items()
-            # Without what is switched off, as by a share or an angle of 0.
+            # Without what is switched off, for example by a share or an angle of 0.
             if value is not None
             and value != {}
             and not (name.startswith("augment.") and not value)
@@ -496,13 +503,13 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The rows with each name once: names are most of a page's data otherwise."""
+    """Return the rows as a table with each name once: repeated names would be most of a page's data."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
 
 
 def up_to_five(gap: float) -> float:
-    """Round a gap up to five digits: a gap that is above a limit stays above it, as `fairpate specify` has it."""
+    """Round a gap up to five digits, so that a gap above a limit stays above it, as in `fairpate specify`."""
     return gap if math.isnan(gap) else math.ceil(gap * 1e5 - 1e-4) / 1e5
 
 
@@ -514,7 +521,7 @@ def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_spread(point: Point, divisor: float = 1.0) -> list[str]:
-    """Disparity, accuracy and coverage in words: mean ± standard deviation over seeds, over ``divisor``."""
+    """Return disparity, accuracy and coverage in words: mean ± standard deviation over seeds divided by ``divisor``."""
     _, disparity, error, refused = point.mean_O.tolist()
     _, *spreads = (point.spread_O / divisor).tolist()
     gap = "" if math.isnan(spreads[0]) else f" ± {decimal(spreads[0])}"
@@ -527,12 +534,12 @@ def with_spread(point: Point, divisor: float = 1.0) -> list[str]:
 
 FORMATS = ("pdf", "svg", "png")
 WIDTHS_IN: Mapping[int, float] = {1: 3.35, 2: 7.0}
-"""Inches of one column and of two (85 and 178 mm)."""
+"""Widths of one and of two columns, in inches (85 and 178 mm)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureStyle:
-    """Width of pictures, size of their text in points, and the formats to write.
+    """Width of figures, size of their text in points, and the file formats to write.
 
     ``columns``: 1 or 2; ``width_in`` None is the width of that many columns. ValueError for values out of range.
     """
@@ -559,9 +566,10 @@ class FigureStyle:
 
 
 class PanelView:
-    """The points of one data set and privacy class, and the drawn coordinates (N, 4) of the complete ones.
+    """The points of one data set and privacy class, and the drawn coordinates (N, 4) of points without undefined
+    values.
 
-    ``known`` holds the style of every series, also of those on other panels.
+    ``known`` is the style of every series, including those on other panels.
     """
 
     def __init__(self, points: Sequence[Point], known: Mapping[str, SeriesStyle]) -> None:
@@ -577,13 +585,13 @@ class PanelView:
         self.ends = extents(self.drawn_N4, self.axis, tuple(self.lines.values()))
 
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
-        """A row for each complete point, those on the frontier last, and small marks behind large ones, so that none
-        lies under another.
+        """Return a row for each point without undefined values, in drawing order: those on the frontier last, and
+        otherwise large marks before small ones, so that none is hidden.
 
-        ``i`` index of the point, ``s`` series, ``x0`` and so on its place across in each plane, ``e``, ``d``, ``a`` and
-        ``c`` its coordinates, ``l`` level of epsilon, ``z`` area (``scale`` multiplies diameters), ``f`` on the
-        frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a line; ``a0`` and ``a1``, and so for ``d`` and ``c``,
-        are the ends of the bar over seeds of a point on the frontier.
+        Columns: ``i`` index of the point, ``s`` series, ``x0`` and so on its horizontal position in each chart, ``e``,
+        ``d``, ``a`` and ``c`` its coordinates, ``l`` level of epsilon, ``z`` area (``scale`` multiplies diameters),
+        ``f`` on the frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a line; ``a0`` and ``a1``, and likewise
+        for ``d`` and ``c``, are the ends of the bar over seeds of a point on the frontier.
         """
         levels = epsilon_levels(self.points)
         lines = {id(point) for line in joined(self.complete).values() for point in line}
@@ -622,7 +630,8 @@ class PanelView:
         return sorted(rows, key=lambda row: (row["f"], -row["z"]))
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
-        """Corners of the pairs that the seeds of each series attain: ``k`` best, median or worst, ``o`` the order."""
+        """Return the corners of each series' attainment surfaces over seeds: ``k`` best, median or worst, ``o`` the
+        order."""
 
         def drawn(objective: Objective, value: float) -> float:
             if objective == "epsilon":
@@ -640,7 +649,7 @@ class PanelView:
         return rows
 
 
-# A page's colours are variables of its style sheet; a picture for a paper has these in their place.
+# A page's colours are variables of its style sheet; a figure for a paper has these instead.
 _ON_PAPER = {
     **{f"var(--m{place})": colour for place, colour in enumerate(COLOURS)},
     "var(--ink)": COLOURS[-1],
@@ -655,11 +664,11 @@ _CROSS = "M-.7-.7L.7.7M.7-.7L-.7.7"
 # More than any panel has: JSON has no infinity.
 _ALL_LEVELS = 1_000_000
 _PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden": [], "chosen": ""}
-"""Parameters of a chart that a page changes: largest level, only the frontier, hidden series, the one with spread."""
+"""Parameters of a chart that a page changes: largest level, frontier only, hidden series, the series with spread."""
 
 
 def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _ALL_LEVELS) -> dict[str, Any]:
-    """The specification of one plane, over data named ``points``; ``level``: only up to this level of epsilon."""
+    """Return the specification of one chart over data named ``points``; ``level``: only up to this level of epsilon."""
     across, up = PLANES[number]
     place = {
         "x": _axis(view, across, paper=paper, field=f"x{number}"),
@@ -701,8 +710,8 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
         for channel, coordinate in (("x", across), ("y", up))
         if coordinate != EPSILON
     ]
-    # Labels at both ends, so that those of two lines that are close do not meet: what is most accurate lies to the
-    # right, a constant to the left, and each label away from it.
+    # Labels at opposite ends, so that those of two close lines do not overlap: the most accurate points lie to the
+    # right, a constant prediction to the left, and each label away from them.
     compared: list[dict[str, Any]] = []
     for side, (name, accuracy) in enumerate(view.lines.items() if up == ACCURACY else ()):
         rule = {"type": "rule", "stroke": "var(--muted)", "strokeDash": [2, 3], "strokeWidth": width}
@@ -728,7 +737,7 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
 def attained(
     view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], *, paper: bool = False
 ) -> dict[str, Any]:
-    """The specification of what half of the seeds attain, over the ``stairs`` of ``pair``."""
+    """Return the specification of what half of the seeds attain, from the ``stairs`` of ``pair``."""
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):
@@ -762,7 +771,7 @@ def attained(
 
 
 def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], **values: Any) -> dict[str, Any]:
-    """The Vega-Lite specification of layers over named data, with the parameters that a page may change."""
+    """Return the Vega-Lite specification of layers over named data, with the parameters that a page may change."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": "container",
@@ -778,7 +787,7 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 
 
 def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) -> dict[str, dict[str, Any]]:
-    """The Vega channels by which series differ, such as colour, shape and dash."""
+    """Return the Vega channels by which series differ, such as colour, shape and dash."""
     names = list(known)
 
     def channel(values: Sequence[Any], *, is_shown: bool = True) -> dict[str, Any]:
@@ -800,7 +809,7 @@ def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) 
 
 
 def _marks(series: Mapping[str, Mapping[str, Any]], scale: float) -> dict[str, Any]:
-    """The Vega-Lite layer of a series' marks, filled with an outline in the background colour, or hollow."""
+    """Return the Vega-Lite encoding of a series' marks, filled with an outline in the background colour, or hollow."""
     width = math.sqrt(scale)
     return {
         "fill": series["fill"],
@@ -813,7 +822,8 @@ def _marks(series: Mapping[str, Mapping[str, Any]], scale: float) -> dict[str, A
 def _axis(
     view: PanelView, coordinate: int, *, paper: bool, field: str, ends: tuple[float, float] | None = None
 ) -> dict[str, Any]:
-    """The Vega channel of one drawn coordinate. Its domain is ``ends``, or else the extent of the panel's points."""
+    """Return the Vega channel of one drawn coordinate. Its domain is ``ends``, or else the extent of the panel's
+    points."""
     names = titles(view.points[0].notion)
     title = ["ε" if paper else names["epsilon"], names["disparity"], names["error"], names["refused"]]
     axis: dict[str, Any] = {"tickCount": 5}
@@ -830,12 +840,12 @@ def _axis(
 
 
 def chart_config(font_size: float, *, paper: bool = False) -> dict[str, Any]:
-    """Vega configuration of all charts of a page or for a paper; one size for all text."""
+    """Return the Vega configuration of all charts of a page or for a paper; all text has size ``font_size``."""
     thin = 0.5 if paper else 1.0
     text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
     return {
         "font": "Liberation Sans, Arial, Helvetica, sans-serif" if paper else "system-ui, sans-serif",
-        # A page has a ground of its own, by day and by night.
+        # A page has a background of its own, light or dark.
         "background": "white" if paper else None,
         "padding": 1 if paper else 4,
         "view": {"stroke": None},
@@ -876,7 +886,7 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
     for panel, found in by_panel(points).items():
         words = f"{panel.data} {panel.privacy.unit} {panel.privacy.relation} {panel.privacy.delta:g}"
         name = re.sub("[^a-z0-9]+", "-", words.lower()).strip("-")
-        # Names that differ only in characters that files do not take are numbered.
+        # Names that differ only in characters that file names exclude are numbered.
         name = next(each for each in (name, *(f"{name}-{n}" for n in range(2, len(names) + 3))) if each not in names)
         names.add(name)
         view = PanelView(found, known)
@@ -896,15 +906,15 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
 
 
 def slices_picture(points: Sequence[Point]) -> bytes:
-    """The slices of one panel's points as a PNG for a notebook."""
+    """Return the slices of one panel's points as a PNG for a notebook."""
     style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
     view = PanelView(points, looks(points))
     return _pictures(view, _slices(view, style), style.width, style)["png"]
 
 
 def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
-    """The chart of the slices: accuracy over epsilon, accuracy over disparity within the middle epsilon, coverage over
-    epsilon."""
+    """Return the chart of the slices: accuracy over epsilon, accuracy over disparity within the middle epsilon,
+    coverage over epsilon."""
     level = middle_level(view.points)
     budget = f"ε up to {epsilon_text(epsilon_levels(view.points)[level])}" if view.complete else ""
     planes = [plane(view, number, paper=True, level=level if number == 1 else _ALL_LEVELS) for number in range(3)]
@@ -927,7 +937,7 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
 
 
 def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -> list[str]:
-    """The lines of a caption: data set, guarantee and meaning of the marks."""
+    """Return the lines of a caption: data set, guarantee and meaning of the marks."""
     has_hollow = any(look.hollow for look in view.looks.values())
     dagger = "; †, hollow: ε depends on private votes, operator only" if has_hollow else ""
     seeded = "; noise from a seed: not private" if any(point.is_seeded for point in view.points) else ""
@@ -941,7 +951,7 @@ def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -
 def _pictures(
     view: PanelView, specification: Mapping[str, Any], width_in: float, style: FigureStyle
 ) -> dict[str, bytes]:
-    """Render a specification in each format, ``width_in`` wide; a unit of the drawing is a point of paper."""
+    """Render a specification in each format, ``width_in`` inches wide; a unit of the drawing is a point of paper."""
     import vl_convert
 
     planes = specification.get("hconcat") or specification.get("vconcat") or [specification]
@@ -958,7 +968,7 @@ def _pictures(
             each["width"], each["height"] = round(inner, 2), round(max(0.72 * inner, 60.0), 2)
         drawing = vl_convert.vegalite_to_svg({**specification, "config": config})
         missing = width - float(_SVG_WIDTH.findall(drawing)[0][0])
-        # Nobody sees a third of a point, and a plane of 40 points has no room to give.
+        # A third of a point is invisible, and a chart 40 points wide cannot shrink further.
         if abs(missing) < 0.3 or inner + missing / across < 40:
             break
         inner += missing / across

@@ -1,10 +1,10 @@
-"""The points of a comparison, which of them no other dominates, and how much of the plane they cover.
+"""The points of a comparison, which of them are on the Pareto frontier, and how large a hypervolume they dominate.
 
 A configuration is a point in up to four objectives, all minimised: epsilon, disparity, error (1 - accuracy) and the
 share refused (1 - coverage). Disparity is the value of one notion of fairness (:mod:`fairpate.fairness.rates`). A point
-dominates another if it is nowhere worse and somewhere better; the Pareto set holds the points that none dominates.
+dominates another if it is nowhere worse and somewhere better; the Pareto set contains the points that none dominates.
 Epsilons are compared as they are guaranteed, rounded up to hundredths: calibrated noise costs a little less than its
-target, by method, and that is no merit.
+target, by an amount that depends on the method, and that must not decide.
 
 Points are compared only within a panel: one data set, unit of privacy, relation and delta. An undefined objective (NaN)
 leaves a point out of every set that uses the objective; such points are returned, not dropped.
@@ -37,11 +37,11 @@ from fairpate.types import STOPPED_BY_VOTES, FloatArray, NotionName, Relation, R
 
 Status = Literal["ok", "failed"]
 FAILED = "failed"
-"""The published text of every error."""
+"""The published text in place of every error."""
 Objective = Literal["epsilon", "disparity", "error", "refused"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
-# Places in `OBJECTIVES`.
+# Indices in `OBJECTIVES`.
 _EPSILON, _DISPARITY = 0, 1
 # A seed repeats a configuration, and the place where something runs does not change what it computes.
 _PLACES = frozenset({"out", "storage", "ray", "data_dir", "block_size"})
@@ -53,10 +53,10 @@ _ROUNDING = 1e-9
 class Row:
     """One cell of a comparison: a configuration that was run, and its record or the cause of its failure.
 
-    ``digest`` identifies the configuration. ``record`` is None exactly where the run failed; then ``error`` holds the
-    cause in one line. ``command`` repeats the run in a shell. ``minutes`` is the wall-clock time of the run alone, NaN
-    where unknown. ``has_guarantee``: whether the configuration guarantees any privacy, even if the run failed. Time and
-    error depend on private records: a published row has no time, and ``FAILED`` for every error.
+    ``digest`` identifies the configuration. ``record`` is None exactly if the run failed; then ``error`` is the cause
+    in one line. ``command`` repeats the run in a shell. ``minutes`` is the wall-clock time of the run alone, NaN if
+    unknown. ``has_guarantee``: whether the configuration guarantees any privacy, even if the run failed. Time and error
+    depend on private records: a published row has no time, and ``FAILED`` for every error.
     """
 
     digest: str
@@ -87,7 +87,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class PrivacyClass:
-    """The unit, relation and delta that an epsilon holds for. Epsilons of different classes share no axis."""
+    """The unit, relation and delta for which an epsilon holds. Epsilons of different classes are not comparable."""
 
     unit: Unit
     relation: Relation
@@ -109,12 +109,12 @@ class Point:
 
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
     Their disparity is that of ``notion``; ``fairness_S`` holds the values of all notions for :meth:`seen_by`.
-    ``mean_O`` is the point itself: the mean of each objective, but the largest epsilon; ``spread_O`` the sample
-    standard deviation over seeds, NaN for a single one; ``num_undefined`` the number of runs that lack an objective.
-    ``settings`` is the flattened configuration without seeds and places, ``commands[s]`` repeats run s with fresh
-    noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same records, NaN where unknown.
-    ``degenerate`` describes the predictors of any seed whose gaps are meaningless; ``groups`` counts the seeds in which
-    a constant would serve a group better, or a group had no answered test record.
+    ``mean_O`` is the point itself: the mean of each objective, but the largest epsilon. ``spread_O`` is the sample
+    standard deviation over seeds, NaN for a single one; ``num_undefined`` the number of runs with an undefined
+    objective. ``settings`` is the flattened configuration without seeds and locations, ``commands[s]`` repeats run s
+    with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same records, NaN if
+    unknown. ``degenerate`` describes predictors of any seed whose gaps are meaningless; ``groups`` counts the seeds in
+    which a constant prediction would serve a group better, or a group had no answered test record.
     """
 
     method: str
@@ -148,7 +148,7 @@ class Point:
 
     @property
     def series(self) -> str:
-        """The method, with a dagger where the epsilon depends on private votes: two claims, two series."""
+        """The method, with a dagger if the epsilon depends on private votes: such points form a series of their own."""
         return f"{self.method} †" if self.epsilon_is_data_dependent else self.method
 
     @property
@@ -158,7 +158,7 @@ class Point:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences that qualify its numbers."""
+        """Sentences that qualify the point's numbers."""
         stops = self.settings.get("aggregator.budget.accept_leak") is True
         return (*((STOPPED_BY_VOTES,) if stops else ()), *self.cautions)
 
@@ -168,11 +168,11 @@ class Point:
         return (*self.degenerate, *self.groups.words("seed"))
 
     def value(self, objective: Objective) -> float:
-        """One objective over all seeds."""
+        """Return one objective over all seeds: the mean, or the largest epsilon."""
         return float(self.mean_O[OBJECTIVES.index(objective)])
 
     def seen_by(self, notion: NotionName) -> Point:
-        """The same configuration with the disparity of another notion; undefined where that was not recorded."""
+        """Return the same configuration with the disparity of another notion; NaN if that was not recorded."""
         if notion == self.notion:
             return self
         values_SO = self.values_SO.copy()
@@ -182,7 +182,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """The points of one panel, each in exactly one part: on the Pareto set, dominated, or undefined."""
+    """The points of one panel, each in exactly one field: on the Pareto set, dominated, or undefined."""
 
     members: tuple[Point, ...]
     dominated: tuple[Point, ...]
@@ -194,15 +194,14 @@ def points_of(
 ) -> list[Point]:
     """Join the records of each configuration over seeds, in order of first appearance. Disparity is that of ``notion``.
 
-    ``commands[i]`` repeats ``records[i]``; that of a point draws fresh noise. Of two records with the same
-    configuration and seeds the later one counts.
-    ValueError if there are commands, but not one per record.
+    ``commands[i]`` repeats ``records[i]``; the commands of a point draw fresh noise. Of two records with the same
+    configuration and seeds the later one is used. ValueError if there are commands, but not one per record.
     """
     if commands and len(commands) != len(records):
         raise ValueError(f"Expected one command per record, got {len(commands)} for {len(records)} records.")
     runs: dict[str, dict[str, tuple[RunRecord, str]]] = {}
     for record, command in zip(records, commands or [""] * len(records), strict=True):
-        # An epsilon that depends on votes is another claim, so the same configuration is another point.
+        # An epsilon that depends on votes is another claim, so the same configuration becomes another point.
         configuration: list[Any] = [record.method, record.data, record.unit, record.relation, record.delta]
         configuration += [record.epsilon_is_data_dependent, settings_of(record.config)]
         key = json.dumps(configuration, sort_keys=True, default=str)
@@ -247,7 +246,7 @@ def points_of(
     shown = []
     for point in points:
         compared = point
-        # A gap that leaves out a group which another point measures is smaller for that alone, so it is undefined.
+        # A gap that leaves out a group which another point measures is smaller for that reason alone: it is undefined.
         if not point.groups.unmeasured.keys() <= unmeasured_by_all[point.panel]:
             values_SO = point.values_SO.copy()
             values_SO[:, _DISPARITY] = math.nan
@@ -258,25 +257,25 @@ def points_of(
 
 
 def notion_value(record: RunRecord, notion: NotionName) -> float | None:
-    """The value of a notion, None where it is undefined."""
+    """Return the value of a notion, None if it is undefined."""
     # A record that was made by hand may hold the default notion as disparity alone.
     return record.disparity if notion == DEFAULT else record.fairness.get(notion, {}).get("value")
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as dotted names, without seeds and without the places where it ran."""
+    """Return the configuration by dotted names, without seeds and without the locations where it ran."""
     left_out = _PLACES | {"seed"}
     return {path: value for path, value in flattened(dict(config)).items() if left_out.isdisjoint(path.split("."))}
 
 
 def is_seeded(config: Mapping[str, Any]) -> bool:
-    """True if some noise of the configuration, nested or flat, comes from a seed: reproducible, not private."""
+    """Return True if any noise of the configuration, nested or flat, comes from a seed: reproducible, not private."""
     leaves = flattened(dict(config))
     return any(value == "seeded" and path.split(".")[-1] == "noise" for path, value in leaves.items())
 
 
 def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
-    """Points that may be compared, sorted by unit, relation, delta and data set."""
+    """Group the points by panel, sorted by unit, relation, delta and data set."""
     panels: dict[Panel, list[Point]] = {panel: [] for panel in sorted({point.panel for point in points})}
     for point in points:
         panels[point.panel].append(point)
@@ -284,7 +283,7 @@ def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
 
 
 def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Points by method. Those whose epsilon depends on private votes form a separate series."""
+    """Group the points by series: by method, with those whose epsilon depends on private votes apart."""
     series: dict[str, list[Point]] = {}
     for point in points:
         series.setdefault(point.series, []).append(point)
@@ -292,7 +291,8 @@ def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def matrix(points: Sequence[Point], objectives: Sequence[Objective], *, guaranteed: bool = False) -> FloatArray:
-    """``values_NO`` of the points over their seeds; ``guaranteed``: with every epsilon rounded up to hundredths."""
+    """Return the objectives of the points, ``values_NO``; ``guaranteed``: with every epsilon rounded up to
+    hundredths."""
     columns = [OBJECTIVES.index(objective) for objective in objectives]
     values_NO = np.array([point.mean_O[columns] for point in points], dtype=np.float64).reshape(-1, len(columns))
     if guaranteed and "epsilon" in objectives:
@@ -302,20 +302,20 @@ def matrix(points: Sequence[Point], objectives: Sequence[Objective], *, guarante
 
 
 def rounded_up(epsilon: float) -> float:
-    """Round an epsilon up to hundredths, in which it is guaranteed and compared."""
+    """Round an epsilon up to hundredths, as which it is guaranteed and compared."""
     # 0.07 * 100 is a little above 7 in floating point, and stays 0.07; adding 0.0 makes 0 of -0.
     return float(np.ceil(epsilon * 100 - 1e-9)) / 100 + 0.0
 
 
 def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:
-    """Split points into those with all objectives and those that lack one."""
+    """Split points into those with all objectives defined and those without."""
     lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1).tolist()
     have = [point for point, lacks in zip(points, lacking_N, strict=True) if not lacks]
     return have, [point for point, lacks in zip(points, lacking_N, strict=True) if lacks]
 
 
 def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> Frontier:
-    """The Pareto set of one panel's points. ValueError for points of several panels or notions."""
+    """Return the Pareto set of one panel's points. ValueError for points of several panels or notions."""
     require_one_panel(points)
     have, lacking = defined(points, objectives)
     mask_N = pareto_mask(matrix(have, objectives, guaranteed=True))
@@ -327,8 +327,8 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
 
 
 def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Mark the rows that no other row dominates, with all objectives minimised. Equal rows are all kept; ``inf`` is the
-    worst value.
+    """Mark the rows that no other row dominates, with all objectives minimised. Equal rows are all marked; ``inf`` is
+    the worst value.
 
     ValueError for NaN, or no objective.
     """
@@ -343,7 +343,7 @@ def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def require_one_panel(points: Sequence[Point]) -> None:
-    """Raise ValueError for points that may not be compared."""
+    """Raise ValueError for points of several panels or notions, which may not be compared."""
     notions = sorted({point.notion for point in points})
     if len(notions) > 1:
         raise ValueError(f"Expected the disparities of one notion, got {', '.join(notions)}; choose one with seen_by.")
@@ -360,17 +360,17 @@ Threshold = Literal["coverage", "accuracy", "degenerate", "definition"]
 FIRST: Mapping[Setting, Objective] = {"fair": "disparity", "private": "epsilon", "accurate": "error"}
 """The objective that each of the FairPATE paper's three settings optimises first."""
 THEN: tuple[Objective, ...] = ("error", "disparity", "epsilon", "refused")
-"""The objectives that decide among configurations that are level, in this order."""
+"""The objectives that break ties between configurations, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionRule:
-    """Thresholds of the paper's three settings. They are ours: the paper leaves them open.
+    """Thresholds of the paper's three settings. They are ours: the paper does not give any.
 
     The smallest disparity or epsilon alone would reward models that refuse or answer all records alike. A configuration
-    takes part with at least ``min_coverage`` and at most ``max_accuracy_loss`` below the best accuracy that a finite
-    epsilon reaches in its panel, and if it is not degenerate. Values of the first objective that are no further than
-    its ``tolerance`` from the best are level; among those the highest accuracy wins.
+    is eligible if its coverage is at least ``min_coverage``, its accuracy at most ``max_accuracy_loss`` below the best
+    that a finite epsilon reaches in its panel, and if it is not degenerate. Values of the first objective within its
+    ``tolerance`` of the best count as equal; among those the highest accuracy wins.
     """
 
     min_coverage: float = 0.6
@@ -387,15 +387,15 @@ class SelectionRule:
 
 
 def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, best_error: float) -> Point | None:
-    """The configuration that one method shows in ``setting``; None if none of ``points`` takes part.
+    """Return the best of one method's ``points`` in ``setting``; None if none is eligible.
 
-    ``best_error`` is the panel's. Undefined points take no part.
+    ``best_error`` is the panel's. Undefined points are not eligible.
     """
     eligible = [point for point in points if not _below_thresholds(point, rule, best_error)]
     if not eligible:
         return None
     first = FIRST[setting]
-    # Epsilons are level as they are guaranteed, not as they were calibrated.
+    # Epsilons are compared as they are guaranteed, not as they were calibrated.
     first_N = matrix(eligible, [first], guaranteed=True)[:, 0]
     is_level_N = first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING
     level = [point for point, is_level in zip(eligible, is_level_N, strict=True) if is_level]
@@ -404,9 +404,10 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
 
 
 def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: float) -> frozenset[Threshold]:
-    """The thresholds that exclude one method from all settings: those that every point misses, or else all thresholds.
+    """Return the thresholds that exclude one method from all settings: those that every point misses, or else all of
+    them.
 
-    Empty where a point takes part; ``definition`` means that an objective is undefined.
+    Empty if a point is eligible; ``definition`` means that an objective is undefined.
     """
     below = [_below_thresholds(point, rule, best_error) for point in points]
     if not all(below):
@@ -426,9 +427,9 @@ def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> f
 
 
 def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
-    """Least error of a panel among configurations that keep the rule's coverage; inf if there is none.
+    """Return the least error of a panel among configurations with the rule's coverage; inf if there is none.
 
-    Configurations without privacy guarantee count only if there are no others.
+    Configurations without a privacy guarantee count only if there are no others.
     """
     covered = [
         point
@@ -445,7 +446,7 @@ class Baselines:
     """The accuracies that a panel's points are compared with; NaN if unknown.
 
     ``majority``: accuracy of the most common class, mean over seeds. ``unprotected``: the best accuracy of a run
-    without privacy among the points that may be shown, and ``unprotected_method`` its method.
+    without privacy among the points that may be published, and ``unprotected_method`` its method.
     """
 
     majority: float
@@ -454,8 +455,8 @@ class Baselines:
 
 
 def baselines(points: Sequence[Point]) -> Baselines:
-    """The baselines of one panel. The majority accuracy is that of the point with the highest coverage."""
-    # With a reject option the majority is that of the answered records, so the point that answers most counts.
+    """Return the baselines of one panel. The majority accuracy is that of the point with the highest coverage."""
+    # With a reject option the majority is that of answered records, so the point that answers most is used.
     known = [point for point in points if not math.isnan(point.majority_accuracy)]
     widest = min(known, key=lambda point: point.value("refused"), default=None)
     free = [p for p in points if math.isinf(p.value("epsilon")) and not math.isnan(p.value("error"))]
@@ -469,7 +470,7 @@ def baselines(points: Sequence[Point]) -> Baselines:
 
 @dataclass(frozen=True, kw_only=True)
 class Dominance:
-    """The number and share of the points of ``loser`` that some point of ``winner`` dominates, and their epsilons."""
+    """How many points of ``loser``, and what share, some point of ``winner`` dominates, and their epsilons."""
 
     winner: str
     loser: str
@@ -480,7 +481,7 @@ class Dominance:
 
 
 def dominance(points: Sequence[Point]) -> list[Dominance]:
-    """For each ordered pair of series in one panel, count the points of the second that a point of the first
+    """Count for each ordered pair of series in one panel the points of the second that a point of the first
     dominates."""
     require_one_panel(points)
     series = by_series(defined(points, OBJECTIVES)[0])
@@ -509,10 +510,10 @@ def dominance(points: Sequence[Point]) -> list[Dominance]:
 
 
 def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> float:
-    """Measure of the union of the boxes from each point to the reference: exact, for 1 to 4 objectives.
+    """Return the hypervolume that the points dominate below the reference: exact, for 1 to 4 objectives.
 
-    A point that is not below the reference in every objective (an infinite epsilon, for one) adds nothing. Only volumes
-    against the same reference compare.
+    A point that is not below the reference in every objective (for example with infinite epsilon) adds nothing. Only
+    volumes with the same reference are comparable.
     """
     reference = np.asarray(reference_O, dtype=np.float64)
     return float(
@@ -521,10 +522,10 @@ def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> floa
 
 
 def reference_point(points: Sequence[Point]) -> FloatArray:
-    """The corner that bounds the volume in all objectives: 1 for error and refusals, else the next of 1, 2, 5, 10, ...
+    """Return the reference point of the hypervolume: 1 for error and refusals, otherwise the next of 1, 2, 5, 10, ...
     above every point.
 
-    Infinite and undefined values do not count; ValueError for points of several panels.
+    Infinite and undefined values are ignored; ValueError for points of several panels.
     """
     require_one_panel(points)
     corner = []
@@ -542,10 +543,10 @@ def reference_point(points: Sequence[Point]) -> FloatArray:
 
 
 def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> FloatArray:
-    """Corners (P, 2) of the staircase above which at least ``num_seeds`` of the sets attain a pair, by first objective.
+    """Return the corners (P, 2), by first objective, of the staircase of pairs that at least ``num_seeds`` sets attain.
 
-    1 is the best case over seeds, ``len(sets_SN2)`` the worst. Empty where no pair is attained that often; infinite
-    values are never attained.
+    ``num_seeds`` 1 is the best case over seeds, ``len(sets_SN2)`` the worst. Empty if no pair is attained that often;
+    infinite values are never attained.
     """
     finite = [points_N2[np.isfinite(points_N2).all(axis=1)] for points_N2 in sets_SN2]
     attaining = [points_N2 for points_N2 in finite if len(points_N2)]
@@ -559,7 +560,7 @@ def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> Flo
 
 
 def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective]) -> list[FloatArray]:
-    """The pairs of objectives that the runs of each seed reached, without undefined runs: one set per seed."""
+    """Return for each seed the pairs of objectives that its runs reached, without undefined ones."""
     require_one_panel(points)
     columns = [OBJECTIVES.index(objective) for objective in objectives]
     seed_N = np.array([seed for point in points for seed in point.seeds])

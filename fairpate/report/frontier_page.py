@@ -1,14 +1,14 @@
 """The page of a comparison: a choice within two limits, the best within a budget, charts, choices by the paper's rule,
-who dominates whom, and what failed.
+which methods dominate which, and what failed.
 
-One panel (data set, unit, relation, delta) at a time, because guarantees of different kinds do not compare. A budget is
-a level of epsilon; every configuration that costs no more is within it. Degenerate predictors, undefined values,
-epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are counted. Three seeds
-are the least from which a mean is called the highest or the smallest: with fewer, a difference may be chance.
+One panel (data set, unit, relation, delta) at a time, because guarantees of different kinds are not comparable. A
+budget is a level of epsilon; every configuration that costs no more is within it. Degenerate predictors, undefined
+values, epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are counted. A
+mean is called the highest or the smallest only over at least three seeds: with fewer, a difference may be chance.
 
-The page is one HTML file with its scripts inside; its content policy forbids every request. A page to publish leaves
-out what depends on private votes, and results without privacy unless the data are public. The operator's page shows
-both, and marks the former with a dagger and hollow shapes.
+The page is one HTML file with its scripts inside; its content policy forbids every request. The public page leaves out
+what depends on private votes, and results without privacy unless the data are public. The private page shows both, and
+marks the former with a dagger and hollow shapes.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ _RULE = SelectionRule()
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetFindings:
-    """The best within one level of epsilon: a sentence, and a row of the table for each method.
+    """The best configurations within one level of epsilon: a sentence, and a table row for each method.
 
-    A row is the method, its seeds, its highest mean accuracy, its smallest mean gap with the accuracy there; means have
-    their standard errors.
+    A row has the method, its number of seeds, its highest mean accuracy, and its smallest mean gap with the accuracy of
+    that configuration; means have standard errors.
     """
 
     epsilon: float
@@ -78,8 +78,8 @@ class BudgetFindings:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The sentences on one panel: the middle budget first, then which points were left out and why, and what the gaps
-    do not show."""
+    """The sentences on one panel: on each budget, the middle one first; on points that were left out, with the reason;
+    and on what the gaps do not show (``unsaid``)."""
 
     budgets: tuple[BudgetFindings, ...]
     left_out: tuple[str, ...]
@@ -87,10 +87,10 @@ class Findings:
 
 
 def findings(points: Sequence[Point]) -> Findings:
-    """The sentences on one panel: at the middle budget, then at up to four others."""
+    """Return the sentences on one panel: at the middle budget, then at up to four others."""
 
     def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
-        """The most accurate and the fairest; of equals the one that is better in the other."""
+        """Return the most accurate and the fairest point; ties are broken by the other objective."""
         pairs: tuple[tuple[Objective, Objective], ...] = (("error", "disparity"), ("disparity", "error"))
         accurate, fair = (min(found, key=lambda each: [each.value(name) for name in pair]) for pair in pairs)
         return accurate, fair
@@ -121,7 +121,7 @@ def findings(points: Sequence[Point]) -> Findings:
     levels = figures.epsilon_levels(compared)
     numbers = []
     if levels:
-        # The ends are among them, and the middle one comes first: a reader begins there.
+        # The smallest and the largest level are included, and the middle one comes first: a reader begins there.
         spaced = np.linspace(0, len(levels) - 1, min(len(levels), _MOST_BUDGETS)).round().astype(int).tolist()
         numbers = list(dict.fromkeys([figures.middle_level(compared), *spaced]))
     budgets = []
@@ -134,7 +134,7 @@ def findings(points: Sequence[Point]) -> Findings:
             # With standard errors of the means.
             _, highest, _ = figures.with_spread(best, math.sqrt(len(best.seeds)))
             gap, there, _ = figures.with_spread(fairest, math.sqrt(len(fairest.seeds)))
-            # One number for both configurations of the row: the smaller.
+            # One number of seeds for both configurations of the row: the smaller.
             seeds = min(len(best.seeds), len(fairest.seeds))
             rows.append((name, str(seeds), highest, gap, there))
         # A sentence names a winner, so it needs means; the table lists single seeds too, with their number.
@@ -171,7 +171,7 @@ def _accuracy_words(point: Point) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Join names as ``a, b and c``, each once; of many the first three and how many more."""
+    """Join names as ``a, b and c``, each once; of many names the first three and the number of others."""
     names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
@@ -179,7 +179,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def ranked(points: Sequence[Point]) -> list[Point]:
-    """The points that may be offered under limits, the most accurate first, as `fairpate specify` ranks them.
+    """Return the points that may be offered under limits, the most accurate first, as `fairpate specify` ranks them.
 
     Degenerate points, those whose epsilon depends on votes, those with an undefined value and those whose gap leaves
     out a group are not offered.
@@ -194,7 +194,7 @@ def ranked(points: Sequence[Point]) -> list[Point]:
 
 
 def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
-    """For each of the paper's three settings, one configuration per method of a panel, the best first."""
+    """Return for each of the paper's three settings one configuration per method of a panel, the best first."""
     least = best_error(points, _RULE)
     chosen = {}
     for setting, first in FIRST.items():
@@ -208,7 +208,7 @@ def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
 
 
 def baseline_words(found: Baselines) -> str:
-    """The baselines of a panel in a sentence; empty where nothing is known."""
+    """Return the baselines of a panel in a sentence; empty if none is known."""
     words = [] if math.isnan(found.majority) else [f"always the most common class: {percent(found.majority)}"]
     if not math.isnan(found.unprotected):
         words.append(f"best without privacy: {percent(found.unprotected)} ({found.unprotected_method})")
@@ -216,7 +216,7 @@ def baseline_words(found: Baselines) -> str:
 
 
 def left_out_words(points: Sequence[Point]) -> str:
-    """Name the series that appear in no setting, by the thresholds that they miss."""
+    """Return a sentence that names the series without a choice in any setting, by the thresholds that they miss."""
     least = best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(_RULE.min_coverage)}",
@@ -234,7 +234,7 @@ def left_out_words(points: Sequence[Point]) -> str:
 
 
 def cells(point: Point) -> list[tuple[str, str]]:
-    """Epsilon, disparity, accuracy and coverage of a configuration, each with its spread over seeds."""
+    """Return epsilon, disparity, accuracy and coverage of a configuration as texts, each with its spread over seeds."""
     dagger = " †" if point.epsilon_is_data_dependent else ""
     parts = [words.partition(" ± ") for words in figures.with_spread(point)]
     spreads = [(value.removesuffix(_PERCENT), plus + spread) for value, plus, spread in parts]
@@ -242,19 +242,19 @@ def cells(point: Point) -> list[tuple[str, str]]:
 
 
 def epsilons_words(epsilons: Sequence[float]) -> str:
-    """The range from the least to the largest epsilon, in words."""
+    """Return the range from the least to the largest epsilon, in words."""
     ends = [epsilon_text(value).rstrip("0").rstrip(".") for value in (epsilons[0], epsilons[-1])]
     return f"ε {ends[0]}" if ends[0] == ends[1] else f"ε {ends[0]}–{ends[1]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierReport:
-    """The rows of a comparison that a page shows.
+    """The rows of a comparison, and what a page shows of them.
 
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
-    and counted, and so are rows without privacy unless ``publish_unprotected``. Only the operator sees why a run
-    failed. The page opens with ``notion``; the reader may choose any other that was recorded. ``fair_at`` is what the
-    user calls fair, where the sliders begin.
+    and counted, and so are rows without privacy unless ``publish_unprotected``. Only with ``for_operator`` the page
+    says why a run failed. The page opens with ``notion``; the reader may choose any other that was recorded.
+    ``fair_at`` is the user's rule of fairness, at which the sliders begin.
     """
 
     title: str
@@ -266,22 +266,22 @@ class FrontierReport:
 
     @property
     def shown(self) -> list[Row]:
-        """Rows that this page may show."""
+        """The rows that this page may show."""
         return [row for row in self.rows if self.for_operator or self.is_public(row)]
 
     def points(self) -> list[Point]:
-        """The finished rows joined over seeds."""
+        """Return the finished rows, joined over seeds."""
         done = [(row.record, row.command) for row in self.shown if row.record is not None]
         records, commands = [record for record, _ in done], [command for _, command in done]
         return points_of(records, commands=commands, notion=self.notion)
 
     def is_public(self, row: Row) -> bool:
-        """True if anybody may see the row."""
+        """Return True if the row may be published."""
         return not row.is_private and (self.publish_unprotected or not row.is_unprotected)
 
 
 def frontier_report(report: FrontierReport) -> str:
-    """The page, as one HTML document of about 1 MB, of which the library that draws takes 0.4 MB."""
+    """Return the page as one HTML document of about 1 MB, of which the charting library takes 0.4 MB."""
     points, shown = report.points(), report.shown
     secret = [row for row in report.rows if not report.is_public(row)]
     series = figures.looks(points)
@@ -340,7 +340,8 @@ def frontier_report(report: FrontierReport) -> str:
         # A point seen by another notion is another object, with the same index.
         index={point: index for found in seen for index, point in enumerate(found)},
         members={point for point in points if id(point) in members},
-        # Of thousands of configurations only those on a frontier: a longer table would slow the page down.
+        # Of thousands of configurations the table lists only those on a frontier: a longer one would slow the page
+        # down.
         listed=[point for point in points if len(points) <= _MOST_LISTED or id(point) in members],
         series=series,
         series_number={name: number for number, name in enumerate(series)},
@@ -388,14 +389,15 @@ def _library() -> str:
 def _class_view(
     privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
 ) -> dict[str, Any]:
-    """The section of one privacy class: its panels, each with what depends on the notion, once per notion."""
+    """Return the data of one privacy class's section: its panels, with values that depend on the fairness notion listed
+    per notion."""
     panels: list[dict[str, Any]] = []
     # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):
         if panel.privacy != privacy:
             continue
         compared = baseline_words(baselines(points))
-        # As printed: two epsilons of one text are one choice.
+        # By printed text: two epsilons with one text are one choice.
         texts = {epsilon_text(point.value("epsilon")) for point in ranked(points)}
         budgets = {math.inf if text == "∞" else float(text): text for text in texts}
         # The slider begins at the largest budget that is called private.

@@ -2,27 +2,28 @@
 
 The numbers describe the evaluated records with their true labels and groups. They are outside every privacy guarantee
 unless those records are public or the numbers come from a private release (:mod:`fairpate.run.private_metrics`), which
-is then noted as ``Evaluation.metrics``. An undefined number is NaN in Python, null in
-JSON and never 0; so is one that rests on too few records.
+``Evaluation.metrics`` then says. An undefined number is NaN in Python, null in JSON and never 0; so is one that is
+computed from too few records.
 
-*Small cells.* A cell is a group, or the records of a group with one true label; its size counts records, or persons
-where the data set names them. A cell of at least 1 and fewer than ``least`` is small, and no number may reveal it. A
-small group is left out of everything: of gaps, of totals, and of the records that other groups are compared with. The
+*Small cells.* A cell is a group, or the records of a group with one true label; its size counts records, or persons if
+the data set names them. A cell with at least 1 and fewer than ``least`` is small, and no number may reveal it. A small
+group is left out of everything: of gaps, of totals, and of the records that other groups are compared with. The total
 number of test records may be public (``data.num_test``), so every small group leaves out exactly ``least``: its own and
-the last ones of the largest group. The number left out then reveals nothing, also where two groups are small. Counts by
-true label are shown for all groups or for none: from those of some, the others would follow by totals. Two published
-evaluations of the same records also show their difference, so the records that only one of them has may be no small
-cell either.
+the last ones of the largest group. The number left out then reveals nothing, even if two groups are small. Counts by
+true label are shown for all groups or for none: if some were missing, they would follow from the others by totals. Two
+published evaluations of the same records also reveal their difference, so the records that only one of them includes
+must not form a small cell either.
 
-*Degenerate models.* A model that answers hardly anybody, predicts one class for nearly everyone or nearly all of a
+*Degenerate models.* A model that answers almost nobody, predicts one class for nearly everyone or nearly all of a
 group, or is right no more often than the most common class has small gaps for that reason alone. The thresholds are
-ours: one class for ``NEARLY_ALL`` counts as one for all where true labels are twice as mixed, answers to fewer than
-``HARDLY_ANY`` count as none, and groups of fewer than ``LEAST_RECORDS`` are not judged. To predict one class for a
-group that has hardly another is to be right: it counts only from ``LEAST_OTHERS`` records of other classes on, of which
-a model with the labels' own rates would predict none in one case of twenty.
+ours: one class for ``NEARLY_ALL`` counts as one for all if true labels are at least twice as mixed, answers to fewer
+than ``HARDLY_ANY`` count as none, and groups of fewer than ``LEAST_RECORDS`` are not judged. A model that predicts one
+class for a group with almost no other class is simply right: it is degenerate only if the group has at least
+``LEAST_OTHERS`` records of other classes, of which a model with the labels' own rates would predict none in one case of
+twenty.
 
-*Reject option.* IDP3 (FairPATE, Algorithm 2) answers or refuses each prediction in view of earlier answers, so its
-figures belong to one order of the records. Here the same predictions pass a fresh gate in several random orders. A
+*Reject option.* IDP3 (FairPATE, Algorithm 2) answers or refuses each prediction depending on earlier answers, so its
+numbers belong to one order of the records. Here the same predictions pass a fresh gate in several random orders. Each
 bootstrap replicate of such predictions passes a gate of its own, too: resampling only the answered records would undo
 the balance that the gate keeps, and miss the gap that it allows.
 
@@ -64,17 +65,17 @@ OTHER_READINGS: Mapping[str, rates.Metric] = {
     "dp_to_overall": rates.dp_to_overall,
     "eo_full": rates.eo_full,
 }
-"""Other definitions of two notions, as some papers have them; they differ from ours with several groups or classes."""
+"""Other definitions of two notions, from other papers; they differ from ours with several groups or classes."""
 GAPS: Mapping[str, rates.Metric] = {**{notion.reading: notion.metric for notion in NOTIONS.values()}, **OTHER_READINGS}
-"""The metrics every evaluation reports, by their names in JSON: one for each notion, and the other readings."""
+"""The metrics that every evaluation reports, by JSON name: one for each notion, and the other definitions."""
 _RATES = frozenset(notion.reading for notion in NOTIONS.values() if notion.bounds_rate)
 _GIVEN_LABEL = frozenset({"eo_lowy", "eo_full", "equal_opportunity"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """The results of one group: the number of evaluated and of answered records, their ratio, and the accuracy on
-    answered records.
+    """The results of one group: the number of evaluated and of answered records, the latter's share, and the accuracy
+    on answered records.
 
     Numbers are None and shares NaN for a group with too few records to be shown.
     """
@@ -88,10 +89,10 @@ class GroupResult:
 
 @dataclass(frozen=True, kw_only=True)
 class GapResult:
-    """One gap with its bootstrap percentile interval, widened to the gap where that lies outside.
+    """One gap with its bootstrap percentile interval, widened to include the gap.
 
-    ``min_cell_size`` is the smallest cell that took part, ``n_undefined`` the cells left out, ``where`` the cell that
-    attains the value, in words. A gap with a cell of too few records is undefined, and its ``min_cell_size`` 0.
+    ``min_cell_size`` is the smallest compared cell, ``n_undefined`` the number of cells left out, ``where`` describes
+    the cell with the largest value. A gap with a cell of too few records is undefined, and its ``min_cell_size`` 0.
     """
 
     value: float
@@ -110,7 +111,7 @@ NOT_MEASURED = GapResult(
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """One number that was estimated from a noisy table, with its interval; NaN where it is undefined."""
+    """One number that was estimated from a noisy table, with its interval; NaN if it is undefined."""
 
     name: str
     kind: Literal["share", "ratio", "count"]
@@ -121,9 +122,9 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutPrivacy:
-    """The accuracy of a logistic model that learned from ``num_records`` private records without noise.
+    """The accuracy of a logistic model that was trained on ``num_records`` private records without noise.
 
-    It is measured on the test records that the evaluated model answered, and is for the operator alone.
+    It is measured on the test records that the evaluated model answered, and must not be published.
     """
 
     accuracy: float
@@ -134,25 +135,25 @@ class WithoutPrivacy:
 class Evaluation:
     """Selective accuracy, coverage and gaps of predictions on ``num_records`` records.
 
-    Accuracy, rates and gaps are over answered records. ``confusion_GYC[z][y][k]`` is how many (for probabilities,
-    how much mass) of group z with true label y was predicted k; ``rates_GC[z][k]`` is r(z, k).
+    Accuracy, rates and gaps are over answered records. ``confusion_GYC[z][y][k]`` is the number of records (for
+    probabilities, their total) of group z with true label y and prediction k; ``rates_GC[z][k]`` is r(z, k).
 
     ``majority_accuracy`` is the accuracy of always predicting ``majority_class``, the most common true label of the
-    same answered records; NaN and None where none was answered. ``degenerate`` names what makes a predictor's gaps
-    meaningless, in predicates such as "predicts 'no' for every record"; it is empty for a model that is better than a
-    constant, answers, and tells records of every group apart. ``underserved`` are predicates of ``underserved_groups``,
-    for whom their own most common class would be right more often, by more than chance: a model may reach equal errors
-    by levelling down. ``perfect_gap`` is the demographic-parity gap of the true labels, which a model that is always
-    right has.
+    same answered records; NaN and None if none was answered. ``degenerate`` holds predicates, such as "predicts 'no'
+    for every record", that make a predictor's gaps meaningless; it is empty for a model that answers, is better than a
+    constant prediction, and distinguishes records within every group. ``underserved`` holds predicates on
+    ``underserved_groups``, for which their own most common class would be right more often, by more than chance: a
+    model may reach equal errors by being equally bad for all. ``perfect_gap`` is the demographic-parity gap of the true
+    labels, and so of a model that is always right.
 
     Only records in cells of at least ``least_cell`` records or persons count: smaller groups are in no number, and a
     number that would reveal a smaller cell is None or NaN; with more than two classes ``perfect_gap`` is then rounded
     down to tenths.
 
-    ``metrics`` says whether a guarantee covers the numbers. Private ones are estimates from a table with noise of
-    standard deviation ``noise_stddev``, in records, on every count, and ``estimates`` are those with intervals that no
-    other field holds. ``per_person``: every person counts as one, divided among the person's records. ``fair_at`` is
-    what the user calls fair.
+    ``metrics`` says whether a guarantee covers the numbers. Private ones are estimates from a table whose counts each
+    have noise of standard deviation ``noise_stddev``, in records; ``estimates`` are those with intervals that no other
+    field contains. ``per_person``: every person counts as one, divided among the person's records. ``fair_at`` is the
+    user's rule of fairness.
     """
 
     num_records: int
@@ -182,7 +183,7 @@ class Evaluation:
 
     @property
     def words(self) -> dict[str, str]:
-        """What every page says of the numbers.
+        """The common words of all pages on these numbers.
 
         ``noun``: what is counted. ``intervals``: their kind. ``covered``: whether a guarantee covers the numbers.
         ``why_unknown``: why nothing is measured; meaningless if something is.
@@ -216,7 +217,7 @@ class Evaluation:
         return self.measured("demographic_parity").value
 
     def measured(self, notion: NotionName) -> GapResult:
-        """The gap or rate of a notion; not measured where an earlier version did not know the notion."""
+        """Return the gap or rate of a notion; NOT_MEASURED if the version that evaluated did not know the notion."""
         return self.gaps.get(NOTIONS[notion].reading, NOT_MEASURED)
 
     @property
@@ -225,12 +226,12 @@ class Evaluation:
         return self.measured(self.fair_at.notion)
 
     def gaps_of(self, kind: Literal["gap", "rate"]) -> dict[str, GapResult]:
-        """The gaps between groups, where 0 is equal treatment, or the error rates of all groups together."""
+        """Return the gaps between groups, where 0 is equal treatment, or the error rates of all groups together."""
         return {name: gap for name, gap in self.gaps.items() if (name in _RATES) == (kind == "rate")}
 
     @property
     def fairness(self) -> dict[str, dict[str, float | None]]:
-        """Every notion by its name, with its interval; null where it is undefined."""
+        """The value of every notion by its name, with its interval; None if undefined."""
         ends = ("value", "low", "high")
         found: dict[str, dict[str, float | None]] = strict(
             {name: {end: getattr(self.measured(name), end) for end in ends} for name in NOTIONS}
@@ -259,7 +260,7 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Evaluation:
-        """The evaluation that ``to_json`` wrote. TypeError when fields are missing or unknown."""
+        """Return the evaluation that ``to_json`` wrote. TypeError when fields are missing or unknown."""
         return restored(cls, {name: plain[name] for name in plain if name != "not_measured"})
 
 
@@ -281,12 +282,12 @@ def evaluate(
 ) -> Evaluation:
     """Measure hard labels (N,) or probabilities (N, C) against true labels and groups.
 
-    Records that ``answered_N`` marks False count towards coverage alone; their predictions are not read.
-    ``generator`` draws the bootstrap replicates of the gaps' intervals; where ``rule`` decided which records are
-    answered, it decides anew in every replicate, of which there are then fewer. With ``persons_N``, the person of each
-    record, whole persons are drawn. Numbers that rest on fewer than ``least_cell`` records, or persons, are left out;
-    ``apart_N`` marks records that another published evaluation of the same records leaves out. ValueError for lengths
-    or values that do not fit.
+    Records for which ``answered_N`` is False affect only coverage; their predictions are not read. ``generator`` draws
+    the bootstrap replicates for the gaps' intervals. If the reject option ``rule`` decided which records are answered,
+    it decides again in every replicate, of which there are then fewer. With ``persons_N``, the person of each record,
+    whole persons are resampled. Numbers from fewer than ``least_cell`` records, or persons, are left out; ``apart_N``
+    marks records that another published evaluation of the same records leaves out. ValueError for lengths or values
+    that do not fit.
     """
     groups, labels = np.asarray(groups_N), np.asarray(labels_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
@@ -322,11 +323,11 @@ def evaluate(
             np.asarray(predictions)[kept], **records, **drawn, num_replicates=num_replicates
         )
     else:
-        # The gate's answers depend on those before, so that it decides anew on every drawn set of records.
+        # The gate's answers depend on earlier ones, so it decides again on every resampled set of records.
         joint_RGYC = resampled_reject_option(
             predictions, groups, true_labels_N=labels, rule=rule, persons_N=persons_N, **sizes, **drawn
         )
-        # Only now: the gate decides in view of all records, those of small groups included.
+        # Only now: the gate takes all records into account, including those of small groups.
         joint_RGYC[:, shown.small_G] = 0
     accuracy, accuracy_G = rates.accuracies(joint_GYC)
     coverage, coverage_G = rates.coverages(groups[kept], answered[kept], num_groups=len(group_names))
@@ -334,7 +335,8 @@ def evaluate(
     for name, metric in GAPS.items():
         worst = metric(joint_GYC)
         interval = rates.bootstrap_interval(metric, drawn_of.get(name, joint_RGYC), level=level)
-        # A largest gap leans upwards in every replicate: of groups treated alike none is as small as the gap itself.
+        # A largest gap is biased upwards in every replicate: if groups are treated alike, all replicates exceed the
+        # gap.
         ends = (min(interval.low, worst.value), max(interval.high, worst.value))
         low, high = (math.nan, math.nan) if math.isnan(worst.value) else ends
         gaps[name] = GapResult(
@@ -388,8 +390,8 @@ def evaluate(
 def _drawn_apart(
     predictions_N: npt.NDArray[Any], records: Mapping[str, Any], drawn: Mapping[str, Any], num_replicates: int
 ) -> dict[str, FloatArray]:
-    """Bootstrap replicates of each gap from the shown counts alone, for an evaluation that hides counts by group and
-    true label.
+    """Return bootstrap replicates of each gap computed only from shown counts, for an evaluation that hides counts by
+    group and true label.
 
     A seed may be public. Few tables agree with the shown counts, and the ends of an interval that was drawn from the
     whole table would reveal which of them it was.
@@ -421,7 +423,7 @@ def _drawn_apart(
 
 
 def with_words(measured: Evaluation) -> Evaluation:
-    """Add everything that is computed from the tables of ``measured``; no record is hidden."""
+    """Return ``measured`` with everything that is computed from its tables; no record is hidden."""
     table_GYC = np.asarray(measured.confusion_GYC)
     label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
@@ -436,11 +438,12 @@ def with_words(measured: Evaluation) -> Evaluation:
     for group, table_YC in zip(measured.groups, table_GYC, strict=True):
         if (group.num_answered or 0) < LEAST_RECORDS:
             continue
-        # As in a sign test, only records count on which model and constant differ: of `lost` the constant is right.
+        # As in a sign test, only records count on which model and constant differ: for `lost` ones the constant is
+        # right.
         common = int(table_YC.sum(axis=1).argmax())
         lost = float(table_YC[common].sum() - table_YC[common, common])
         gained = float(np.trace(table_YC) - table_YC[common, common])
-        # Each is a sum of all cells of such records, with their noise.
+        # Each is a sum over all cells of such records, including their noise.
         noise = 2 * (len(table_YC) - 1) * measured.noise_stddev**2
         # Where neither is better, lost - gained has the variance lost + gained.
         if lost - gained > _CHANCE * math.sqrt(lost + gained + noise):
@@ -494,8 +497,8 @@ def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
 
 
 def _only_class(counts_YC: FloatArray) -> tuple[int | None, float, bool]:
-    """The class that has nearly all predictions, where true labels are less uneven, its share, and whether it has all
-    of them."""
+    """Return the class with nearly all predictions (None if true labels are as uneven), the share of the most predicted
+    class, and whether it has all predictions."""
     predicted_C, label_C = counts_YC.sum(axis=0), counts_YC.sum(axis=1)
     share = float(predicted_C.max() / predicted_C.sum())
     mixed = 1 - label_C.max() / label_C.sum()
@@ -509,7 +512,7 @@ def _percent(share: float) -> str:
 
 
 def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
-    """A cell in words, such as "predicted 3, given true 5: red against green"; "undefined" for None."""
+    """Return a cell in words, such as "predicted 3, given true 5: red against green"; "undefined" for None."""
     if cell is None:
         return "undefined"
     negated = "" if cell.label_is else "not "
@@ -545,12 +548,12 @@ def shown_records(
     persons_N: npt.ArrayLike | None = None,
     apart_N: BoolArray | None = None,
 ) -> Shown:
-    """Choose the records of ``answered_N`` to show; ``apart_N`` are those that another evaluation leaves out."""
+    """Choose the records of ``answered_N`` to show; ``apart_N`` marks those that another evaluation leaves out."""
     units_N = np.arange(len(groups_N)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
     published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
 
     def small(cells_N: _Array, num_cells: int, of: list[BoolArray]) -> BoolArray:
-        """The cells that are small in one of the sets of records, counted in different units."""
+        """Return the cells that are small in one of the sets of records ``of``, counted in records or persons."""
         found = np.zeros(num_cells, np.bool_)
         for part in of:
             # Each unit once per cell: a person with ten records in a cell is one.
@@ -559,16 +562,16 @@ def shown_records(
             found |= (size > 0) & (size < least)
         return found
 
-    # Sizes of all records decide, so that the same records are left out for every model that is measured on them.
+    # Sizes over all records decide, so that the same records are left out for every model that is measured on them.
     small_G = small(groups_N, num_groups, [np.ones(len(groups_N), dtype=np.bool_)])
     kept_N = ~small_G[groups_N]
     while kept_N.any() and (lacking := least * int(small_G.sum()) - len(np.unique(units_N[~kept_N]))) > 0:
         largest = np.bincount(groups_N[kept_N]).argmax()
-        # The last records of the largest group fill the number up; which they are depends on no prediction.
+        # The last records of the largest group fill up the number; the choice depends on no prediction.
         last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[-lacking:]
         fewer_N = kept_N & ~np.isin(units_N, last)
         became_small_G = small(groups_N, num_groups, [fewer_N])
-        # An empty cell is not small; a group that was emptied has to be left out all the same.
+        # An empty cell is not small, but a group that was emptied has to be left out all the same.
         became_small_G[largest] |= not fewer_N[groups_N == largest].any()
         if not became_small_G.any():
             kept_N = fewer_N
@@ -576,7 +579,7 @@ def shown_records(
         # A group that became small leaves out `least` of its own, and the filling begins again.
         small_G = small_G | became_small_G
         kept_N = ~small_G[groups_N]
-    # Last, as it may differ between models: a group of enough records may have too few answers.
+    # Last, because it may differ between models: a group of enough records may have too few answers.
     small_G = small_G | small(groups_N, num_groups, [kept_N & part for part in published])
     kept_N &= ~small_G[groups_N]
     kept = [kept_N & part for part in published]
@@ -592,7 +595,8 @@ def shown_records(
 
 
 def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence[FloatArray]) -> Evaluation:
-    """``measured`` without the numbers of the tables ``published`` from which the size of a small cell follows."""
+    """Return ``measured`` without the numbers from which, with the tables ``published``, a small cell's size
+    follows."""
     least = measured.least_cell
     hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < least}
     tables, underserved, perfect_gap = list(measured.confusion_GYC), measured.underserved, measured.perfect_gap
@@ -649,10 +653,10 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
 
 
 def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
-    """True if predictions by group and accuracies of all groups but ``hidden`` nearly reveal the size of some class.
+    """Return True if predictions by group and accuracies of all groups except ``hidden`` nearly reveal a class's size.
 
-    They do where the size may lie in a range of less than half of ``least``. One record more of each kind of error, and
-    one less of each kind of right predictions, changes the size of a class by 2.
+    They do if they confine the size to a range of less than half of ``least``. One more record of each kind of error,
+    and one less of each kind of right prediction, changes the size of a class by 2.
     """
     together_HYC = joint_GYC[list(hidden)]
     known_GYC = np.delete(joint_GYC, hidden, axis=0)
@@ -662,7 +666,7 @@ def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, wit
     moves_G = np.minimum(np.minimum(right_G, size_G - right_G), other_G)
     if joint_GYC.shape[-1] == 2 and with_totals:
         found_G, predicted_G = known_GYC[:, 1, 1], known_GYC[:, :, 1].sum(axis=1)
-        # Bounds of an intersection (Fréchet): of those predicted class 1 and those predicted rightly.
+        # Bounds of an intersection (Fréchet): of the records predicted as class 1 and those predicted correctly.
         fewest_G = np.maximum(0, predicted_G + right_G - size_G)
         moves_G = _moves(found_G - fewest_G, np.minimum(predicted_G, right_G) - fewest_G)
     is_narrow = bool((4 * moves_G < least)[size_G > 0].any())
@@ -670,8 +674,8 @@ def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, wit
 
 
 def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
-    """True if predictions by group, and the accuracy and most common class of all groups together, nearly reveal the
-    size of some class, as in :func:`_labels_follow`; two classes only."""
+    """Return True if predictions by group, and the accuracy and most common class of all groups together, nearly reveal
+    the size of some class, as in :func:`_labels_follow`; two classes only."""
     if joint_GYC.shape[-1] != 2:
         return False
     moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
@@ -679,7 +683,7 @@ def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
 
 
 def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
-    """Return by how much each count can change, up and down added, while the sum of ``count_G`` stays and no count
+    """Return by how much each count can change, upwards plus downwards, if the sum of ``count_G`` is fixed and no count
     exceeds ``most_G``."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
@@ -689,8 +693,8 @@ def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsTold:
-    """Groups by name, with the number of runs in which a constant would serve the group better or the group was not
-    measured."""
+    """Groups by name, with the number of runs (of ``num_runs``) in which a constant prediction would serve the group
+    better (``underserved``) or the group was not measured (``unmeasured``)."""
 
     num_runs: int = 0
     underserved: Mapping[str, int] = field(default_factory=dict)
@@ -705,7 +709,7 @@ class GroupsTold:
         )
 
     def words(self, noun: str) -> tuple[str, ...]:
-        """Up to two sentences about these groups; ``noun`` names one run, such as a seed."""
+        """Return up to two sentences about these groups; ``noun`` names one run, such as "seed"."""
         sentences = []
         for words, groups in (
             ("Served worse than by a constant", self.underserved),
@@ -721,11 +725,10 @@ class GroupsTold:
 class OrderResult:
     """The result for one order of the records. Gaps are ``dp_one_vs_rest`` over the records answered so far.
 
-    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number
-    ``max_gap_from`` on (counted from 1): the answer by which every group that has records got ``rule.min_count``
-    answers, and at least the least size of a cell. The latter two are undefined (NaN and None) when a group never
-    gets that many, or when there is only one group; ``final_gap`` when a group has answers, but fewer than
-    that.
+    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number ``max_gap_from``
+    on (counted from 1), by which every group that has records got ``rule.min_count`` answers, and at least as many as a
+    cell must have. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets that many, or if
+    there is only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
     """
 
     accuracy: float
@@ -738,8 +741,8 @@ class OrderResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The mean, least and greatest value over orders, NaN if no order has a value; ``n_undefined`` orders were left
-    out."""
+    """The mean, least and greatest value over orders, NaN if no order has a value; ``n_undefined`` orders without a
+    value were left out."""
 
     mean: float
     low: float
@@ -749,8 +752,8 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class RejectOptionSpread:
-    """The reject option over several orders of the same predictions, measured on ``num_records``: each order, and the
-    spread. Every group needs ``answers_needed`` before the largest gap on the way counts."""
+    """The reject option over several orders of the same predictions, measured on ``num_records`` records: each order,
+    and the spread. ``max_gap`` is measured from when every group has ``answers_needed`` answers."""
 
     rule: GateRule
     num_records: int
@@ -769,7 +772,7 @@ class RejectOptionSpread:
         object.__setattr__(self, "coverage_G", tuple(map(_spread, of_groups)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
+        """Return plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
         plain: dict[str, Any] = strict(asdict(self))
         # It follows from the rule and the least cell of the evaluation.
         del plain["answers_needed"]
@@ -789,9 +792,9 @@ def reject_option_spread(
     kept_N: npt.ArrayLike | None = None,
     least_cell: int = 1,
 ) -> RejectOptionSpread:
-    """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders.
+    """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders, and measure each.
 
-    ``true_labels_N`` serve accuracy alone. Everything passes the gate, and ``kept_N`` of it is measured.
+    ``true_labels_N`` are used only for accuracy. All records pass the gate, but only those in ``kept_N`` are measured.
     IndexError for a label or group that the gate does not know.
     """
     labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
@@ -839,7 +842,7 @@ def resampled_reject_option(
     persons_N: npt.ArrayLike | None = None,
     num_replicates: int = 200,
 ) -> FloatArray:
-    """The table (R, G, Y, C) of the answers that the gate gives to each bootstrap sample of predictions.
+    """Return the tables (R, G, Y, C) of the gate's answers to each bootstrap sample of the predictions.
 
     With ``persons_N``, the person of each record, persons are drawn, each with all of its records.
     """
@@ -854,19 +857,19 @@ def resampled_reject_option(
         _, person_N, size_P = np.unique(np.asarray(persons_N), return_inverse=True, return_counts=True)
         by_person_N, start_P = person_N.argsort(kind="stable"), size_P.cumsum() - size_P
         drawn_RP = generator.integers(len(size_P), size=(num_replicates, len(size_P)))
-        # Samples differ in length. A shorter one is filled up at its end, where the gate has seen all that counts.
+        # Samples differ in length. A shorter one is padded at its end, after everything that counts.
         length_R = size_P[drawn_RP].sum(axis=1)
         drawn_RN = np.zeros((num_replicates, int(length_R.max())), dtype=np.int64)
         for line_N, drawn_P, length in zip(drawn_RN, drawn_RP, length_R, strict=True):
             sizes = size_P[drawn_P]
-            # Each person's run of rows, shifted to where it lies among all.
+            # Indices of each person's records among all records sorted by person.
             places = np.arange(length) + np.repeat(start_P[drawn_P] - (sizes.cumsum() - sizes), sizes)
             # In random order: otherwise all records of a person would pass the gate in a row.
             line_N[:length] = generator.permutation(by_person_N[places])
     answered_RN = filter_streams(
         labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes
     )
-    # Answers to what fills a line up do not count.
+    # Answers to the padding do not count.
     answered_RN &= np.arange(drawn_RN.shape[1]) < length_R[:, None]
     # One row per answer, of all replicates together: the tables are then one addition.
     replicate_A, place_A = answered_RN.nonzero()

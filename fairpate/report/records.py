@@ -1,15 +1,15 @@
-"""Claims about a published model: its guarantee, its measurements, and the one place that words both.
+"""Claims about a published model: its guarantee, its measurements, and the one module that puts both into words.
 
-A :class:`RunStatement` joins the privacy guarantee of a run with the evaluation on test records. Report, card,
-operator's page, terminal and notebook are views of its sentences, figures and rows: a verdict is decided here alone.
+A :class:`RunStatement` joins the privacy guarantee of a run with the evaluation on test records. Report, card, private
+report, terminal and notebook use its sentences, figures and rows: a verdict is decided in this module alone.
 
-A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.pages`). A model is called fair
-where the whole interval of a gap lies at or below the limit that the user set (``evaluation.fair_at``; a
-demographic-parity gap of .1 unless set), which is printed with the gap. A model that refuses more than it answers, or
-was measured on too few records of a group, is called perhaps fair at best: if none of n records shows an event, its
-rate may still be 3/n (95 %), so a limit needs 3/limit records. Groups with too few answered records are named and left
-out of the verdict. Accuracy stands with that of the most common class and, for the operator, with that of a model
-without privacy.
+A guarantee is called private according to how often an attacker can guess rightly (:mod:`fairpate.pages`). A model is
+called fair if the whole interval of a gap lies at or below the user's limit (``evaluation.fair_at``; by default a
+demographic-parity gap of .1), which is printed with the gap. A model that refuses more than it answers, or was measured
+on too few records of a group, is called perhaps fair at best: if none of n records shows an event, its rate may still
+be 3/n (95 %), so a limit needs 3/limit records. Groups with too few answered records are named and left out of the
+verdict. Accuracy is shown with that of the most common class and, if not for publication, with that of a model without
+privacy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ STRENGTHS: Mapping[str, tuple[str, Mood]] = {
     "weak": ("weakly private", "doubtful"),
     "void": ("private in name only", "bad"),
 }
-# Where both verdicts are clear one sentence joins them; all other pairs are listed.
+# If both verdicts are clear, one sentence joins them; all other pairs are listed.
 _JOINED: Mapping[tuple[str, str], str] = {
     ("private", "fair"): "Private and fair",
     ("private", "not fair"): "Private but not fair",
@@ -92,12 +92,12 @@ _UNITS: Mapping[Unit, tuple[str, str]] = {
 class Guarantee:
     """The published guarantee, with epsilon infinite if nothing is guaranteed.
 
-    ``events`` name, in words, what touched private records. ``noise`` is ``os_entropy``, or the reason why nothing is
-    private. The model may reveal ``not_protected`` without noise, ``remarks`` qualify the guarantee, and with
-    ``tells_size`` an event reveals the number of private records. ``epsilon_with_earlier`` is the epsilon of
-    ``earlier_releases`` of the same private data together with this one if all were fixed beforehand,
-    ``epsilon_adaptive_with_earlier`` the least limit that admits them, each chosen in view of the earlier ones; None
-    where that is not finite.
+    ``events`` describes what read private records. ``noise`` is ``os_entropy``, or the reason why nothing is private.
+    The model may reveal ``not_protected`` without noise, ``remarks`` qualify the guarantee, and with ``tells_size`` an
+    event reveals the number of private records. ``epsilon_with_earlier`` is the epsilon of this release together with
+    ``earlier_releases`` earlier ones of the same private data, if all were fixed beforehand.
+    ``epsilon_adaptive_with_earlier`` is the least limit that admits them if each was chosen after seeing the earlier
+    ones. Either is None if not finite.
     """
 
     unit: Unit
@@ -118,10 +118,10 @@ class Guarantee:
 
     @classmethod
     def of(cls, statement: PrivacyStatement) -> Guarantee:
-        """The guarantee of a published statement, with its events in words."""
+        """Return the guarantee of a published statement, with its events in words."""
         queries, events = statement.queries, statement.events
         touched = described_events(events, statement.part_events)
-        # Of queries their number is worded, not the parameters of the mechanism, which stand in events.
+        # For queries their number is worded, not the parameters of the mechanism, which are in the events.
         if queries is not None:
             samples = f"the nearest records of Poisson samples{' of persons' * (statement.unit == 'person')}"
             voters = samples if any("sampling_rate" in event for event in events) else "teachers"
@@ -146,18 +146,18 @@ class Guarantee:
 
     @property
     def strength(self) -> tuple[str, Mood]:
-        """A word for the strength of the guarantee, and its mood."""
+        """A word for the strength of the guarantee, and its mood (the colour of the word)."""
         return STRENGTHS[strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
 
     @property
     def words(self) -> dict[str, str]:
-        """What every page says of the guarantee.
+        """The common words of all pages on the guarantee.
 
         ``epsilon``: its published digits. ``noise``: the source, or why it is not private. ``why_not_private``:
-        meaningless for a private model. ``protected``: the unit. ``several_records``: the sentence for a person with
-        several. ``attested`` and ``uncharged_tuning``: empty unless the operator declared the unit, for votes that were
-        made elsewhere, or epsilon does not cover the choice of settings. ``with_earlier``: epsilon together with
-        earlier releases of the same data; empty where there were none.
+        meaningless for a private model. ``protected``: the unit. ``several_records``: a sentence on persons with
+        several records. ``attested``: empty unless the operator declared the unit, for votes that were made elsewhere.
+        ``uncharged_tuning``: empty if epsilon covers the choice of settings. ``with_earlier``: epsilon together with
+        earlier releases of the same data; empty if there were none.
         """
         # A unit that the operator declared means everything that belongs to it.
         attested = f"The operator attests that one {self.unit} touches one vote of a query at most."
@@ -192,7 +192,7 @@ class Guarantee:
 
     @property
     def limits(self) -> list[str]:
-        """Sentences that qualify the guarantee; what is not protected outweighs all others and stands first."""
+        """Sentences that qualify the guarantee; what is not protected comes first, as it matters most."""
         limits = [remark for remark in self.remarks if remark != IN_PARALLEL]  # it extends the claim
         if self.noise != "os_entropy":
             limits.insert(0, f"Noise: {self.noise}. This model is not private; ε is what fresh noise would give.")
@@ -202,7 +202,7 @@ class Guarantee:
 
     @property
     def meaning(self) -> str:
-        """The bound on what an attacker can learn about one unit; without private noise, the bound of fresh noise."""
+        """The bound on what an attacker can learn about one unit; without private noise, the bound for fresh noise."""
         seen = "all that is published"
         bound = meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
@@ -223,7 +223,7 @@ class Guarantee:
 def described_events(
     events: Sequence[Mapping[str, Any]], part_events: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[str]:
-    """All events of a statement, each as a line."""
+    """Return all events of a statement, each as a line."""
     parts = [(part, event) for part, of_part in part_events.items() for event in of_part]
     return [
         *map(described_event, events),
@@ -232,7 +232,7 @@ def described_events(
 
 
 def described_event(event: Mapping[str, Any]) -> str:
-    """One event of a statement as a line."""
+    """Return one event of a statement as a line."""
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {f'{value:,.0f}' if 1e4 <= abs(value) < math.inf else f'{value:.4g}'}"
         for name, value in event.items()
@@ -250,7 +250,7 @@ def described_event(event: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One number of the verdict: its name, a word for it, and sentences; ``mood`` colours the word."""
+    """One number of the verdict: its name, a word for it, and sentences; ``mood`` sets the colour of the word."""
 
     name: str
     value: str
@@ -261,12 +261,12 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredClaims:
-    """What was measured of one model. ``without_privacy`` is a baseline that only the operator's page shows."""
+    """The measurements of one model. ``without_privacy`` is a baseline that is not to be published."""
 
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
     no_baseline: ClassVar[str] = ""
-    """The sentence in place of a baseline without privacy."""
+    """The sentence that replaces a baseline without privacy."""
 
     @property
     def fairness(self) -> Fairness:
@@ -287,7 +287,7 @@ class MeasuredClaims:
     @property
     def _too_few(self) -> str:
         """The reason why a small gap does not make the model fair yet; empty if there is no such reason."""
-        # Few answers may be alike for the groups just because the others are refused.
+        # A few answers may be alike across groups just because the other records are refused.
         if self.measured.coverage < 0.5:
             return f"It is of the {percent(self.measured.coverage)} of the test records that the model answers."
         # Rounded, as 3 / 0.1 is a little below 30 in floating point.
@@ -299,7 +299,7 @@ class MeasuredClaims:
 
     @property
     def fairness_words(self) -> str:
-        """The verdict on fairness, with the groups it covers if not all groups are measured."""
+        """The verdict on fairness, with the groups that it covers if not all groups are measured."""
         unknown = listed(self.measured.not_measured)
         if self.fairness == "unknown":
             return f"fairness not known for {unknown}" if unknown else "fairness undefined"
@@ -312,11 +312,11 @@ class MeasuredClaims:
 
     @property
     def accuracy_words(self) -> str:
-        """The distance of the accuracy from the best baseline."""
+        """The difference between the accuracy and the best baseline, in words."""
         measured, baseline = self.measured, self.without_privacy
         if math.isnan(measured.accuracy):
             return "an accuracy that is not shown"
-        # To surpass a baseline that a constant surpasses is no merit.
+        # A baseline below the constant prediction is no achievement to exceed.
         if baseline is None or baseline.accuracy < measured.majority_accuracy:
             if measured.majority_class is None:
                 return f"{percent(measured.accuracy)} accuracy"
@@ -333,7 +333,7 @@ class MeasuredClaims:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Fairness, accuracy and coverage: the numbers that the verdict rests on."""
+        """Fairness, accuracy and coverage: the numbers that the verdict is based on."""
         measured, fair, limit = self.measured, self.fairness, self.measured.fair_at.limit
         notion = rates.NOTIONS[measured.fair_at.notion]
         names = (upper(notion.measure), "Accuracy", "Coverage")
@@ -355,7 +355,7 @@ class MeasuredClaims:
             left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
             perfect = ""
             if is_parity and not math.isnan(measured.perfect_gap):
-                # Where tables are hidden the gap was rounded down, so it is worded as a bound.
+                # If tables are hidden the gap was rounded down, so it is worded as a bound.
                 rounded = f"of {measured.perfect_gap:.1f} or more" if measured.perfect_gap else "below 0.1"
                 of = f"of {measured.perfect_gap:.3f}" if any(measured.confusion_GYC) else rounded
                 perfect = (
@@ -371,7 +371,7 @@ class MeasuredClaims:
                 unknown,
                 f"Smallest cell: {count(gap.min_cell_size)}{left_out}.",
             ]
-        # Behind the value and its interval, which the rule judges; of undefined gaps, behind the reason.
+        # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
         fairness = Figure(
             name=names[0],
@@ -484,7 +484,7 @@ class RunStatement(MeasuredClaims):
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Privacy, fairness, accuracy and coverage: the numbers that the verdict rests on."""
+        """Privacy, fairness, accuracy and coverage: the numbers that the verdict is based on."""
         guarantee, words = self.guarantee, self.guarantee.words
         private, mood = guarantee.strength
         held = f"{words['protected']}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
@@ -505,7 +505,7 @@ class RunStatement(MeasuredClaims):
 
     @property
     def rows(self) -> Rows:
-        """Names and words of everything above, as a terminal and a notebook list it."""
+        """All figures as pairs of name and words, for a terminal or a notebook."""
         return [self.guarantee.row, *self.measured_rows]
 
 
@@ -515,36 +515,36 @@ def upper(words: str) -> str:
 
 
 def fair_words(rule: FairRule) -> str:
-    """Return what the user calls fair, as a noun phrase."""
+    """Return the user's rule of fairness as a noun phrase."""
     measure = rates.NOTIONS[rule.notion].measure
     named = ", the four-fifths rule" if rule == FOUR_FIFTHS else ""
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
 
 
 def _number(measured: Evaluation, number: int, which: str = "") -> str:
-    """A number of test records or persons in words; with private metrics it is an estimate."""
+    """Return a number of test records or persons in words; with private metrics it is an estimate."""
     return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.words['noun'])}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """``a, b and c``; empty for no name."""
+    """Join names as ``a, b and c``; empty for no name."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def interval_words(gap: GapResult) -> str:
-    """The interval of a gap with its level."""
+    """Return the interval of a gap with its level in words."""
     return "interval undefined" if math.isnan(gap.low) else f"{interval(gap)} ({percent(gap.level, digits=0)})"
 
 
 def majority_words(measured: Evaluation) -> str:
-    """The accuracy of a constant prediction on the same records, to compare the model's with."""
+    """Return the accuracy of a constant prediction on the same records in words, to compare the model's with."""
     if measured.majority_class is None:
         return "nothing to compare with"
     return f"always “{measured.majority_class}”, the most common class: {percent(measured.majority_accuracy)}"
 
 
 def small_cell_words(measured: Evaluation) -> str:
-    """Name the numbers that rest on too few test records to be shown; empty where all are shown."""
+    """Return a sentence on the numbers with too few test records to be shown; empty if all are shown."""
     if None not in measured.confusion_GYC:
         return ""
     counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"
@@ -568,8 +568,8 @@ _NEARLY_ONE = 0.995  # the estimate of a constant prediction comes this near to 
 class GroupEstimate:
     """One group of private records: its number of ``records`` and the share that gets an answer (``coverage``).
 
-    Among answered records: the share that is predicted correctly (``accuracy``), the share of each prediction
-    (``predicted``), and for each true label the share of its records that is predicted as this label (``found``).
+    Shares of answered records: those predicted correctly (``accuracy``), those with each prediction (``predicted``),
+    and for each true label, those of its records that are predicted as this label (``found``).
     """
 
     name: str
@@ -582,8 +582,8 @@ class GroupEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class GapBetweenGroups(PopulationEstimate):
-    """The largest difference between groups; ``where`` names its cell. ``n_undefined`` rates rest on too few records
-    for the noise and are left out."""
+    """The largest difference between groups; ``where`` names its cell. ``n_undefined`` rates are left out, as they have
+    too few records for the noise."""
 
     where: str
     n_undefined: int
@@ -593,9 +593,9 @@ class GapBetweenGroups(PopulationEstimate):
 class PrivatePopulation:
     """Estimates of how a model treats the groups of the private population, from a release by group.
 
-    The estimates are post-processing of what was released (:mod:`fairpate.fairness.rates`): they have no
-    privacy cost and may be published, unlike metrics on test records. Each has an interval at ``level``; gaps are over
-    answered records.
+    The estimates are post-processing of what was released (:mod:`fairpate.fairness.rates`): they have no privacy cost
+    and may be published, unlike metrics on test records. Each has an interval at ``level``; gaps are over answered
+    records.
     """
 
     level: float
@@ -609,12 +609,12 @@ class PrivatePopulation:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> PrivatePopulation:
-        """The estimates that :meth:`to_json` wrote. TypeError when fields are missing or unknown."""
+        """Return the estimates that :meth:`to_json` wrote. TypeError when fields are missing or unknown."""
         return restored(cls, {name: plain[name] for name in plain if name != "format"})
 
     @property
     def words(self) -> str:
-        """The estimates in a sentence or two, and what they assume."""
+        """The estimates and their assumptions in a sentence or two."""
         parity, level = self.gaps["dp_one_vs_rest"], percent(self.level, digits=0)
         gap = "undefined" if math.isnan(parity.value) else f"{decimal(parity.value)} ({interval(parity)})"
         accuracies = (
@@ -650,7 +650,7 @@ def private_population(
 
     predicted = estimated_rates(rates.predicted, *answered)
     correct = estimated_rates(rates.correct, *answered)
-    # The first half of the events: of each true label, how many are predicted so.
+    # The first half of the events: for each true label, the records predicted as this label.
     found = estimated_rates(rates.found_or_mistaken, *answered)[: len(class_names)]
     coverage = estimated_rates(coverages, joint, draws)
     count_G, count_RG = joint.sum(axis=(-2, -1)), draws.sum(axis=(-2, -1))
@@ -689,19 +689,19 @@ OUTCOMES: Mapping[Outcome, str] = {
 
 
 Course = Sequence[tuple[float, float]]
-"""Points (queries submitted, epsilon) from (0, 0) to the last query; empty where none was submitted."""
+"""Points (queries submitted, epsilon) from (0, 0) to the last query; empty if none was submitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQueries(QueryOutcomes):
-    """The queries that teachers were asked, with the outcomes that the statement counts and what was answered, as far
-    as it may be published.
+    """The queries that teachers were asked, with the outcomes that the statement counts, and the publishable facts
+    about their answers.
 
-    ``voters``, at most ``num_teachers`` a query, are ``teachers`` or ``neighbours``.
-    ``mechanism`` says in words how labels are released. ``epsilon_course`` is the data-independent epsilon after
-    submitted queries, at the guarantee's delta: it grows with every one, also with those refused before the vote.
-    ``outcomes_GO`` counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the
-    released labels of each group and class.
+    At most ``num_teachers`` vote on a query; ``voters`` names them, ``teachers`` or ``neighbours``. ``mechanism``
+    describes how labels are released. ``epsilon_course`` is the data-independent epsilon after submitted queries, at
+    the guarantee's delta: it grows with every query, even if it is refused before the vote. ``outcomes_GO`` counts the
+    outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the released labels of each
+    group and class.
     """
 
     mechanism: str
@@ -720,10 +720,10 @@ class PublicReport:
 
     ``title`` names the data set. ``voting`` is None for a method whose teachers, if it has any, answer no queries.
     ``evaluations`` maps each set of predictions on the test records to its result; the first is the headline.
-    ``reject_option`` holds the results of a model that may refuse over other orders of the test records; None for one
-    that answers everything. ``num_training_labels`` counts the released labels that the student was trained on, to
-    which the ledger may have added others; None where that is not known. ``private_population`` are estimates from a
-    release by group. ``made`` says when and by which version.
+    ``reject_option`` has the results of a model that may refuse, over other orders of the test records; None for one
+    that answers everything. ``num_training_labels`` counts the released labels that the student was trained on, which
+    may be fewer than the ledger has; None if not known. ``private_population`` are estimates from a release by group.
+    ``made`` says when and by which version.
     """
 
     title: str
@@ -742,22 +742,21 @@ class PublicReport:
 
     @property
     def model(self) -> str:
-        """The name of the published model: a student has teachers that answered queries."""
+        """The name of the published model: "student" if teachers answered queries."""
         return "student" if self.voting else "model"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateReport:
-    """The contents of the operator's page, in addition to the report of a run with votes.
+    """The contents of the private page, in addition to the report of a run with votes.
 
     Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
-    Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost at its worst case. The courses
-    are data-dependent epsilons: ``epsilon_data_dependent_course`` charges everything that was
-    computed, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts
-    the voters behind the most popular label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who
-    voted. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the
-    callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that learned from the
-    same private records.
+    Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The courses
+    are data-dependent epsilons: ``epsilon_data_dependent_course`` charges everything that was computed,
+    ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts the voters
+    for the most popular label, ``runner_up_votes_Q`` those for the next, ``num_votes_Q`` all who voted. ``groups_Q``
+    are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the callers who asked (empty: the run
+    itself). ``without_privacy`` measures a model without noise that was trained on the same private records.
     """
 
     public: PublicReport

@@ -1,13 +1,13 @@
-"""The pages of one run: report, operator's report, card and audit, each one HTML file without scripts.
+"""The pages of one run: report, private report, card and audit, each one HTML file without scripts.
 
 A page is a function of plain records (:mod:`fairpate.report.records`) and opens with the verdict of their
-:class:`~fairpate.report.records.RunStatement`. The report may be published: it holds the guarantee, metrics on test
-records and what was released. The card describes the published model. The operator's page depends on votes, query by
-query, and must not be published. It compares the data-independent epsilon with the data-dependent one and with the
-ledger as FairPATE's authors published theirs, in which a label that the fairness gate rejects costs nothing.
+:class:`~fairpate.report.records.RunStatement`. The report may be published: it has the guarantee, metrics on test
+records and what was released. The card describes the published model. The private report depends on votes, query by
+query, and must not be published. It compares the data-independent epsilon with the data-dependent one, and with epsilon
+as FairPATE's authors published theirs, for which a label that the fairness gate rejects costs nothing.
 
 An audit's bounds follow from counts and a t statistic alone, so that anyone with its record can check them; its page,
-the terminal and the JSON share the sentences about them.
+the terminal and the JSON use the same sentences about them.
 
 Charts are Vega-Lite specifications, drawn by vl-convert as inline SVG. Their colours are variables of ``report.css``,
 so that a reader's dark theme holds for them too.
@@ -79,7 +79,7 @@ _HATCH = (
 def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, y_label: str, title: str) -> Markup:
     """Draw up to three named lines through points (x, y), on linear axes from 0.
 
-    One line has its name at its end, several have a legend below the chart.
+    A single line has its name at its end, several have a legend below the chart.
     """
     points = [point for line in lines.values() for point in line]
     if not points or not all(math.isfinite(y) for _, y in points):
@@ -124,8 +124,8 @@ def histogram(
     title: str,
     ticks: Sequence[float],
 ) -> Markup:
-    """Draw a stacked histogram. ``edges`` has one more entry than counts; ``stacks`` maps the names of colours to
-    counts, in order."""
+    """Draw a stacked histogram. ``edges`` has one more entry than counts; ``stacks`` maps names of colours (style sheet
+    variables) to counts, in stacking order."""
     rows = [
         {"stack": name, "order": order, "left": left, "right": right, "number": number}
         for order, (name, counts) in enumerate(stacks.items())
@@ -139,8 +139,8 @@ def histogram(
     step = next(
         step for power in range(20) for step in (10**power, 2 * 10**power, 5 * 10**power) if 4 * step >= largest
     )
-    # Refusals by the gate are hatched, because colour alone does not reach every reader.
-    # An id from the title: the drawings of a page share one space of ids.
+    # Refusals by the gate are hatched, because not every reader can tell colours apart. The id is made from the title:
+    # the drawings of a page share one space of ids.
     hatch = re.sub("[^a-z]+", "-", title.lower())
     fills = [f"url(#{hatch})" if name == "fairness" else f"var(--{name})" for name in stacks]
     place = {
@@ -213,7 +213,7 @@ _SCOPES = {
 
 
 def public_report(report: PublicReport) -> str:
-    """The page to publish, as one HTML document. Sections about votes are shown only where there were votes."""
+    """Return the page to publish as one HTML document, with sections about votes only if there were votes."""
     guarantee, voting = report.guarantee, report.voting
     budget_curve: Markup | str = ""
     released_CG: list[list[float]] = []
@@ -243,9 +243,9 @@ def public_report(report: PublicReport) -> str:
 
 
 def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
-    """The names that ``run.html`` reads; ``without_privacy`` is for the operator's page alone."""
+    """Return the values that ``run.html`` reads; ``without_privacy`` is for the private page alone."""
     voting, trained = report.voting, report.num_training_labels
-    # The noise of votes is exact, that of training is of floating point.
+    # The noise on votes is exact, that of training is in floating point.
     exact = "exact, " if voting and report.guarantee.noise == "os_entropy" else ""
     labels = ""
     if voting:
@@ -270,19 +270,19 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
 
 
 def answered_words(measured: Evaluation) -> str:
-    """The records that rates are computed from."""
+    """Return words for the records that rates are computed from."""
     return "all test records" if measured.num_answered == measured.num_records else "answered test records"
 
 
 def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]:
-    """What pages read to show how a ``model`` treats groups: names and marks, the end of the axis of gaps, and for each
-    of the ``evaluations`` the sentences about its records and predictions."""
+    """Return what pages need to show how a ``model`` treats groups: names and marks, the end of the axis of gaps, and
+    for each of the ``evaluations`` the sentences about its records and predictions."""
     gaps = [gap for found in evaluations.values() for gap in found.gaps_of("gap").values()]
     predictions = {}
     for name, found in evaluations.items():
         predicted = sum(any(rates[k] > 0 for rates in found.rates_GC) for k in range(len(found.class_names)))
         words = f"{count(predicted)} of {count(len(found.class_names))} classes are predicted for some record."
-        # Before the number of classes: they say why it is small.
+        # Before the number of classes, as they explain why it is small.
         cautions = (*found.degenerate, *found.underserved)
         words = f"The {model} {'; it '.join(cautions)}. {words}" if cautions else words
         predictions[name] = words if found.num_answered else "No record is answered."
@@ -314,14 +314,14 @@ _LEDGERS = {
 
 
 def private_report(report: PrivateReport) -> str:
-    """The operator's page, as one HTML document. It depends on private votes: never publish it."""
+    """Return the private page as one HTML document. It depends on private votes: never publish it."""
     public, voting = report.public, report.public.voting
     assert voting is not None
     courses = (voting.epsilon_course, report.epsilon_data_dependent_course, report.epsilon_as_in_paper_course)
-    # The stated total, which may lie above the last of its course: it was fixed before the first query.
+    # The stated total may exceed the end of its course: it was fixed before the first query.
     totals = [public.guarantee.epsilon, *(course[-1][1] if course else 0.0 for course in courses[1:])]
     queries = _query_by_query(report, voting)
-    # Where no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
+    # If no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
     are_one = all(courses[0] == other for other in courses[1:])
     num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
 
@@ -364,7 +364,7 @@ def private_report(report: PrivateReport) -> str:
 
 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
-    """Show the cost of each query as a share of its worst case, which is published, and the agreement of the voters."""
+    """Return charts and words on the cost of each query as a share of its worst case, and on the voters' agreement."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
     # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
@@ -422,7 +422,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         )
         for query in compared.dearest
     ]
-    # A time of 0 is that of a charge of which none was recorded.
+    # A time of 0 means that none was recorded.
     votes_Q, known = report.num_votes_Q, [at_s for at_s in report.at_Q if at_s]
     if not votes_Q:
         voters = "Nobody was asked."
@@ -468,10 +468,10 @@ _KINDS = {"image": "pictures", "tabular": "rows of numbers"}
 
 @dataclass(frozen=True, kw_only=True)
 class CardModel:
-    """The published model: its method, its input and its output. ``reject_option`` None answers everything.
+    """The published model: its method, its input and its output. With ``reject_option`` None it answers everything.
 
     ``sha256`` is the digest of the published file, ``num_training_labels`` the number of released labels that it was
-    trained on, where that was recorded; ``method_title`` names the method for people, ``made_on`` is an ISO 8601 day.
+    trained on, if recorded; ``method_title`` is the method's readable name, ``made_on`` an ISO 8601 date.
     """
 
     method: str
@@ -492,7 +492,7 @@ class CardModel:
 class CardData:
     """The data set as its publisher describes it, and the options it was read with.
 
-    Only name and kind are known of a data set that was ``given_from_python``.
+    Only name and kind are known of a data set that was passed in from Python (``given_from_python``).
     """
 
     name: str
@@ -517,7 +517,7 @@ class IntendedUse:
 
 @dataclass(frozen=True, kw_only=True)
 class CardRefusals:
-    """The figures of a student that may refuse: lowest and highest values over orders of the test records, and the
+    """The results of a student that may refuse: lowest and highest values over orders of the test records, and the
     evaluation without refusals."""
 
     num_orders: int
@@ -528,7 +528,7 @@ class CardRefusals:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The contents of a card, with the sentences that ``card.json`` holds and the rows of its page."""
+    """The contents of a model card, with the sentences of ``card.json`` and the rows of its page."""
 
     model: CardModel
     privacy: Guarantee
@@ -544,13 +544,13 @@ class Card:
 
     @property
     def protected_records(self) -> str:
-        """The private records that the guarantee is for."""
+        """Words for the private records that the guarantee covers."""
         parts = [part for part in ("validation", "test") if part in self.privacy.parts]
         return f"private {listed(['training', *parts])} records"
 
     @property
     def sentences(self) -> dict[str, Any]:
-        """What both the page and ``card.json`` say.
+        """The sentences that the page and ``card.json`` share.
 
         ``description``: input, output, method and groups of the model. ``publishable``: the items that may be published
         with the model, and ``not_publishable``: those that must stay with the operator. ``limits``: cautions for
@@ -571,7 +571,7 @@ class Card:
             f"({', '.join(model.groups)})."
         )
 
-        # What the guarantee leaves bare is a condition of publishing, not a caution below it.
+        # What the guarantee does not protect is a condition of publishing, not a caution below it.
         bare = privacy.not_protected
         publishable = [
             "The model's file, any number of its predictions at no further cost, and anything computed from them"
@@ -614,7 +614,7 @@ class Card:
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly: each "
             "notion says another thing.",
         ]
-        # Where the statement has its own remark on this, at length, it is among the limits already.
+        # If the statement has its own, longer remark on this, it is among the limits already.
         if privacy.tells_size and TELLS_SIZE.get(privacy.unit) not in privacy.remarks:
             units = "persons" if privacy.unit == "person" else "private records"
             limits.append(f"The sampling rate reveals the number of {units}, or the declared number: it is public.")
@@ -632,7 +632,7 @@ class Card:
 
     @property
     def data_rows(self) -> Rows:
-        """The facts about the data set by name."""
+        """The facts about the data set as pairs of name and value."""
         data = self.data
         unknown = "not known: the records were given from Python" if data.given_from_python else "not stated"
         rows = [
@@ -653,7 +653,7 @@ class Card:
 
 
 def card_page(card: Card) -> str:
-    """The card as one HTML document."""
+    """Return the card as one HTML document."""
     measured = card.evaluation
     of = f"of “{measured.class_names[-1]}”" if len(measured.class_names) == 2 else "of the class where it is largest"
     return render(
@@ -675,40 +675,41 @@ def card_page(card: Card) -> str:
 AUDIT_FORMAT = "fairpate.audit/1"
 _SERIES = ("planned", "found", "control")
 SURE = 0.99
-"""The confidence at which a claim counts as refuted. Much more is out of reach, because delta allows for a few right
+"""The confidence at which a claim counts as refuted. Much more cannot be reached, because delta allows for a few right
 guesses."""
 _BOUNDS = ("epsilon_assumption_free", "epsilon_if_gaussian")
-# A bound is the result of a search; verdict, page and JSON ask for the same ones.
+# A bound is the result of a search; verdict, page and JSON need the same ones.
 _bound = lru_cache(epsilon_lower_bound)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """The result of an attack: its right ``guesses``, and the separation of its scores if these are normal."""
+    """The result of an attack: its ``guesses``, and the separation of its scores if these are Gaussian."""
 
     guesses: Guesses
     separation: Separation | None = None
 
     def bounds(self, delta: float, confidence: float = 0.95) -> tuple[float, ...]:
-        """The lower bound on epsilon without assumptions, followed by the one for Gaussian scores if they are."""
+        """Return the lower bound on epsilon without assumptions, and if scores are Gaussian the bound that assumes
+        so."""
         free = _bound(self.guesses, delta=delta, confidence=confidence)
         if self.separation is None:
             return (free,)
         return free, gaussian_epsilon(self.separation.mu_lower_bound(confidence), delta)
 
     def words(self, delta: float) -> str:
-        """The bounds as words."""
+        """Return the bounds in words."""
         free, *gaussian = (f"{bound:.2f}" for bound in self.bounds(delta))
         return f"{free} without assumptions" + (f", {gaussian[0]} if scores are Gaussian" if gaussian else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedRelease:
-    """One kind of release of the run under attack.
+    """The attack on one kind of release of the run.
 
-    ``part``: whose records it is of, ``private`` or ``test``. ``planned`` is what the ideal attack finds at the median,
-    ``found`` what this attack found, ``control`` what it found with ``control_noise``, about half, of the noise.
-    ``canaries_each``: coins per release.
+    ``part``: the records that the release reads, ``private`` or ``test``. ``planned`` is the median result of the ideal
+    attack, ``found`` the result of this attack, ``control`` its result with a share ``control_noise`` of the noise,
+    about half. ``canaries_each``: canaries per release.
     """
 
     part: str
@@ -740,8 +741,8 @@ class Audit:
     """An audit of the claim ``epsilon`` at ``delta`` for ``unit`` and ``relation``.
 
     ``settings``: the digest of the settings that were audited. ``records``: whether the records other than canaries
-    were ``made`` up or are the ``private`` ones; the latter audit must not be published. ``not_attacked`` names what
-    the statement also covers.
+    were ``made`` up or are the ``private`` ones; an audit with private ones must not be published. ``not_attacked``:
+    what the statement covers but the audit did not attack.
     """
 
     method: str
@@ -755,20 +756,20 @@ class Audit:
     releases: tuple[AuditedRelease, ...]
 
     def proved(self, confidence: float = 0.95) -> float:
-        """The largest lower bound that an attack on the run's releases reached."""
+        """Return the largest lower bound on epsilon that an attack on the run's releases reached."""
         return max(max(each.found.bounds(self.delta, confidence)) for each in self.releases)
 
     @property
     def refuted(self) -> bool:
         """True if a lower bound exceeds the claim at a confidence of 99 %.
 
-        Where an attack is nearly ideal, one in twenty of correct releases exceeds it at 95 %.
+        At 95 %, a nearly ideal attack would exceed the claim of one in twenty correct releases.
         """
         return self.proved(SURE) > self.epsilon
 
     @property
     def has_power(self) -> bool:
-        """True if every control, with half the noise, exceeds the claim."""
+        """True if every control, with about half the noise, exceeds the claim."""
         return all(max(each.control.bounds(self.delta)) > self.epsilon for each in self.releases)
 
     @property
@@ -786,7 +787,7 @@ class Audit:
 
     @property
     def power_words(self) -> str:
-        """A sentence on whether the audit would have found missing noise, by its control."""
+        """A sentence on whether the audit would have detected missing noise, judged by its control."""
         # The weakest control decides: a fault in that release could stay unseen.
         proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
         if self.has_power:
@@ -800,7 +801,7 @@ class Audit:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The record, with all bounds and sentences that follow from it."""
+        """Return the record as JSON values, with all bounds and sentences that follow from it."""
         plain = asdict(self)
         for values, each in zip(plain["releases"], self.releases, strict=True):
             for name in _SERIES:
@@ -810,7 +811,7 @@ class Audit:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Audit:
-        """The audit that :meth:`to_json` wrote; ValueError, TypeError or KeyError for anything else."""
+        """Return the audit that :meth:`to_json` wrote; ValueError, TypeError or KeyError for anything else."""
         if values["format"] != AUDIT_FORMAT:
             raise ValueError(f"audit.json: expected format {AUDIT_FORMAT}, got {values['format']!r}.")
         plain = {name: values[name] for name in cls.__dataclass_fields__}
@@ -826,5 +827,5 @@ class Audit:
 
 
 def audit_page(audit: Audit) -> str:
-    """The page of an audit, as one HTML document."""
+    """Return the page of an audit as one HTML document."""
     return render("audit.html", audit=audit)

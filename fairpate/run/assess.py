@@ -10,10 +10,10 @@ group's. A ratio below four fifths is pointed out (29 CFR 1607.4 D). A group wit
 records has no ratio and takes no part in the highest rate, as the rules allow; its size and rate are listed. Records
 without a known group are left out and counted.
 
-*Small cells.* A group of fewer than ``least_cell`` records, or persons, of the finest division is left out of all
-divisions alike, with enough others that no difference of two of them shows it (:mod:`fairpate.report.metrics`). Where
-numbers by true label that one division leaves out would follow from those of the others, as a difference of groups that
-overlap, only the finest division has such numbers.
+*Small groups.* The finest division is by all columns together. A group there with fewer than ``least_cell`` records (or
+persons) is left out of every division, with enough other groups that no difference of shown totals reveals it
+(:mod:`fairpate.report.metrics`). Numbers by true label are shown for the finest division alone if those of the other,
+overlapping divisions would reveal numbers that a division hides.
 
 Intervals of rates are Wilson's and those of ratios MOVER's, as for private metrics without noise; where persons are
 named, both are bootstrap percentiles over persons.
@@ -62,10 +62,11 @@ OUTSIDE = (
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSelection:
-    """The selection of one group. ``rate`` and ``ratio`` are shares with intervals, NaN where they are undefined.
+    """Selection rate and impact ratio of one group: shares with intervals, NaN where undefined.
 
-    ``num_records`` counts records that were not refused. It and ``num_selected`` are None, and the shares NaN, for a
-    group with too few records to be shown.
+    ``num_records`` counts records that were not refused. For a group with too few records to be shown, ``num_records``
+    and ``num_selected`` are None and the shares NaN. ``is_rare``: the group has less than ``LEAST_SHARE`` of the
+    records.
     """
 
     name: str
@@ -91,7 +92,7 @@ class GroupSelection:
 class Division:
     """The records divided by one column of groups, or by the intersections of several.
 
-    ``measured`` are accuracy and the gaps of all notions, None without true labels.
+    ``measured``: accuracy and the fairness gaps of all notions; None without true labels.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Division:
 
     @property
     def words(self) -> str:
-        """The impact ratios in a sentence, and the groups that are not compared."""
+        """The smallest impact ratio in a sentence, and the groups that are too rare to be compared."""
         least = self.least
         if least is None:
             return "No two groups can be compared."
@@ -123,11 +124,11 @@ class Division:
 
 @dataclass(frozen=True, kw_only=True)
 class AssessedPredictions:
-    """The fairness report of a table of predictions; shows itself as a table in a terminal and as a page in a notebook.
+    """The fairness report of a table of predictions; displays as a table in a terminal and as a page in a notebook.
 
-    ``selected`` says in words what counts as being selected. ``num_unknown`` records have no known group,
-    ``num_left_out`` belong to groups that are too small or were left out with them. ``finest_alone``: only the finest
-    division has numbers by true label, as others would have shown small cells.
+    ``selected`` says in words what counts as being selected. ``num_unknown`` records have no known group.
+    ``num_left_out`` records are in groups that are too small to be shown, or were left out to protect these.
+    ``finest_alone``: only the finest division has numbers by true label, as others would have revealed small numbers.
     """
 
     title: str
@@ -152,7 +153,7 @@ class AssessedPredictions:
 
     @property
     def line(self) -> str:
-        """The verdict: fair or not by the user's rule, how accurate, and the smallest impact ratio."""
+        """The verdict in one line: fair or not by the user's rule, the accuracy, and the smallest impact ratio."""
         ratios = min(self.divisions, key=lambda each: each.least.ratio.value if each.least else math.inf).words
         if self.judged is None:
             return ratios
@@ -162,7 +163,7 @@ class AssessedPredictions:
 
     @property
     def left_out(self) -> str:
-        """What is not shown: records that no number counts, and numbers by true label; empty where all is."""
+        """A sentence on records and numbers that the report leaves out, with the reason; empty if it shows all."""
         words = []
         if self.num_unknown:
             words.append(f"{counted(self.num_unknown, 'record')} without a known group")
@@ -178,7 +179,7 @@ class AssessedPredictions:
         return " ".join(said)
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers and sentences as plain JSON values; undefined numbers are null."""
+        """Return all numbers and sentences as plain JSON values; undefined numbers are null."""
         divisions = [
             {
                 "name": each.name,
@@ -208,7 +209,7 @@ class AssessedPredictions:
         return plain
 
     def html(self, *, made_on: str | None = None) -> str:
-        """The report as one HTML document, which loads nothing."""
+        """Return the report as one self-contained HTML document; ``made_on``: the date that it states."""
         evaluations = {
             f"by {each.name}": each.measured for each in self.divisions if each.measured and each.measured.is_measured
         }
@@ -260,12 +261,13 @@ def assess_predictions(
 ) -> AssessedPredictions:
     """Report how predictions treat groups.
 
-    ``table`` is a CSV, Parquet or Feather file, a pandas frame, or a mapping of columns. ``groups`` name its columns of
-    groups, ``prediction`` that of predicted classes (an empty one is a refusal), ``label`` that of true classes and
-    ``person`` that of persons, who are then drawn and counted as wholes. ``selected`` is the class that selects; of two
-    classes the last by name unless given. With ``score`` a record is selected whose score lies above the median of all,
-    and there are no classes. ``seed`` draws the bootstrap. UsageError, or DataError for a damaged file, names what is
-    wrong.
+    ``table`` is a CSV, Parquet or Feather file, a pandas frame, or a mapping of columns. The other names are of its
+    columns: ``groups`` of sensitive attributes, ``prediction`` of predicted classes (empty for a refusal), ``label`` of
+    true classes, and ``person`` of persons, who are then counted and resampled with all their records. ``selected`` is
+    the class that counts as being selected; default: of two classes the last in alphabetical order. With ``score``
+    there are no classes, and a record is selected if its score lies above the median of all. Groups of fewer than
+    ``least_cell`` records or persons are left out. ``fair_at`` is the rule for the verdict, ``seed`` that of the
+    bootstrap. UsageError, or DataError for a damaged file, names what is wrong.
 
     >>> found = assess_predictions(
     ...     {"prediction": ["yes", "no"] * 20 + ["yes"] * 20, "sex": ["F"] * 40 + ["M"] * 20},
@@ -275,20 +277,22 @@ def assess_predictions(
     [('F', 0.5, 0.5), ('M', 1.0, 1.0)]
     """
     if not groups:
-        raise UsageError("--group: expected a column of groups, got none.")
+        raise UsageError("--group: expected at least one column of groups, got none; name one, such as --group sex.")
     if score is not None and label is not None:
-        raise UsageError("--label: read with predicted classes, not with --score; leave one of them out.")
+        raise UsageError("--label: needs predicted classes, but --score was given; leave out one of the two options.")
     if least_cell < 1:
         raise UsageError(f"--least-cell: expected 1 or more, got {least_cell}.")
     columns = list(dict.fromkeys([*groups, score or prediction, *filter(None, (label, person))]))
     title, text = _text_columns(table, columns)
     known_N = np.all([text[name] != "" for name in groups], axis=0)
     if not known_N.any():
-        raise UsageError(f"--group: no record of {title} has a value in {' and '.join(groups)}.")
+        raise UsageError(
+            f"--group: no record of {title} has a value in {' and '.join(groups)}; name columns that are filled in."
+        )
     text = {name: values[known_N] for name, values in text.items()}
     answered_N = text[score or prediction] != ""
     if not answered_N.any():
-        raise UsageError(f"{score or prediction}: no record of {title} has one.")
+        raise UsageError(f"{score or prediction}: empty in every record of {title}; name a column with values.")
     for name, option in ((label, "--label"), (person, "--person")):
         if name is not None and (missing := int((text[name] == "").sum())):
             raise UsageError(f"{option}: {count(missing)} records have no {name}; complete or remove them.")
@@ -297,9 +301,11 @@ def assess_predictions(
         try:
             scores_N = text[score].astype(np.float64)
         except ValueError as error:
-            raise UsageError(f"--score: expected a number in every row of {score}: {error}.") from None
+            raise UsageError(f"--score: expected a number in every row of column {score!r}: {error}.") from None
         if not np.isfinite(scores_N).all():
-            raise UsageError(f"--score: expected finite numbers in {score}.")
+            raise UsageError(
+                f"--score: expected finite numbers in column {score!r}; remove rows with NaN or infinite scores."
+            )
         selected_N, selected_words = scores_N > np.median(scores_N), f"{score} above the median of all records"
     else:
         named = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
@@ -384,9 +390,10 @@ def _hidden_follows(
     *,
     least: int,
 ) -> bool:
-    """True if sums and differences of what divisions show by true label give what one of them hides.
+    """Return True if linear combinations of the shown numbers by true label give a number that a division hides.
 
-    ``codes``: the groups of the records (N,) in each division, the finest last. ``units_N``: records or persons.
+    ``codes``: for each division the group of every record (N,), the finest division last. ``units_N``: the record or
+    person that a row belongs to. ``least``: numbers of fewer units are hidden.
     """
     first_K = np.unique(codes[-1], return_index=True)[1]  # a record of each group of the finest division
     # Totals over all records are shown too.
@@ -414,7 +421,8 @@ def _hidden_follows(
 
 
 def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, npt.NDArray[np.str_]]]:
-    """The name of a table and its columns as text: whole numbers without a decimal point, empty where missing."""
+    """Return the name of a table and its columns as text: whole numbers without a decimal point, empty where
+    missing."""
     if isinstance(table, str | Path):
         path = Path(table)
         if not path.is_file():
@@ -440,7 +448,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
 
 
 def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """The group of each record, by the values of all columns together, and the names of the groups that occur."""
+    """Return the group of each record, by the values of all columns together, and the names of the groups that
+    occur."""
     joined = [" · ".join(parts) for parts in zip(*(column.tolist() for column in columns), strict=True)]
     names, codes_N = np.unique(np.array(joined, dtype=np.str_), return_inverse=True)
     return codes_N.astype(np.int64), tuple(names.tolist())
@@ -454,7 +463,7 @@ def _selections(
     persons_N: npt.NDArray[np.int64] | None,
     generator: np.random.Generator,
 ) -> tuple[GroupSelection, ...]:
-    """The selection of each group; a group without records was left out before."""
+    """Return the selection of each group in ``names``; groups that were left out have no records."""
     sizes: dict[str, Any] = {"num_groups": len(names), "num_classes": 2}
     joint_GYC = rates.joint_table(selected_N.astype(np.int64), groups_N, **sizes)
     size_G = joint_GYC.sum(axis=(1, 2))

@@ -1,21 +1,21 @@
-"""Audit a run: canaries in shadow releases, the bound on epsilon that an attack proves, and the page that reports it.
+"""Audit a run: canaries in shadow releases, the lower bound on epsilon that an attack proves, and the report page.
 
-A shadow release is drawn by the run's own method under the run's own settings, from made-up records of the run's
-declaration and from canaries, each of which enters by a fair coin. No private record is read, so that the result may be
-published; with ``on_private`` the other records are the private ones, and everything stays with the operator. The
+A shadow release is drawn by the run's own method under the run's own settings. Its records are made up in the form of
+the run's data, and a fair coin decides for each canary whether it is included. No private record is read, so the result
+may be published. With ``on_private`` the other records are the private ones, and the result must not be published. The
 attacker knows all made-up records and what every canary would add, and reads what a run publishes. Guesses about the
 coins give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
 
-    tables, sums      a canary has a cell or a direction of its own: the likelihood ratio of the released numbers
-    teachers' votes   a canary turns its teacher's vote in every query, by a code of its own: the same, or the labels
+    tables, sums      a canary has a cell or a direction of its own: likelihood ratio of the released numbers
+    teachers' votes   a canary flips its teacher's vote by a random code over the queries: correlation with the answers
     SGD family        a canary has a feature of its own: how much the published model raised the odds of its label
 
-The made-up records lie at the origin of all features and the canaries far from it: among all data sets this one hides a
-canary least, and epsilon must hold for it too. Many canaries share one release, which is as large as that of the run.
+The made-up records lie at the origin of all features and the canaries far from it: this data set hides a canary least,
+and epsilon must hold for it too. Many canaries share one release, which is as large as that of the run.
 
-**Power.** Before anything is drawn, the bound that the ideal attack on the claim would reach with that many canaries is
-computed. A control repeats the audit for the same method planned with half the noise: an audit that does not find it
-would not have found a fault either.
+**Power.** Before anything is drawn, the audit computes the bound that the ideal attack would reach with that many
+canaries. A control repeats the audit for the same method planned with half the noise. If the audit does not detect that
+the control exceeds the claim, it would not have detected a fault of the run either.
 
 Shapes: M canaries of one release, N records, Q queries, C classes, W numbers per class.
 """
@@ -86,7 +86,7 @@ from teachers.ensemble import BlockPool
 Numbers = npt.NDArray[Any]
 Coins = npt.NDArray[np.bool_]
 CANARIES = 20_000
-"""Coins of one audit, spread over as many releases as they need."""
+"""Default number of canaries (coin flips) of one audit, spread over as many releases as they need."""
 _LOUD = 20.0  # a canary's feature: far beyond every radius and clipping bound
 _COPIES = 3  # records of a canary, where persons are protected
 _MOST_POOL, _MOST_EACH = 1000, 256
@@ -97,16 +97,16 @@ _EVENTS_ALIKE = 0.01  # relative; a repeated search for the noise may end at a s
 
 
 class AuditError(UsageError):
-    """A run that cannot be audited, or an audit that could prove nothing; the message says why, and the remedy."""
+    """A run that cannot be audited, or an audit that could prove nothing; the message gives reason and remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shadows:
     """Shadow releases of one kind, with their attack.
 
-    ``play`` draws one release for the coins (M,) and scores every canary. ``events`` are those of one release.
-    ``is_gaussian``: the scores are normal, or sums of many parts; ``is_pure``: the noise is Laplace. ``attack``: the
-    attack in words.
+    ``play`` draws one release for the coins (M,) and returns the attack's score of every canary. ``events``: the
+    accountant's events of one release. ``is_gaussian``: the scores are normal, or sums of many parts. ``is_pure``: the
+    noise is Laplace. ``attack``: a description of the attack.
     """
 
     attack: str
@@ -122,16 +122,16 @@ def audit_run(
 ) -> tuple[Audit, Path]:
     """Audit the finished run in ``root``; write ``audit.json`` and ``audit.html``, and return the audit and its page.
 
-    They are in ``public/``, or with ``on_private`` in ``private/``. AuditError for a run without a guarantee, for a
-    method whose releases have no attack here, and for too few canaries to find half the noise.
+    Both files are written to ``public/``, or with ``on_private`` to ``private/``. AuditError for a run without a
+    guarantee, for a method without an attack here, and for too few canaries to detect half the noise.
     """
     run, config = finished_run(root)
     statement = read_statement(run) if run.statement.is_file() else None
     if not config.is_private or statement is None or statement.noise != OS_ENTROPY or not statement.epsilon:
         raise AuditError(
-            f"{root}: claims no privacy (method {config.method}, "
-            f"noise {'none' if statement is None else statement.noise}), so there is nothing to audit; give a run with "
-            f"a finite epsilon and noise {OS_ENTROPY}."
+            f"{root}: has no privacy guarantee (method {config.method}, noise "
+            f"{'none' if statement is None else statement.noise}), so there is nothing to audit; give a run with a "
+            f"finite epsilon and noise {OS_ENTROPY}."
         )
     parts = ["private", *(["test"] if "test" in statement.part_events else [])]
     make = partial(shadows_of, run, config, statement, on_private=on_private)
@@ -143,7 +143,7 @@ def audit_run(
         drawn = [event_json(event) for event in shadows.events]
         if not alike(expected, drawn, _EVENTS_ALIKE):
             raise AuditError(
-                f"statement.json: states {expected}, and the run's settings draw {drawn} today; audit it with the "
+                f"statement.json: states {expected}, but the run's settings now give {drawn}; audit it with the "
                 "version that made it (environment.json)."
             )
         audited.append(_attacked(shadows, control, statement, part, num_canaries, reporter, centred=on_private))
@@ -175,7 +175,7 @@ def _attacked(
     *,
     centred: bool,
 ) -> AuditedRelease:
-    """Plan the number of guesses, draw both series of releases, and count the right guesses."""
+    """Plan the number of guesses, draw the releases of audit and control, and count the right guesses."""
     assert statement.epsilon is not None
     delta, num_releases = statement.delta, -(-num_canaries // shadows.num_canaries)
     total = num_releases * shadows.num_canaries
@@ -200,8 +200,8 @@ def _attacked(
         needed *= 2
     if needed > total:
         raise AuditError(
-            f"--canaries: {total:,} are too few: even the ideal attack would not find that half the noise is missing; "
-            f"give {needed:,}."
+            f"--canaries: {total:,} are too few: even the ideal attack would not detect that half the noise is "
+            f"missing; give {needed:,}."
         )
     reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
 
@@ -244,7 +244,7 @@ def _attacked(
 
 
 def _noises(event: Any) -> dict[str, float]:
-    """The noise of an event, by the names of its fields."""
+    """Return the noise parameters of an event by field name; for Laplace noise 1/epsilon."""
     if isinstance(event, LaplaceReleases):
         return {"epsilon": 1 / event.epsilon}
     return {
@@ -256,7 +256,7 @@ def _noises(event: Any) -> dict[str, float]:
 
 
 def with_noise_share(event: Any, factor: float) -> Any:
-    """The event with ``factor`` times the noise on everything that it releases."""
+    """Return the event with ``factor`` times the noise on everything that it releases."""
     if isinstance(event, LaplaceReleases):
         return replace(event, epsilon=event.epsilon / factor)
     return replace(event, **{name: value * factor for name, value in _noises(event).items()})
@@ -271,8 +271,8 @@ def shadows_of(
     noise_share: float = 1.0,
     on_private: bool = False,
 ) -> Shadows:
-    """The shadow releases of one part of a run, under ``noise_share`` of the noise; AuditError where no attack is
-    known."""
+    """Return the shadow releases and attack of one ``part`` of a run ("private" or "test") under ``noise_share`` times
+    its noise; AuditError if no attack is known for the method."""
     facts = require_data(run)
     loaded = None
     if on_private:
@@ -298,13 +298,13 @@ def shadows_of(
         case Postprocessing() if config.dp_postprocessing.base == "sgd":
             return _counts(facts, config, loaded)
     raise AuditError(
-        f"{config.method}: no attack on its releases is known here; audits are of record_votes, weighted_votes, "
-        "residual_votes, ada_ssp, methods with teachers, DP-SGD and dp_postprocessing with base=sgd."
+        f"{config.method}: no attack on its releases is known; audit a run of record_votes, weighted_votes, "
+        "residual_votes, ada_ssp, a method with teachers, DP-SGD, or dp_postprocessing with base=sgd."
     )
 
 
 def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
-    """Features of ``count`` made-up records in the form of the run's, from a fixed seed."""
+    """Return features of ``count`` made-up records in the form of the run's, from a fixed seed."""
     generator, shape = np.random.default_rng(0), (count, *facts.record_shape)
     if facts.kind == "image":
         return torch.from_numpy(generator.integers(256, size=shape).astype(np.uint8))
@@ -312,7 +312,7 @@ def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
 
 
 def _records(x: Tensor, y: IntArray, z: IntArray, *, name: str, unit: str = "record", copies: int = 1) -> Split:
-    """Records, ``copies`` of each for a person."""
+    """Return made-up records; where ``unit`` is "person", each is a person with ``copies`` equal records."""
     names = [f"{name}-{number}" for number in range(len(x)) for _ in range(copies)]
     index = np.repeat(np.arange(len(x)), copies)
     return Split(
@@ -331,9 +331,9 @@ def _joined(one: Split, other: Split) -> Split:
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowData:
-    """The data of shadow releases: ``dataset`` with made-up public records, and two kinds of private records.
+    """The data of shadow releases: ``dataset`` with its public records, and two kinds of private records.
 
-    ``others`` are in every release. ``canaries`` are all canaries, with ``copies`` records each.
+    ``others`` are included in every release. ``canaries`` holds all canaries, each as ``copies`` consecutive records.
     """
 
     dataset: Dataset
@@ -342,7 +342,7 @@ class ShadowData:
     copies: int
 
     def with_canaries(self, included_M: Coins) -> Dataset:
-        """The data set with the canaries whose coins are true."""
+        """Return the data set with the canaries whose coins are true."""
         rows = np.flatnonzero(np.repeat(included_M, self.copies))
         return replace(self.dataset, private=_joined(self.others, self.canaries.take(rows.tolist())))
 
@@ -356,8 +356,8 @@ def _setting(
     loaded: Dataset | None,
     is_embedded: bool,
 ) -> ShadowData:
-    """Public records ``public_x``, ``num_others`` made private records, or those of ``loaded``, and canaries (x, y,
-    z)."""
+    """Return the data of shadow releases: public records ``public_x``, canaries (x, y, z), and as the other private
+    records ``num_others`` made-up ones, or those of ``loaded``."""
     sizes = len(facts.label_names), len(facts.group_names)
 
     def made(x: Tensor, name: str, **options: Any) -> Split:
@@ -391,7 +391,7 @@ def _setting(
 
 
 def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = None) -> Training:
-    """The context of a release that is neither counted nor kept."""
+    """Return the context of a release that is neither charged to the odometer nor stored."""
     return Training(
         dataset=dataset,
         model=model or torch.nn.Identity(),
@@ -402,7 +402,7 @@ def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = 
 
 
 def _declared_size(config: Method) -> int:
-    """The publisher's number of records or persons, or a thousand where none is declared."""
+    """Return the declared number of private records or persons; 1000 if none is declared."""
     try:
         entry = entry_for(config.data)
         return entry.num_persons(config.data.options, config.data.unit) or entry.public_rows
@@ -411,13 +411,14 @@ def _declared_size(config: Method) -> int:
 
 
 def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
-    """The log-likelihood ratio of ``released`` numbers with ``added`` against without it, summed over axis 0."""
+    """Return the log-likelihood ratio of ``released`` with ``added`` in it against without, summed over axis 0."""
     ratio: FloatArray = ((released - added / 2) * added / stddev**2).sum(axis=0)
     return ratio
 
 
 def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Dataset | None) -> Shadows:
-    """One vote per record: a canary for every label, and group, at every prototype."""
+    """Attack the tables of record_votes: one canary for each prototype and each label (and group, if groups are
+    read)."""
     kept = read_release(run.released)[0].arrays
     num_classes, num_rows = len(facts.label_names), len(facts.label_names)
     if config.reads_groups:
@@ -466,7 +467,7 @@ def _sums(
     events: Sequence[Event],
     loaded: Dataset | None,
 ) -> Shadows:
-    """Sums of feature vectors, of their products and of residuals: a canary for each coordinate, of full length."""
+    """Attack noisy sums of feature vectors, their products and residuals: one canary along each coordinate."""
     if isinstance(config, ResidualVotes):
         # The run's released sums chose the curvature; those of a shadow release might choose the other.
         kind = "private" if any(isinstance(event, MomentSums) for event in events) else "public"
@@ -512,8 +513,8 @@ def _sums(
 def _sums_and_gains(
     config: WeightedVotes | ResidualVotes | AdaSsp, released: Released, canaries: Dataset
 ) -> list[tuple[Numbers, Numbers, float]]:
-    """Each released sum, what all canaries add to it in view of the earlier ones, and the noise's standard
-    deviation."""
+    """Return each released sum, what all canaries add to it given the sums released before, and the standard deviation
+    of its noise."""
     arrays, parts = released.arrays, list[tuple[Numbers, Numbers, float]]()
     if isinstance(config, AdaSsp):
         sums, moments, _ = (event.noise_stddev_votes for event in config.events())
@@ -526,8 +527,8 @@ def _sums_and_gains(
             (arrays["moments_WW"].diagonal()[None], exact_WW.diagonal()[None], moments),
         ]
 
-    # The method again, of the canaries alone: asked for a noisy sum it is given the one that was released, so that
-    # every later sum is computed from the rule that was.
+    # Run the method again on the canaries alone. Each noisy sum that it asks for is replaced by the released one, so
+    # that every later sum is computed from the released rule.
     def shown(exact_RW: IntArray, *, stddev: float, name: str, **_: Any) -> IntArray:
         match name.split():
             case ["moments"]:
@@ -546,7 +547,7 @@ def _sums_and_gains(
 
 
 def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
-    """Published models: each canary has a feature that no other record has."""
+    """Attack published models of the DP-SGD family: each canary has a feature that no other record has."""
     rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
@@ -566,7 +567,7 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
     replaced = getattr(events[0], "relation", "") == "replace one"
 
     def odds(model: torch.nn.Module) -> FloatArray:
-        """The log odds of every canary's label."""
+        """Return the log odds of every canary's label under ``model``."""
         with torch.no_grad():
             logits_MC = model.eval()(scale_bytes(canary_x)).double()
         own_M = logits_MC.gather(1, torch.from_numpy(label_M)[:, None])
@@ -604,7 +605,8 @@ def _votes(
     noise_share: float,
     on_private: bool,
 ) -> Shadows:
-    """Answers to queries: a canary is a record that turns its teacher's vote in every query, by a code of its own."""
+    """Attack answers to queries: a canary flips its teacher's vote in every query, by a random code over the
+    queries."""
     mechanism, target = config.mechanism, config.target
     if target.epsilon is not None:
         mechanism = mechanism_within(
@@ -616,7 +618,7 @@ def _votes(
     mechanism = mechanism.scaled(noise_share)
     num_voters, queries = config.num_voters, stated.count
     event: Any = of_teachers(mechanism.worst_case(queries), stated.unit)
-    # Few enough that other canaries' votes hide one no more than the noise does.
+    # So few canaries that the votes of the others hide one no more than the noise does.
     num_canaries = max(1, min(_MOST_EACH, num_voters // 4, int(event.noise_stddev_votes**2 / 4)))
     generator = np.random.default_rng(0)
     groups = generator.integers(len(facts.group_names), size=queries).tolist()
@@ -667,7 +669,8 @@ def _votes(
 
 
 def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:
-    """Counts of DP-postprocessing: the attribute of a canary is one of two groups, for every label and prediction."""
+    """Attack the counts of DP-postprocessing: for every label and prediction, a canary's attribute is one of two
+    groups."""
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     epsilon, pairs = config.target.epsilon, num_groups // 2
     pair_M, label_M, said_M = np.indices((pairs, num_classes, num_classes)).reshape(3, -1)
@@ -711,7 +714,8 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
 def _metrics(
     run: RunDirectory, facts: DataRecord, event: PredictionTables, config: Method, loaded: Dataset | None
 ) -> Shadows:
-    """The noisy table of private metrics: a canary for every group, label and prediction that the model makes."""
+    """Attack the noisy table of private metrics: a canary for every group, label and prediction that the model
+    makes."""
     # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     tried_x = _varied(facts, _MOST_EACH, scale=_LOUD)
@@ -720,7 +724,7 @@ def _metrics(
     bin_N = np.searchsorted(edges, score_N, side="right")
     _, places = np.unique(np.stack([bin_N, said_N]), axis=1, return_index=True)
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
-    # One canary for each cell; where a unit is replaced, two cells share one that changes between them.
+    # One canary for each cell. If neighbours replace a unit, two cells share a canary that moves between them.
     place_M, group_M, label_M = np.indices((len(places), num_groups, num_classes)).reshape(3, -1)
     place_M = places[place_M]
     moved = {"sensitive attribute": "group"}.get(event.unit, "label") if event.relation == "replace one" else ""

@@ -1,13 +1,13 @@
 """A finished run for its reviewers: a bundle, which ``fairpate verify`` recomputes, and forms that are filled in.
 
-A bundle holds everything that was published, the versions of software, and a head with the SHA-256 of every file and
-the claim. Nothing in it is computed from votes, private records or a ledger, because even a ledger's digest would
-confirm guesses about votes. Equal runs give equal bytes.
+A bundle holds everything that the run published, the versions of its software, and ``head.json`` with the claim and the
+SHA-256 of every file. Nothing in it is computed from votes, private records or a ledger, because even a ledger's digest
+would confirm guesses about votes. Equal runs give equal bytes.
 
 Verification checks the files against the head, epsilon against the events, and card and student against the statement.
-It recomputes epsilon by :mod:`fairpate.privacy.second_accountant`, which shares nothing with the accountant that priced
-the run. It names every difference and everything that it cannot check. The files come from others and are not trusted:
-only the names of a bundle are read, and code is never run.
+It recomputes epsilon by :mod:`fairpate.privacy.second_accountant`, which shares no code with the accountant that
+computed the stated epsilon. It names every difference and everything that it cannot check. A bundle is untrusted input:
+only files with known names are read, and no code in it is run.
 
 A dossier is a form about a published run, filled in from its public files:
 
@@ -19,9 +19,9 @@ A dossier is a form about a published run, filled in from its public files:
 - ``egress``: what a trusted research environment asks before a model leaves it: what the file holds, the bounds on
   every attack, and what attacks were measured to reach.
 
-Each line of a form is *filled* with a value from named fields of public files, or *the operator's*, who alone knows its
-answer, or *open* until a file shows it. The lines of each kind are counted; the counts are not a score. The JSON of a
-dossier names the files with their SHA-256, and may be signed with the operator's Ed25519 key.
+Each line of a form is *filled* with a value from named fields of public files, or left to the *operator*, who alone
+knows its answer, or *open* until a file provides it. The lines of each kind are counted; the counts are not a score.
+The JSON of a dossier lists the files with their SHA-256, and may be signed with the operator's Ed25519 key.
 """
 
 from __future__ import annotations
@@ -76,21 +76,22 @@ OPTIONAL = (
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 TOLERANCE = 1e-3
-"""The share of the stated epsilon by which grids and rounding of two accountants may differ."""
+"""Relative difference from the stated epsilon that is allowed for the grids and rounding of two accountants."""
 _NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
 # Bytes: read at once; at most of one JSON file; at most of all files, as the archive declares them.
 _BLOCK, _MOST_TEXT, _MOST_BYTES = 2**20, 2**26, 2**34
 _SENSELESS = (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-"""The errors of reading a file that was made to be something else; too deep a nesting is a RuntimeError."""
+"""Errors that reading a maliciously made file can raise; nesting that is too deep raises a RuntimeError."""
 
 
 def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
-    """Write the bundle of the run in ``root`` to ``out`` (None: ``bundle.zip`` in it); its path and its head's digest.
+    """Write the bundle of the run in ``root`` to the zip file ``out`` (None: ``root / "bundle.zip"``); return its path
+    and the digest in its head.
 
-    The card is written if it is missing, or is not that of the statement. RunFolderError for a folder without a run,
-    RunDirectoryError for a run that published nothing; PlaceError where ``out`` cannot be written.
+    The card is written first if it is missing or does not match the statement. RunFolderError for a folder without a
+    run, RunDirectoryError for a run that published nothing, PlaceError where ``out`` cannot be written.
     """
     run = run_at(root)
     out = root / "bundle.zip" if out is None else out
@@ -99,7 +100,9 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     require_card(run, statement)
     missing = [name for name in REQUIRED if not (run.public / name).is_file()]
     if missing:
-        raise RunDirectoryError(f"{run.public}: {', '.join(missing)} missing; give the command of the run again.")
+        raise RunDirectoryError(
+            f"{run.public}: {', '.join(missing)} missing; repeat the run's command, which writes them again."
+        )
     paths = [run.public / name for name in (*REQUIRED, *OPTIONAL)]
     versions = read_json(run.environment)
     parts: dict[str, bytes | Path] = {path.name: path for path in paths if path.is_file()}
@@ -146,15 +149,16 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
 
 
 def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, Any]:
-    """The head of a bundle: the claim, the SHA-256 of every file, and one digest over both."""
+    """Return the head of a bundle: the claim, the SHA-256 of every file by name (``files``), and one digest over
+    both."""
     plain = asdict(statement)
     bound = {"format": FORMAT, "claim": {name: plain[name] for name in CLAIM}, "files": dict(sorted(files.items()))}
     return bound | {"digest": hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()}
 
 
 def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict[str, Any]]:
-    """The statement's events, or those of test or validation records, each with kind, unit and relation. Events of
-    other packages are unchanged."""
+    """Return the events of the statement, or with ``part`` those on test or validation records, each with kind, unit
+    and relation. Events whose kind another package defines are returned unchanged."""
     found = []
     for values in statement.events if part is None else statement.part_events[part]:
         try:
@@ -167,32 +171,33 @@ def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict
 
 
 def json_bytes(value: Any) -> bytes:
-    """Strict JSON, the form of every file in a bundle that is not a copy."""
+    """Return ``value`` as strict JSON, the form of every file in a bundle that is not a copy."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def published_statement(run: RunDirectory) -> PrivacyStatement:
-    """The statement of a run that may be published; else RunDirectoryError, which says why not."""
+    """Return the statement of a run that may be published; RunDirectoryError, with the reason, for any other run."""
     if not run.statement.is_file():
         raise RunDirectoryError(
             f"{run.statement}: missing, so there is nothing to bundle. A run of a method without privacy publishes "
-            "nothing; an interrupted run is finished by giving its command again."
+            "nothing; to finish an interrupted run, repeat its command."
         )
     statement = read_statement(run)
     if statement.noise != OS_ENTROPY:
         raise RunDirectoryError(
             f"{run.statement}: noise is {statement.noise!r}, which is not private, so nothing of this run may be "
-            f"published; run with noise {OS_ENTROPY}."
+            f"published; run again with noise {OS_ENTROPY}."
         )
     if statement.epsilon is None or not math.isfinite(statement.epsilon):
         raise RunDirectoryError(
-            f"{run.statement}: epsilon is infinite, so nothing of this run may be published; set a finite target."
+            f"{run.statement}: epsilon is infinite, so nothing of this run may be published; run again with a finite "
+            "target."
         )
     return statement
 
 
 def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
-    """Write the card unless both of its files belong to this statement and student. A stated use is preserved."""
+    """Write the card unless both of its files match this statement and student; keep the use that the card states."""
     use: Mapping[str, Any] = {}
     if run.card.is_file():
         card = read_json(run.card)
@@ -210,14 +215,16 @@ def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
 
 
 class BundleError(UsageError):
-    """A path without a bundle."""
+    """A path that does not hold a bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of checking a bundle: ``differs`` is empty where all that can be checked holds.
+    """The result of checking a bundle: ``differs`` lists every difference, and is empty if all that can be checked
+    holds.
 
-    ``recomputed`` is None where there was no independent price; ``not_checked`` names what a bundle cannot show.
+    ``recomputed`` is the independent accountant's epsilon, None if it could not compute one; ``not_checked`` names what
+    cannot be checked from a bundle.
     """
 
     digest: str
@@ -248,15 +255,15 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Unpacked(RunDirectory):
-    """An unpacked bundle, whose folder is the public part of its run."""
+    """An unpacked bundle, read as the folder of its run: all of its files are public."""
 
     public = PathIn("root", ".")
 
 
 def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
-    """Check the bundle at ``path``, a zip file or the folder that it was unpacked to.
+    """Check the bundle at ``path``, a zip file or the folder that it was unpacked to, and return the verdict.
 
-    ``head``: the digest that the operator published elsewhere. BundleError where no bundle is.
+    ``head``: the head's digest as the operator published it elsewhere. BundleError if ``path`` is not a bundle.
     """
     with _unpacked(path) as bundle:
         found = _Check(bundle)
@@ -296,7 +303,7 @@ class _Check:
     """The same, once it is known."""
 
     def run(self, check: Callable[[], str | None]) -> None:
-        """Run one check. Malformed files count as differing. Without a statement only the first two checks run."""
+        """Run one check. A malformed file counts as a difference. Without a statement only the first two checks run."""
         if self.statement is None and check not in (self.files, self.claim):
             return
         before = len(self.differs)
@@ -316,13 +323,14 @@ class _Check:
     def require_claim(
         self, file: str, values: Mapping[str, Any], statement: PrivacyStatement, names: Iterable[str] = CLAIM[:-1]
     ) -> None:
-        """Note each of the fields ``names`` in which ``values`` of a file are not those of the statement."""
+        """Add a difference for each of the fields ``names`` in which ``values`` of ``file`` do not equal the
+        statement."""
         for name in names:
             found, stated = values.get(name), getattr(statement, name)
             self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
 
     def files(self) -> str:
-        """Compare the digest of every file with the head; no other file may be there."""
+        """Check that the bundle has exactly the files that its head lists, each with the digest listed there."""
         self.head = _json(self.bundle, HEAD)
         listed = self.head["files"]
         present = {entry.name for entry in self.bundle.public.iterdir()} - {HEAD}
@@ -340,7 +348,7 @@ class _Check:
         return f"{len(listed)} files are those of {HEAD}"
 
     def claim(self) -> str:
-        """Check that the statement is that of a private run, and that head and record make the same claim."""
+        """Check that the statement is of a private run, and that head and record make the same claim."""
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
@@ -352,7 +360,7 @@ class _Check:
         return f"{HEAD} and record.json claim what the statement claims"
 
     def epsilon(self) -> str | None:
-        """Recompute epsilon from the events with the independent accountant, for their unit and relation."""
+        """Recompute epsilon from the events with the independent accountant, under their unit and relation."""
         statement = self.said
         events = events_of(statement)
         self.require(_json(self.bundle, EVENTS) == events, f"{EVENTS}: not the events of the statement")
@@ -383,8 +391,7 @@ class _Check:
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
     def queries(self) -> str | None:
-        """Check that at least as many queries were priced as were submitted, and as many answered as there are
-        labels."""
+        """Check that no fewer queries were charged than submitted, and no fewer answered than there are labels."""
         statement, queries = self.said, self.said.queries
         if statement.earlier_releases:
             for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
@@ -405,7 +412,7 @@ class _Check:
         return f"{queries.submitted} queries submitted, {priced} priced"
 
     def student(self) -> str:
-        """Check that the student is readable and complete, and that card and graph were made from it."""
+        """Check that the student is readable and complete, and that card and ONNX graph were made from it."""
         from student.student import load_student  # imports torch, which writing a bundle does not need
 
         card = load_student(self.bundle.student).card
@@ -423,7 +430,7 @@ class _Check:
         return f"the student {digest[:12]} is that of card and head"
 
     def release(self) -> str | None:
-        """Check that the statement lists the events of the release that the student learned from."""
+        """Check that the statement lists all events of the release that the student learned from."""
         if not self.bundle.released.is_file():
             return None
         released, _ = read_release(self.bundle.released)
@@ -434,7 +441,7 @@ class _Check:
         return "the release's events are in the statement"
 
     def metrics(self) -> str | None:
-        """Check that private metrics are those of a table that the statement lists."""
+        """Check that private metrics follow from the noisy table, and that the statement lists the table's event."""
         measured, card = read_evaluation(self.bundle), read_card(self.bundle.student)
         stated = {"record.json": _json(self.bundle, "record.json").get("metrics", "outside")}
         stated["statement.json"] = "private" if "test" in self.said.part_events else measured.metrics
@@ -462,7 +469,8 @@ class _Check:
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
 
     def choice(self) -> str | None:
-        """Check that a choice of settings that the statement covers is one of these settings."""
+        """Check that the run's settings are those that a private choice selected, and that the statement covers the
+        choice."""
         made, is_stated = self.bundle.choice, "validation" in self.said.part_events
         self.require(made.is_file() == is_stated, "choice.safetensors: the statement and this file go together")
         self.require(is_stated or not self.said.tuning_accounted, "statement.json: no choice that is accounted for")
@@ -476,7 +484,7 @@ class _Check:
             trials = (event for event in events if event["kind"] == "SecretTrials")
             return [(event["expected_trials"], event["eta"]) for event in trials]
 
-        # The trainings that the scores are of: both are priced for one number of trials.
+        # The choice is among these trainings: trainings and scores are charged for one random number of trials.
         same = laws(map(event_json, released.events)) == laws(self.said.events)
         self.require(same, "statement.json: trainings and their scores are not of the same secret number of trials")
         config = _json(self.bundle, "record.json")["config"]
@@ -488,8 +496,8 @@ class _Check:
         return f"the settings are those that were chosen among {len(candidates)}"
 
     def audit(self) -> str | None:
-        """Check that an audit is of these settings, and that its bounds follow from its counts and stay below the
-        claim."""
+        """Check that an audit is of these settings, that its bounds follow from its counts, and that none exceeds the
+        stated epsilon."""
         if not self.bundle.audit.is_file():
             self.require(not self.bundle.audit_page.is_file(), "audit.html: a page without audit.json")
             return None
@@ -541,7 +549,8 @@ class _Check:
 
 
 def alike(one: Any, other: Any, rel_tol: float = 1e-9) -> bool:
-    """True if two JSON values are equal up to the last digits, in which processors may differ."""
+    """Return True if two JSON values are equal up to ``rel_tol`` in floats, whose last digits depend on the
+    processor."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(alike(one[name], other[name], rel_tol) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -555,20 +564,24 @@ def _json(bundle: RunDirectory, name: str) -> Any:
     # Bundles come from others: nothing is read that could fill the memory.
     path = bundle.public / name
     if path.stat().st_size > _MOST_TEXT:
-        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes")
+        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the most that is read")
     return json.loads(path.read_bytes()) if name == EVENTS else read_json(path)
 
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[RunDirectory]:
-    """Yield the bundle as a folder; BundleError for anything that is not a bundle."""
+    """Yield the bundle at ``path`` as a folder; BundleError for anything that is not a bundle."""
     if path.is_dir():
         if not (path / HEAD).is_file():
-            raise BundleError(f"{path}: not a bundle (no {HEAD}); give a file of `fairpate bundle`, or what it holds.")
+            raise BundleError(
+                f"{path}: not a bundle (no {HEAD}); give the file that `fairpate bundle` wrote, or its unpacked folder."
+            )
         for entry in path.iterdir():
             # A link may lead to any file of this machine, and a pipe or a device has no end.
             if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
-                raise BundleError(f"{entry}: a bundle holds plain files alone; remove it, or give the zip file.")
+                raise BundleError(
+                    f"{entry}: not a plain file, as all of a bundle are; remove it, or give the zip file."
+                )
         yield Unpacked(root=path)
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -587,7 +600,7 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
                 # Every name is known and without a folder, so none leads out of this one.
                 bundle.extractall(folder)
         except FileNotFoundError:
-            raise BundleError(f"{path}: no such file; give a file of `fairpate bundle`.") from None
+            raise BundleError(f"{path}: no such file; give the file that `fairpate bundle` wrote.") from None
         except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError) as error:
             raise BundleError(f"{path}: not a bundle ({error}); give a file of `fairpate bundle`.") from error
         yield Unpacked(root=Path(folder))
@@ -600,15 +613,15 @@ Kind = Literal["filled", "operator", "open"]
 
 
 class DossierError(UserError):
-    """A dossier that is damaged, or whose signature does not hold."""
+    """A dossier that is damaged, or whose signature is not valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a form: its ``place`` in the form, and its ``value``, computed from the fields ``read_from`` alone.
+    """One line of a form: its ``place`` (section or name in the form) and its ``value``.
 
-    A field is ``FILE:NAME.NAME``. The value is None unless the line is filled; the ``note`` of an open line says what
-    would fill it.
+    The value is computed only from the fields ``read_from``, each written ``FILE:NAME.NAME``. It is None unless the
+    line is filled; the ``note`` of an open line says what would fill it.
     """
 
     place: str
@@ -619,7 +632,7 @@ class Line:
 
 
 def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The public files of a run that a dossier is read from, and the values in those of JSON, by name."""
+    """Return the public files of a run that a dossier is read from, and the content of those in JSON, both by name."""
     run = run_at(root)
     require_card(run, published_statement(run))
     names = ("card.json", "metrics.json", "record.json", "statement.json", "audit.json")
@@ -630,7 +643,7 @@ def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
 
 
 def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
-    """The lines of a form, filled in with ``values``, the contents of files by name."""
+    """Return the lines of a form, filled in from ``values``, the contents of the public files by name."""
     forms = read_yaml(Path(__file__).with_name("dossier.yaml"))
     lines = []
     for each in forms[form]:
@@ -655,14 +668,14 @@ def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
 
 
 def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The kinds of ``events`` whose noise is floating-point."""
+    """Return the kinds of ``events`` whose noise is floating-point."""
     kinds = {"PoissonGaussians", "PoissonGaussianLaplaces", "AttributeGaussians", "SecretBatchAttributeGaussians"}
     flat = [each for event in events for of in event.get("trials", [[event]]) for each in of]
     return sorted({event["kind"] for event in flat} & kinds)
 
 
 def _other_content(epsilon: float, delta: float, relation: str) -> float:
-    """Return the least share of wrong guesses between two contents of a unit."""
+    """Return the least share of wrong guesses of an attacker who tells apart two contents of one unit."""
     if relation == _ADDED:  # another content: one unit is taken out, and another one put in
         epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     return least_wrong(epsilon, delta)
@@ -685,11 +698,11 @@ _template = cache(_WORDS.from_string)
 def make_dossier(
     root: Path, form: Form, *, sign: Callable[[bytes], Mapping[str, str]] | None = None, out: Path | None = None
 ) -> tuple[dict[str, Path], dict[Kind, int]]:
-    """Write the dossier of the published run in ``root`` as JSON and as a text; return both paths, and the number of
+    """Write the dossier of the published run in ``root`` as JSON and as text; return both paths, and the number of
     lines of each kind.
 
-    ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``, with the text next to it. ``sign`` returns the
-    operator's public ``key`` and its ``ed25519`` signature of the content. Errors as
+    ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``. The text is written next to it. ``sign`` maps the
+    content to the operator's public ``key`` and ``ed25519`` signature. Errors as in
     :func:`fairpate.run.bundle.write_bundle`.
     """
     files, values = dossier_values(root)
@@ -737,16 +750,19 @@ def make_dossier(
 
 
 def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dict[str, Any]:
-    """Return the dossier in ``path`` if ``signed`` holds of its signature and content.
+    """Return the dossier in ``path`` if ``signed(signature, content)`` is true.
 
-    DossierError for a damaged file, for one without a signature and for one of another key or content.
+    DossierError for a damaged file, for one without a signature, and for a signature by another key or of other
+    content.
     """
     try:
         plain = read_json(path)
     except RunDirectoryError as error:
         raise DossierError(str(error)) from error
     if plain.get("format") != DOSSIER_FORMAT:
-        raise DossierError(f"{path}: not a dossier ({DOSSIER_FORMAT}); give the JSON file of `fairpate dossier`.")
+        raise DossierError(
+            f"{path}: not a dossier ({DOSSIER_FORMAT}); give the JSON file that `fairpate dossier` wrote."
+        )
     signature = plain.pop("signature", None)
     if not isinstance(signature, Mapping):
         raise DossierError(f"{path}: not signed; ask the operator for a signed one (`fairpate dossier --key`).")
@@ -755,7 +771,9 @@ def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dic
     except ValueError:  # no hexadecimal digits, or a number that JSON does not have
         is_signed = False
     if not is_signed:
-        raise DossierError(f"{path}: not signed by this key, or changed since; ask the operator for their file.")
+        raise DossierError(
+            f"{path}: not signed by this key, or changed after signing; ask the operator for the original."
+        )
     return plain
 
 

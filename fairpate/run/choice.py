@@ -1,24 +1,25 @@
-"""A choice of settings inside the guarantee, by private validation records: among models of one release, or trainings.
+"""Choose settings within the privacy guarantee, by private validation records: among models of one release, or
+trainings.
 
-**Among models that learn from one release** (:func:`select_settings`) training has no cost. The scores have one: one
-validation record moves the score of every candidate, so that noise for the two counts that one vote moves would be too
-little. The exponential mechanism (McSherry and Talwar 2007) needs no more for many candidates than for two. A unit adds
-to each score a whole number from 0 to ``WEIGHT``, and the probability of a candidate is in proportion to
-exp(epsilon score / WEIGHT): a unit that is added lowers no score, so that numerator and normaliser move in the same
-direction, each by a factor of exp(epsilon) at most. Where a unit is replaced, scores may move in both directions, and
-the exponent is half of that. The choice is kept, and a repeated command makes no second one.
+**Among models that learn from one release** (:func:`select_settings`) training has no privacy cost, but scores have:
+one validation record may change the score of every candidate, so noise for one score would not suffice. The
+exponential mechanism (McSherry and Talwar 2007) costs no more for many candidates than for two. A unit adds to each
+score a whole number from 0 to ``WEIGHT``, and the probability of a candidate is proportional to exp(epsilon score /
+WEIGHT). An added unit lowers no score, so numerator and normaliser change in the same direction, each by a factor of at
+most exp(epsilon). If neighbours replace a unit, scores may change in both directions, and the exponent is half of that.
+The choice is stored, and a repeated command makes no second one.
 
-**Among trainings that each touch private records** (:func:`select_by_trials`) the best of a secret random number K of
-trials is published (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A trial draws its settings at random
-from the list, trains at a price of its own, and gets a score with noise. All of it is charged before the first trial. K
-and each trial's settings are drawn once, by the operating system, and stored before anything is trained: a command that
-is repeated after a crash does the missing trials and no others. A trial that fails counts as the worst. What would
-reveal K or the losers stays out of everything that is shown or published, and is erased in the end: trials report no
-progress and no row in the odometer, and the published folder is made after the last of them, with the day of the
-first. How long the command takes does depend on K.
+**Among trainings that each read private records** (:func:`select_by_trials`) the best of a secret random number K of
+trials is published (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A trial draws its settings at random from
+the list, trains under an epsilon of its own, and gets a noisy score. All of it is charged before the first trial. K and
+each trial's settings are drawn once, by the operating system, and stored before anything is trained: a command that is
+repeated after a crash runs the missing trials and no others. A trial that fails counts as the worst. What would reveal
+K or the losing trials is not displayed or published, and is erased in the end: trials report no progress, get no row of
+their own in the odometer, and the published folder is made after the last of them and dated by the first. The running
+time of the command does depend on K.
 
-Validation records are a part of the data set that nothing else reads (``data.split.validation_share``), so the choice
-composes in parallel with training and private metrics: epsilon is the largest of the three costs.
+Validation records are read by nothing else (``data.split.validation_share``), so the choice composes in parallel with
+training and private metrics: epsilon is the largest of the three costs.
 
 Shapes: N validation records, M candidates.
 """
@@ -92,10 +93,10 @@ def select_settings(
 ) -> RunDirectory:
     """Choose one of ``configs``, which learn from one release, and run it in ``out / "model"``; resumable.
 
-    The release is kept in ``out / "release"``, with the choice. ``epsilon``: the price of the choice. ``group_shares``:
-    a public share for each group's name, by which the score counts all groups alike; None: every record counts alike.
-    ConfigError for candidates that do not share a release and for a data set without validation records of their own;
-    other errors as :func:`fairpate.run.run.run_method`.
+    The release and the choice are stored in ``out / "release"``. ``epsilon``: the privacy cost of the choice.
+    ``group_shares``: a public population share for each group's name, so that the score weights all groups equally;
+    None weights all records equally. ConfigError for candidates that do not share a release, and for a data set without
+    separate validation records; other errors as in :func:`fairpate.run.run.run_method`.
     """
     candidates = _candidates(
         configs,
@@ -138,13 +139,13 @@ def select_settings(
         model = RunDirectory(root=out / "model")
         if model.choice.exists() and not RunDirectory(root=out / "release").choice.exists():
             raise RunDirectoryError(
-                f"{out / 'release'}: lacks the choice that {model.root} states; copy {model.choice.name} back."
+                f"{out / 'release'}: the choice stated by {model.root} is missing; copy {model.choice.name} back to it."
             )
         made = log.of_part("validation").step(draw, settings=settings, pool="", noise=source.label, events=(event,))
     chosen = candidates[int(made.arrays["chosen"][0])]
     run = run_method(chosen.model_copy(update={"out": out / "model"}), reporter, release_of=out / "release")
     if not run.choice.exists():  # then the statement would not price it
-        raise RunDirectoryError(f"{run.root}: holds another model than the chosen one; give a new folder with --out.")
+        raise RunDirectoryError(f"{run.root}: holds a model other than the chosen one; give a new folder with --out.")
     return run
 
 
@@ -159,14 +160,15 @@ def _candidates(
     of_all: Callable[[AnyMethod], dict[str, Any]],
     why: str,
 ) -> list[AnyMethod]:
-    """The settings to choose from, as they are run. ConfigError, with ``words`` and ``why``, unless they are two or
-    more of one ``kind`` of methods, agree in the values ``of_all``, and have validation records of their own."""
+    """Return the settings to choose from, with pinned weights as a run pins them. ConfigError, which quotes ``words``
+    or ``why``, unless there are at least two, all of the method class ``kind``, with equal values ``of_all`` and
+    separate validation records."""
     # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
     found = [with_pinned_weights(config) for config in configs if isinstance(config, kind)]
     if len(found) < 2 or len(found) < len(configs):
         others = sorted({config.method for config in configs} - {config.method for config in found})
         got = ", ".join(others) or f"{len(configs)} of them"
-        raise ConfigError(f"methods: expected two settings or more of methods {words}, got {got}.")
+        raise ConfigError(f"methods: expected at least two settings, all of methods {words}; got {got}.")
     first = found[0]
     for config in found[1:]:
         if changes := changed_fields(of_all(first), of_all(config)):
@@ -180,8 +182,8 @@ def _candidates(
 
 
 def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntArray:
-    """The weight (G,) of a record of each group: in proportion to one over its group's declared share, and at most
-    ``WEIGHT``. ConfigError for names or shares that are not those of all groups."""
+    """Return the weight (G,) of a record of each group: inversely proportional to the group's declared share, at most
+    ``WEIGHT``. ConfigError unless ``shares`` has a share in (0, 1] for exactly the groups of the data."""
     if shares is None:
         return np.full(dataset.num_groups, WEIGHT, np.int64)
     if set(shares) != set(dataset.group_names) or not all(0 < share <= 1 for share in shares.values()):
@@ -194,8 +196,8 @@ def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntAr
 
 
 def score_of(student: Student, validation: Split, weights_G: IntArray, source: NoiseSource) -> int:
-    """The sum of the weights of validation records that ``student`` predicts rightly; a person's records share one
-    weight."""
+    """Return the summed weights of the validation records that ``student`` predicts correctly; the records of a person
+    share one weight."""
     labels_N, _ = lone_predictions(student, validation, source)
     right_N = labels_N == validation.y.numpy()
     # Rounded down record by record: those of a person never add up to more than one weight.
@@ -203,8 +205,8 @@ def score_of(student: Student, validation: Split, weights_G: IntArray, source: N
 
 
 def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSource) -> Released:
-    """Draw the place of one candidate by the exponential mechanism, exactly, at the price of ``event``."""
-    # The mechanism's own exponent is halved, which scores that move in one direction do not need.
+    """Draw the index of one candidate by the exponential mechanism, exactly, at the privacy cost of ``event``."""
+    # The textbook mechanism halves the exponent, which scores that change in one direction do not need.
     sensitivity = Fraction(WEIGHT, 2) if event.relation == "add or remove one" else Fraction(WEIGHT)
     # Exact fractions: probabilities in floating point would leak through their rounding (Ilvento 2020).
     costs = [Fraction(-score) for score in scores_M]
@@ -213,16 +215,16 @@ def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSour
 
 
 class TrialsError(UserError):
-    """No trial gave a model; the price was charged."""
+    """Every trial failed, so there is no model; the privacy cost was charged."""
 
 
 MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
-"""What noise may cause in a trial: its worst outcome, where an error that is shown would reveal the trial."""
+"""Errors that noise may cause in a trial: it then counts as the worst, as showing the error would reveal the trial."""
 
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Show nothing of trials: the number of their steps, their warnings and what they log would reveal K or a loser."""
+    """Suppress progress, warnings and logs of trials, which would reveal K or a losing trial."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -234,9 +236,9 @@ def unheard() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """The plan of a choice among trainings: the ``epsilon`` of one training, all trainings as one event, and all scores
-    as another. Both events cost what was asked for. Each score has noise of standard deviation
-    ``noise_stddev_records``."""
+    """The plan of a choice among trainings: the ``epsilon`` of one training, all ``trainings`` as one event, and all
+    ``scores`` as another. Each of the two events costs the epsilon that the user asked for. Each score has noise of
+    standard deviation ``noise_stddev_records``."""
 
     epsilon: float
     trainings: SecretTrials
@@ -244,22 +246,22 @@ class Trials:
     noise_stddev_records: float
 
     def with_noise(self, exact: int, source: NoiseSource) -> int:
-        """Return a score with the noise that it is priced for."""
+        """Return a score with the noise that it was planned for."""
         return exact + sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
 
 
 def with_epsilon(config: PrivateMethod, epsilon: float) -> PrivateMethod:
-    """The settings of one trial, planned for ``epsilon``."""
+    """Return the settings of one trial, with target ``epsilon``."""
     return config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
 
 
 def plan_trials(
     candidates: Sequence[tuple[Any, Dataset]], *, epsilon: float, delta: float, expected_trials: float
 ) -> Trials:
-    """Plan the most expensive trials that together stay within ``epsilon`` at ``delta``, to half a percent.
+    """Plan trials that together cost at most ``epsilon`` at ``delta``, and at least 99.5 % of it.
 
     ``candidates``: the settings that trials draw from, each with its data set. ConfigError for a method whose events
-    are not known beforehand, for events without Renyi curves, and for a target that trials of any price exceed.
+    are not known before training, for events without Renyi curves, and if no trial is cheap enough for the target.
     """
     of_one = epsilon
     while True:
@@ -268,8 +270,8 @@ def plan_trials(
             events = with_epsilon(config, of_one).planned_events(dataset)
             if events is None:
                 raise ConfigError(
-                    f"method: {config.method} does not know all its events before it trains, by which trials are "
-                    "charged; choose dp_sgd, fair_dp_sgd, weighted_votes, record_votes, ada_ssp, or residual_votes "
+                    f"method: {config.method} does not know all its events before it trains, but trials are charged "
+                    "beforehand; choose dp_sgd, fair_dp_sgd, weighted_votes, record_votes, ada_ssp, or residual_votes "
                     "with a curvature."
                 )
             found.append(events)
@@ -279,14 +281,16 @@ def plan_trials(
             trainings = SecretTrials(expected_trials=expected_trials, trials=trials, unit=unit, relation=relation)
             spent = accountant.epsilon([trainings], target_delta=delta).epsilon
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"methods: their trials have no price together ({error}); choose others.") from error
+            raise ConfigError(
+                f"methods: the joint privacy cost of their trials cannot be computed ({error}); choose others."
+            ) from error
         if 0.995 * epsilon <= spent <= epsilon:
             break
         # The price of all grows nearly in proportion to that of one; a little less, so that the last step fits.
         of_one *= 0.998 * epsilon / spent
         if not of_one > epsilon / 1000:
             raise ConfigError(
-                f"--trials {expected_trials:g}: leave no room within epsilon {epsilon:g} at delta {delta:g}; raise "
+                f"--trials {expected_trials:g}: too many to stay within epsilon {epsilon:g} at delta {delta:g}; raise "
                 "epsilon, or lower --trials."
             )
 
@@ -300,13 +304,13 @@ def plan_trials(
 
 @dataclass(frozen=True, kw_only=True)
 class _TrialsFolder(RunDirectory):
-    """The log's view of trials that were charged: ``root`` will be the run's folder, and is not made before the end."""
+    """The folder of charged trials, for the release log. Its ``root``, the run's folder, is created only at the end."""
 
     receipt = PathIn("workplace", "release.json")
 
     @property
     def workplace(self) -> Path:
-        """The folder of the trials, for the operator alone; erased in the end."""
+        """The folder of the trials, not to be published; erased in the end."""
         return self.root.parent / "trials"
 
 
@@ -327,10 +331,10 @@ def select_by_trials(
 ) -> RunDirectory:
     """Run the settings of the best of a secret number of trials in ``out / "model"``; resumable.
 
-    ``configs``: the list that trials draw from; their own ``target.epsilon`` is not read. ``epsilon``: the price of all
-    trials and of the choice, at their ``target.delta``. ``group_shares`` as for :func:`select_settings`. ConfigError
-    for settings whose events are not known beforehand or that read other records, TrialsError if every trial failed;
-    other errors as :func:`fairpate.run.run.run_method`.
+    ``configs``: the list that trials draw from; their own ``target.epsilon`` is not read. ``epsilon``: the privacy cost
+    of all trainings, and likewise of all scores, at their ``target.delta``. ``group_shares`` as in
+    :func:`select_settings`. ConfigError for settings whose events are not known before training or that read different
+    records, TrialsError if every trial failed; other errors as in :func:`fairpate.run.run.run_method`.
     """
     run = RunDirectory(root=out / "model")
     candidates = _candidates(
@@ -346,7 +350,7 @@ def select_by_trials(
         why="trials are charged together; give one value",
     )
     if candidates[0].noise != OS_ENTROPY:
-        raise ConfigError(f"noise: a secret number of trials needs {OS_ENTROPY}, got {candidates[0].noise}; set it.")
+        raise ConfigError(f"noise: a secret number of trials needs {OS_ENTROPY}, got {candidates[0].noise}; change it.")
     datasets: dict[str, Dataset] = {}
 
     def data_of(config: Method) -> Dataset:
@@ -386,7 +390,7 @@ def select_by_trials(
             kept, origin = read_release(run.choice)
             if changed_fields(origin.settings, settings):
                 raise RunFolderError(
-                    f"{run.root}: holds a choice under other settings; give another folder with --out."
+                    f"{run.root}: holds a choice made under other settings; give another folder with --out."
                 )
             shutil.rmtree(folder.workplace, ignore_errors=True)
             return run_method(planned[int(kept.arrays["chosen"][0])], reporter)
@@ -454,9 +458,11 @@ def charge_trials(
     is_own: bool,
     also_tests: bool = False,
 ) -> None:
-    """Charge all trainings and all scores of ``plan`` in their ``logs``, once the spending was announced.
+    """Charge all trainings and all scores of ``plan`` in ``logs`` (one each), after announcing the ``cost`` on
+    ``data``.
 
-    ``also_tests``: whether private metrics follow, at the same ``cost``. LimitReachedError charges nothing.
+    ``also_tests``: private metrics follow, at the same ``cost``. ``is_own``: the data set is the user's. If a limit of
+    the odometer would be exceeded, LimitReachedError is raised and nothing is charged.
     """
     counted = list(zip(logs, (plan.trainings, plan.scores), strict=True))
     # All limits before the first charge: a refusal later would leave charges without a model.
@@ -477,7 +483,7 @@ def _best_trial(
     weights_G: IntArray,
     folder: Path,
 ) -> tuple[int, dict[str, Any]]:
-    """Run the trials that have no outcome in ``folder`` yet; return the place and the outcome of the best of all."""
+    """Run the trials that have no outcome in ``folder`` yet; return the index and the outcome of the best of all."""
     source, outcomes = OsEntropy(), []
     with unheard():
         for place, number in enumerate(drawn):
@@ -503,11 +509,15 @@ def _best_trial(
     scores = [-math.inf if each["score"] is None else each["score"] for each in outcomes]
     best = scores.index(max(scores))
     if outcomes[best]["score"] is None:
-        raise TrialsError("select: no trial gave a model, and the price was charged; look at the settings.")
+        raise TrialsError(
+            "select: no trial gave a model, and the privacy cost was charged; try the settings on made-up records."
+        )
     return best, outcomes[best]
 
 
 def require_planned(events: Sequence[Event], trainings: SecretTrials) -> None:
-    """Raise RuntimeError for a trial whose events were not charged."""
+    """Raise RuntimeError if a trial's ``events`` are not among those that were charged."""
     if not any(covering(each, events) == each for each in trainings.trials):
-        raise RuntimeError(f"A trial performed events that were not charged: {events}.")
+        raise RuntimeError(
+            f"A trial performed events that were not charged: {events}; report this fault of the method."
+        )

@@ -1,14 +1,15 @@
-"""Compare methods: run a sweep's cells as Ray tasks that share votes and releases, then report the frontier.
+"""Compare methods: run the cells of a sweep as Ray tasks that share votes and releases, then report the frontier.
 
-Cells that differ only in what follows the votes (mechanism, gate, budget, student) share them, and cells that differ
-only in what follows a release share the release: it is drawn once and charged once. Both are kept under the digest of
-the settings that they depend on, so the next sweep finds them. They are made before the cells: a cell holds its CPUs
-while it waits, and could wait for ever for those of teachers.
+A cell is one method with one setting, data set and seed. Cells that differ only in what follows the votes (mechanism,
+gate, budget, student) share the votes. Cells that differ only in what follows a release share it: it is drawn once and
+charged once. Votes and releases are stored under the digest of the settings that determine them, so that the next sweep
+finds them. They are made before the cells run: a cell occupies its CPUs while it waits, and could block teachers.
 
-Every result is on disk before the next is waited for. The driver alone writes results and counts releases, so cells may
-run on any node that reads the same data files; models stay in the run directories of the node that trained them.
+Every result is written before the driver waits for the next. The driver alone writes results and charges releases to
+the odometer, so cells may run on any node with the same data files; models stay in the run directories of the node that
+trained them.
 
-``fairpate demo`` compares methods on the embedded loans, and says what may be claimed of the best of them.
+``fairpate demo`` compares methods on the embedded loans, and states what may be claimed of the best of them.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
 Handed = VoteBatch | bytes | None
-"""What a cell shares with others: votes, or the file of a release."""
+"""What cells share: teachers' votes, or the bytes of a release's file; None for a cell that shares nothing."""
 Compute = Callable[[Cell, Path, Handed, int], list[Row]]
 
 # Between two looks at the cluster, and before cells that still run after an interrupt are cancelled.
@@ -89,10 +90,10 @@ _ASSEMBLED_EVERY = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A sweep that ended: its folder, whether its tables changed, the notion of fairness that its pages show first, and
-    what the user calls fair.
+    """The outcome of a sweep: its folder, whether its tables changed, the notion of fairness that its pages show first,
+    and the rule by which the user calls a model fair.
 
-    Rows are read when asked for.
+    Rows are read from disk on first access.
     """
 
     folder: SweepFolder
@@ -100,27 +101,28 @@ class Comparison:
     notion: NotionName = DEFAULT
     fair_at: FairRule = field(default_factory=FairRule)
     spent: tuple[str, ...] = ()
-    """A sentence for each data set on what this call released of its records, and what was spent so far."""
+    """For each data set, a sentence on what this call released of its records, and what was spent on it so far."""
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows that may be published. A failed cell has a row that does not show the cause."""
+        """The rows that may be published. The row of a failed cell omits the cause."""
         return read_rows(self.folder.results)
 
     @cached_property
     def operators_rows(self) -> list[Row]:
-        """All rows, with run times and causes, epsilons that depend on votes, and results without privacy."""
+        """All rows, not to be published: with run times, causes of failures, data-dependent epsilons and non-private
+        results."""
         return read_rows(self.folder.private_results)
 
     @property
     def withheld(self) -> list[Row]:
-        """Results without privacy that only the operator may see."""
+        """The non-private results, unless the sweep publishes them."""
         unprotected = [row for row in self.operators_rows if row.is_unprotected and row.record is not None]
         return [] if self.folder.publish_unprotected else unprotected
 
     @property
     def failed(self) -> list[Row]:
-        """The cells that have no result, with the cause: for the operator."""
+        """The rows of cells that have no result, with the cause; not to be published."""
         return [row for row in self.operators_rows if row.record is None]
 
     _repr_html_ = comparison_html
@@ -137,8 +139,8 @@ def compare_methods(
 ) -> Comparison:
     """Run `fairpate compare`: check the sweep, run the missing cells, write tables, pages and figures.
 
-    ``folder`` is where files that the sweep names are looked for (None: here); ``out`` None takes the sweep's own, or
-    ``runs/TITLE``. ConfigError lists every fault before anything runs.
+    ``folder`` is where files that the sweep names are looked for (None: the working directory); ``out`` None uses the
+    sweep's own, or ``runs/TITLE``. ConfigError lists every fault before anything runs.
     """
     folder = folder or Path()
     config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep))
@@ -154,13 +156,14 @@ def compare(
 ) -> Comparison:
     """Run the cells that have no result yet, and assemble the tables. Cells come from :func:`cells_of`.
 
-    ``compute`` None trains and measures, as :func:`run_cell`. A cell that fails is kept with its cause and tried again
-    by the next call. However the sweep ends, finished cells stay, and the tables hold them. PoolError where no node
-    can hold a cell and none comes in time. ``reporter`` may ask for consent (:meth:`Reporter.consent`).
+    ``compute`` trains and measures one cell (None: :func:`run_cell`). A cell that fails is recorded with its cause and
+    run again by the next call. However the sweep ends, the results of finished cells stay, and are in the tables.
+    PoolError if no node is large enough for a cell, and none joins in time. ``reporter`` may ask the user to confirm
+    the spending (:meth:`Reporter.consent`).
     """
     rules = list(dict.fromkeys(cell.config.evaluation.rule for cell in cells)) or [FairRule()]
     if len(rules) > 1:
-        raise ConfigError("evaluation.fair_at: one page states one rule; set the same for every cell.")
+        raise ConfigError("evaluation.fair_at: expected the same rule for every cell, as the report page states one.")
     # A notion that the sweep names stands first, or else the one that the user's rule limits.
     notion = sweep.notion if "notion" in sweep.model_fields_set else rules[0].notion
     shown: dict[str, Any] = {"notion": notion, "fair_at": rules[0]}
@@ -196,10 +199,10 @@ def compare(
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
-    """For each data set say how many releases ``cells`` make, what they may cost, and what was spent before.
+    """Yield for each data set how many releases ``cells`` make, what they may cost at most, and what was spent before.
 
-    A shared release counts once. Seeded noise, which is not private, and methods without privacy are left out. Then
-    ``reporter`` asks for consent, where the sum is above a limit.
+    A shared release is counted once. Seeded noise, which is not private, and methods without privacy are left out. If
+    the total is above a limit, ``reporter`` asks the user to confirm it.
     """
     of_data: dict[str, dict[str, Cell]] = {}
     for cell in cells:
@@ -225,22 +228,24 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
-    """True if some node can hold a cell. PoolError if none can ``ray.wait_for_nodes_s`` seconds after ``since``."""
+    """Return True if a node is large enough for a cell; PoolError if none is ``ray.wait_for_nodes_s`` s after
+    ``since``."""
     tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:
         raise PoolError(
-            f"tasks: no node can hold a cell of tasks.num_cpus={tasks.num_cpus:g} and tasks.num_gpus="
-            f"{tasks.num_gpus:g}: the cluster has {cluster}; lower them, add nodes, or set ray.wait_for_nodes_s, now "
-            f"{wait_s:g}, if they come on demand."
+            f"tasks: no node is large enough for a cell of tasks.num_cpus={tasks.num_cpus:g} and "
+            f"tasks.num_gpus={tasks.num_gpus:g}: the cluster has {cluster}. Lower them, add nodes, or, if nodes start "
+            f"on demand, raise ray.wait_for_nodes_s, now {wait_s:g}."
         )
     return fitting > 0
 
 
 def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
-    """The file of a release, or of votes (a ``.parquet``), that the cell shares with others; None if it shares none.
+    """Return the file of a release, or of votes (a ``.parquet``), that the cell shares with others; None if it shares
+    none.
 
-    A digest of the settings that determine the file is its name.
+    The file name is a digest of the settings that determine the content.
     """
     config = cell.config
     if isinstance(config, ReleasingMethod):
@@ -266,8 +271,8 @@ def collect_shared_votes(
 ) -> dict[Path, str]:
     """Train missing teachers and collect their votes, one ensemble after the other, each on the whole cluster.
 
-    Votes and checkpoints are private. An error in one ensemble does not stop the next; errors are returned by the name
-    of the missing file.
+    Votes and checkpoints are private. After an error the next ensemble is tried. Return the error messages by the path
+    of the vote file that is missing.
     """
     cell_of = {shared_file(cell, folder): cell for cell in cells}
     missing = {
@@ -289,9 +294,9 @@ def collect_shared_votes(
 
 
 def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPool | None = None) -> VoteBatch:
-    """The votes of the teachers of a cell that shares votes; checkpoints are kept in ``teachers``.
+    """Return the votes of the teachers of a cell that shares votes; checkpoints are stored in ``teachers``.
 
-    ``pool`` None opens one for the purpose, as the cell's ``ray`` says.
+    ``pool`` runs the training; None opens one by the cell's ``ray`` settings.
     """
     config = cell.config
     assert isinstance(config, PateFamily)
@@ -302,11 +307,11 @@ def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPo
 def collect_shared_releases(
     cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter, sweep: SweepConfig
 ) -> dict[Path, str]:
-    """Draw the missing releases, each as a task on a node that has room for it, and count each once.
+    """Draw the missing releases, each as a task on a node that is large enough, and charge each once.
 
-    A release has a run directory of its own in the sweep's folder, without a model. Where a release is gone, the next
-    sweep draws another one, which is counted as well. A fault of one does not stop the others: they are returned by
-    the file that is missing for them.
+    A release has a run directory of its own in the sweep's folder, without a model. If a release was deleted, the next
+    sweep draws and charges another one. After an error the next release is tried. Return the error messages by the path
+    of the release file that is missing.
     """
     import ray
 
@@ -344,7 +349,7 @@ def collect_shared_releases(
 
 
 def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
-    """Draw the release of ``config`` in ``out``, or read it if it is there; return its file and its row in the
+    """Draw the release of ``config`` in ``out``, or read it if it exists; return its file's bytes and its row in the
     odometer."""
     run = make_release(config.release_alone.model_copy(update={"out": out}), Reporter(quiet=True))
     release = read_receipt(run)
@@ -353,9 +358,9 @@ def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
 
 
 def count_cell(release: Release) -> None:
-    """Count what a cell released in this machine's odometer, because a worker has an odometer of its own.
+    """Charge what a cell released to this machine's odometer, because a worker has an odometer of its own.
 
-    LimitReachedError if it exceeds a limit that the worker did not know; the release is counted nevertheless.
+    LimitReachedError if it exceeds a limit that the worker did not know; the release is charged nevertheless.
     """
     odometer = Odometer()
     try:
@@ -367,11 +372,11 @@ def count_cell(release: Release) -> None:
 
 
 class CellTimeoutError(RuntimeError):
-    """A cell that ran longer than its time limit."""
+    """A cell was interrupted because it ran longer than its time limit."""
 
 
 def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``work`` in a worker's main thread, and interrupt it when its time is up."""
+    """Call ``work`` in a worker's main thread, and interrupt it after ``tasks.max_minutes`` by a CellTimeoutError."""
 
     def interrupt(*_: object) -> None:
         raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
@@ -397,11 +402,11 @@ def run_cells(
     *,
     compute: Compute,
 ) -> None:
-    """Run ``missing`` on the Ray that was started; each result is written and counted as soon as it is known.
+    """Run the ``missing`` cells on the running Ray; each result is written and charged as soon as it arrives.
 
-    A cell fails at once if the file that it shares is among ``faults``. Now and then the results of all ``cells`` are
-    assembled, so that a driver that is killed leaves few parts to read. Cells are submitted before there is room, so
-    that an autoscaler sees what is wanted; PoolError as :func:`compare`.
+    A cell fails at once if the file that it shares is among ``faults`` (messages by path). The results of all ``cells``
+    are assembled now and then, so that a driver that was killed leaves few files to read. Cells are submitted before
+    there is room for them, so that an autoscaler sees the demand; PoolError as in :func:`compare`.
     """
     import ray
 
@@ -481,8 +486,8 @@ def _compute(
 
 
 def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> list[Row]:
-    """Train and measure one cell in ``out``, without Ray. Returns its row, and the operator's row if an epsilon depends
-    on votes."""
+    """Train and measure one cell in ``out``, without Ray. Return its public row, and the row not to be published if an
+    epsilon depends on votes."""
     torch.set_num_threads(torch_threads)
     started = time.monotonic()
     config = with_pinned_weights(cell.config.model_copy(update={"out": out}))
@@ -509,7 +514,7 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
 
 
 def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
-    """Write the public page, its figures and the operator's page, unless both pages are newer than the tables."""
+    """Write the public page, its figures and the private page, unless both pages are newer than the tables."""
     folder = comparison.folder
     pages, tables = (folder.report, folder.private_report), (folder.results, folder.private_results)
     if not comparison.changed and all(page.exists() for page in pages):
@@ -539,11 +544,10 @@ _NAMES = ("method", "data", "seed", "digest")
 
 
 def comparison_outcome(comparison: Comparison) -> Output:
-    """The output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and the written
-    files.
+    """Return the output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and files.
 
-    In words a table per data set with a line per method; tables fit 80 columns. Results without privacy that may not be
-    published are counted.
+    As text: a table per data set with a line per method, at most 80 columns wide. Non-private results that may not be
+    published are only counted.
     """
     folder, failed, notion = comparison.folder, comparison.failed, comparison.notion
     by_data: dict[str, dict[str, list[Row]]] = {}
@@ -629,7 +633,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
 
 
 def _range(values: Iterable[float | None]) -> list[float] | None:
-    """The least and the greatest value; None if no value is defined."""
+    """Return the least and the greatest value; None if no value is defined."""
     there = [value for value in values if value is not None]
     return [min(there), max(there)] if there else None
 
@@ -644,11 +648,11 @@ def _range_words(found: Sequence[float] | None, *, is_epsilon: bool = False) -> 
 def write_figures(
     results: Path, *, style: FigureStyle, notion: NotionName = DEFAULT, out: Path | None = None
 ) -> tuple[Path, ...]:
-    """Draw slices and attainment of every data set and privacy class in ``results``; nothing is run.
+    """Draw the frontier figures of every data set and privacy class in ``results``; nothing is run.
 
-    ``results`` is a results.parquet, or the folder of a sweep. No picture shows what depends on private votes; those of
-    an operator's table do not show what has no privacy guarantee either. ``out`` None: ``paper``, next to the table.
-    UsageError where nothing can be drawn.
+    ``results`` is a results.parquet, or the folder of a sweep. No figure shows what depends on private votes; figures
+    from a table that is not to be published leave out results without a privacy guarantee too. ``out`` None: the folder
+    ``paper`` next to the table. UsageError if there is nothing to draw.
     """
     table = results / "results.parquet" if results.is_dir() else results
     rows = read_rows(table)
@@ -658,7 +662,7 @@ def write_figures(
     )
     points = FrontierReport(title="", rows=rows, publish_unprotected=not is_operators, notion=notion).points()
     if not points:
-        raise UsageError(f"{table}: no finished run that may be published; run `fairpate compare` to its end.")
+        raise UsageError(f"{table}: no finished run that may be published; let `fairpate compare` finish, then repeat.")
     folder = out or table.parent / "paper"
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {folder / name: content for name, content in frontier_figures(points, style).items()}
@@ -677,10 +681,10 @@ group is refused much more often than another. This takes about a minute."""
 
 
 def demo(sweep: Path, out: Path) -> Output:
-    """Compare the methods of ``sweep`` in ``out``, or read what an earlier demo left there, and state what came out.
+    """Compare the methods of ``sweep`` in ``out``, or read what an earlier demo left there, and report the results.
 
-    The private model that is right most often on validation records is measured again with a reject option: a rule on
-    its answers, which needs no private record and so costs no privacy. Each number of the table and of the sentences
+    The private model with the highest validation accuracy is measured again with a reject option: a rule on its
+    answers, which reads no private record and so has no privacy cost. Each number of the table and of the sentences
     below it is read from what the runs published.
     """
     say(_DEMO)
@@ -757,8 +761,8 @@ def demo(sweep: Path, out: Path) -> Output:
 def claims_in_words(
     claims: RunStatement, without: RunStatement, rejecting: RunStatement, *, method: str, why: str
 ) -> list[str]:
-    """State the guarantee of the chosen method, its accuracy and the same model's without privacy; and its gap without
-    and with a reject option, and what the rule calls either."""
+    """Return two sentences: on guarantee and accuracy of the chosen method, and of the same model ``without`` privacy;
+    and on its parity gap without and with a reject option, with the verdict of the user's rule on both."""
     guarantee, measured, less = claims.guarantee, claims.measured, rejecting.measured.measured(DEFAULT)
     gap = measured.measured(DEFAULT)
     answer, group = gap.where.removeprefix("predicted ").split(": ", 1)

@@ -2,11 +2,11 @@
 
 ``public/`` holds released labels or arrays, the student, the statement, metrics and the report; ``private/`` (mode
 0700) holds teachers, votes and the ledger. Every file is written to a temporary name and renamed, so a file that exists
-is complete, and an interrupted stage is done again. Nothing here needs a method.
+is complete, and an interrupted stage is repeated. Nothing in this module depends on a method.
 
-A configuration names a data set; a data set that was given from Python has no name that could be looked up. So the run
-records the facts of the data set that it read in ``data.json``, next to the configuration. All that describes the run
-or reads its data set again uses this record.
+A configuration names a data set, but a data set that was passed in from Python has no name to look it up by. So the run
+records the facts of its data set in ``data.json``, next to the configuration. Everything that describes the run or
+loads its data set again uses this record.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class RunFolderError(RunDirectoryError, UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunDirectory:
-    """Paths of one run: what ``fairpate.run_method`` returns and ``fairpate.open_run_directory`` finds again."""
+    """Paths of the files of one run, as ``fairpate.run_method`` and ``fairpate.open_run_directory`` return it."""
 
     root: Path
     states_all_draws: ClassVar[bool] = False
-    """Whether the file of a release also lists the events of earlier draws of it, whose files are gone."""
+    """Whether the file of a release also lists the events of earlier draws of it, whose files were deleted."""
 
     public = PathIn("root", "public")
     """Files that may be published."""
     private = PathIn("root", "private")
-    """Files that only the operator may see."""
+    """Files that must not be published."""
     teachers = PathIn("private", "teachers")
     """Checkpoints of the teachers."""
     votes = PathIn("private", "votes.parquet")
@@ -59,21 +59,21 @@ class RunDirectory:
     ledger = PathIn("private", "ledger.sqlite")
     """The ledger: reservations of queries and their outcomes."""
     ledger_place = PathIn("private", "ledger.json")
-    """The place of a ledger that is not in the folder, and of its anchor, if it has one."""
+    """Location of a ledger that is not in the folder (a path or a database URL), and of its anchor, if it has one."""
     ledger_backup = PathIn("private", "ledger.backup")
-    """Updated whenever the ledger was copied."""
+    """An empty file whose modification time is that of the last backup of the ledger."""
     actions = PathIn("private", "actions.jsonl")
-    """What operators did: tokens, reading, copies, restores, take-overs."""
+    """Log of operators' actions: tokens, reading, copies, restores, take-overs."""
     tokens = PathIn("private", "tokens.json")
     """Tokens of the run's service."""
     receipt = PathIn("private", "release.json")
-    """The id of this run in the odometer, and the events that it counts."""
+    """The run's receipt: its id in the odometer, and the events that were charged under it."""
     journal = PathIn("private", "sites.sqlite")
-    """What a site or a coordinator sent, where the release is a sum over several sites."""
+    """Messages that a site or a coordinator sent, if the release is a sum over several sites."""
     released = PathIn("public", "released.safetensors")
-    """The arrays that the method released first: everything else is learned from releases and public records."""
+    """The method's first released arrays; the student is learned from releases and public records alone."""
     embedding = PathIn("public", "embedding.safetensors")
-    """The embedding of all records, if there is one: made once, from public records alone."""
+    """The embedding of all records, if the run uses one; computed once, from public records alone."""
     labels = PathIn("public", "labels.parquet")
     """Released labels."""
     student = PathIn("public", "student.safetensors")
@@ -89,13 +89,13 @@ class RunDirectory:
     metrics_table = PathIn("public", "metrics.safetensors")
     """The noisy table of test records from which private metrics are estimated."""
     choice = PathIn("public", "choice.safetensors")
-    """The choice of these settings among several, if it was made by a private mechanism."""
+    """The choice of the run's settings among several, if a private mechanism made it."""
     audit = PathIn("public", "audit.json")
     """Lower bounds on epsilon from attacks on shadow releases."""
     audit_page = PathIn("public", "audit.html")
-    """The same as a page."""
+    """The same bounds as a page."""
     private_population = PathIn("public", "private_population.json")
-    """How the student treats the groups of private records, estimated from the release."""
+    """How the student treats the groups of the private records, estimated from the release."""
     card = PathIn("public", "card.json")
     """The model card."""
     card_page = PathIn("public", "card.html")
@@ -103,15 +103,15 @@ class RunDirectory:
     public_report = PathIn("public", "report.html")
     """The published report."""
     record = PathIn("public", "record.json")
-    """The run as a point of a comparison, at its published epsilon."""
+    """The run as one row of a comparison, at its published epsilon."""
     private_record = PathIn("private", "record.json")
-    """The same point at the data-dependent privacy cost, if there is one; for the operator."""
+    """The same row at the data-dependent privacy cost, if there is one; not to be published."""
     costs = PathIn("private", "costs.json")
-    """The data-dependent privacy cost; for the operator."""
+    """The data-dependent privacy cost; not to be published."""
     without_privacy = PathIn("private", "without_privacy.json")
-    """Accuracy of a model that was trained on the private records without noise; for the operator."""
+    """Accuracy of a model that was trained on the private records without noise; not to be published."""
     private_report = PathIn("private", "report.html")
-    """The operator's report."""
+    """The report with data-dependent costs; not to be published."""
     config = PathIn("root", "config.yaml")
     """The resolved configuration."""
     data = PathIn("root", "data.json")
@@ -120,12 +120,13 @@ class RunDirectory:
     """Versions, machine and revision."""
 
     def release_files(self) -> list[Path]:
-        """The files of all releases of arrays that the run keeps: each later one adds its name to that of the first."""
+        """Return the files of all releases of arrays in the folder; each later file appends a name to that of the
+        first."""
         return sorted(self.released.parent.glob(f"{self.released.stem}*.safetensors"))
 
     @property
     def made_on(self) -> str | None:
-        """The day on which the run began, in UTC; None where an earlier version did not record it."""
+        """The date on which the run began, in UTC; None if an earlier version did not record it."""
         return read_json(self.environment).get("made_on") if self.environment.is_file() else None
 
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
@@ -140,7 +141,7 @@ class RunDirectory:
 
 
 def run_at(root: Path) -> RunDirectory:
-    """The run in ``root``. RunFolderError if there is no run."""
+    """Return the run in ``root``; RunFolderError if there is none."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
         reason = "no config.yaml" if root.is_dir() else "a file" if root.is_file() else "no such folder"
@@ -150,10 +151,10 @@ def run_at(root: Path) -> RunDirectory:
 
 @contextmanager
 def sole_worker(folder: Path, command: str) -> Iterator[None]:
-    """Hold a lock on a folder that ``command`` writes. RunDirectoryError if another process holds it."""
+    """Lock a folder that ``command`` writes to; RunDirectoryError if another process has locked it."""
     with (folder / LOCK).open("a") as lock:  # not "w", which would empty a file that a link points to
         try:
-            # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
+            # The lock belongs to the open file: it ends with its process, so that a crash leaves no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunDirectoryError(f"{folder}: another `{command}` works here; wait for it.") from None
@@ -161,12 +162,12 @@ def sole_worker(folder: Path, command: str) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Write ``text`` atomically, as UTF-8; ``private``: for its owner only."""
+    """Write ``text`` atomically, as UTF-8; with ``private`` only the file's owner may read it."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), private=private)
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
-    """Write strict JSON atomically: a NaN must have become null before."""
+    """Write strict JSON atomically; ValueError for NaN or infinity, which the caller must replace by null."""
     # NaN is no JSON: browsers and other languages would refuse the whole file.
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", private=private)
 
@@ -180,12 +181,13 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RunDirectoryError(f"{path}: damaged ({error}); restore it from a copy.") from error
     if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path}: damaged, expected an object; restore it from a copy.")
+        raise RunDirectoryError(f"{path}: damaged, expected a JSON object; restore it from a copy.")
     return value
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that differ, dotted and in order, each as ``name: before -> now``; a missing one is shown as None."""
+    """Return the fields that differ, by dotted name in order, each as ``name: before -> now``; None for a missing
+    value."""
     # Earlier versions may not have written empty sections.
     old, new = ({path: leaf for path, leaf in flattened(values).items() if leaf != {}} for values in (before, now))
     names = sorted(old.keys() | new.keys())
@@ -193,7 +195,7 @@ def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def read_statement(run: RunDirectory) -> PrivacyStatement:
-    """The published statement. RunDirectoryError for a missing or damaged one."""
+    """Return the published statement; RunDirectoryError if it is missing or damaged."""
     values = read_json(run.statement)
     try:
         return restored(PrivacyStatement, values)
@@ -205,8 +207,8 @@ def read_statement(run: RunDirectory) -> PrivacyStatement:
 class DataRecord:
     """The public facts of a data set: its name, kind, names of labels and groups, and the shape of one record.
 
-    ``given_from_python``: the caller handed the records in, and no name leads to them. ``unit``: what is protected as a
-    whole.
+    ``given_from_python``: the caller passed the records in, so they cannot be loaded by name. ``unit``: the unit of
+    privacy.
     """
 
     name: str
@@ -220,7 +222,7 @@ class DataRecord:
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:
-    """The recorded facts of the run's data set; None if there are none. RunDirectoryError if damaged."""
+    """Return the recorded facts of the run's data set; None if there are none. RunDirectoryError if damaged."""
     if not run.data.is_file():
         return None
     try:
@@ -230,12 +232,12 @@ def recorded_data(run: RunDirectory) -> DataRecord | None:
 
 
 def require_data(run: RunDirectory) -> DataRecord:
-    """The result of :func:`recorded_data`. RunDirectoryError if nothing is recorded."""
+    """Return the recorded facts of the run's data set; RunDirectoryError if there are none."""
     record = recorded_data(run)
     if record is None:
         raise RunDirectoryError(
-            f"{run.data}: missing, so it is not known what this run was trained on; give the command of the run again, "
-            "which records it and trains nothing anew."
+            f"{run.data}: missing, so the data set of this run is not known; repeat the run's command, which records "
+            "it and trains nothing anew."
         )
     return record
 
@@ -245,40 +247,40 @@ def require_data_by_name(run: RunDirectory) -> None:
     record = recorded_data(run)
     if record is not None and record.given_from_python:
         raise RunDirectoryError(
-            f"{run.root}: was trained on {record.name!r}, a data set that was given from Python; it cannot be loaded "
-            "by its name, so continue this run from Python."
+            f"{run.root}: was trained on {record.name!r}, a data set that was given from Python and cannot be "
+            "loaded by name; continue this run from Python."
         )
 
 
 def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
     """Raise RunDirectoryError if the run's student was trained on other data than ``record`` describes."""
-    # A model of other data with equal names and shape is not told apart: its file holds no digest of records.
+    # A model of other data with equal names and shape is not detected: its file holds no digest of records.
     words = ("label_names", "group_names", "sensitive_attribute")
     differing = [name for name in words if getattr(record, name) != getattr(student, name)]
     if record.record_shape != student.input_shape:
         differing.append("record_shape")
     if differing:
         raise RunDirectoryError(
-            f"{run.student}: was not trained on {record.name}, it differs in {', '.join(differing)}; restore the "
-            "folder, or start a new one."
+            f"{run.student}: was not trained on {record.name}, because it differs in {', '.join(differing)}; restore "
+            "the folder from a copy, or give a new one with --out."
         )
 
 
 def write_votes(batch: VoteBatch, path: Path) -> None:
-    """One row per query: record_id, group, and how many teachers chose each class; the metadata name the teachers."""
+    """Write one row per query: record_id, group, and the number of votes per class. Metadata identify the ensemble."""
     # With its type: of no rows Arrow would infer the type null.
     votes = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
     table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": votes})
     table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})
-    # For the operator alone: no noise is in the votes.
+    # Private: there is no noise in the votes.
     write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=True)
 
 
 def read_votes(path: Path) -> VoteBatch:
-    """The votes that :func:`write_votes` wrote. RunDirectoryError for a damaged file."""
+    """Return the votes that :func:`write_votes` wrote; RunDirectoryError for a damaged file."""
     table = _read(path)
     metadata = table.schema.metadata or {}
-    # Votes of unnamed teachers must not be charged as those of the present ones.
+    # Votes of an unknown ensemble must not be charged as those of the present one.
     if _ENSEMBLE not in metadata:
         raise RunDirectoryError(f"{path}: does not say which teachers voted; delete it and run again.")
     return VoteBatch(
@@ -290,7 +292,8 @@ def read_votes(path: Path) -> VoteBatch:
 
 
 def write_labels(labelled: LabelledSet, path: Path) -> None:
-    """One row per answered query, in the order asked: record_id, group, label, and noisy counts if released."""
+    """Write one row per answered query, in order of submission: record_id, group, label, and noisy counts if
+    released."""
     columns = {"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels}
     if labelled.counts is not None:
         columns["counts"] = pa.array(labelled.counts.tolist(), type=pa.list_(pa.int64(), labelled.counts.shape[1]))
@@ -299,7 +302,7 @@ def write_labels(labelled: LabelledSet, path: Path) -> None:
 
 
 def read_labels(path: Path) -> LabelledSet:
-    """The labels that :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
+    """Return the labels that :func:`write_labels` wrote; RunDirectoryError for a damaged file."""
     table = _read(path)
     counts = table["counts"].to_pylist() if "counts" in table.column_names else None
     return LabelledSet(

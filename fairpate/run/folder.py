@@ -1,6 +1,6 @@
-"""The folder of a run: made for a configuration, or found again with the configuration and the data set that it holds.
+"""The folder of a run: made for a configuration, or reopened with the configuration and data set recorded in it.
 
-The configuration is written first: by it, a folder that a crash left is known as the folder of this run. A folder that
+The configuration is written first, so that after a crash the folder can be recognised as this run's. A folder that
 holds a run of another configuration is refused, with the fields that differ.
 """
 
@@ -56,7 +56,7 @@ _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRun(RunDirectory):
-    """A run's folder that shows its result in a notebook."""
+    """A run's folder that displays its result in a notebook."""
 
     def _repr_html_(self) -> str:
         from fairpate.run.publication import run_html  # its pages take a second to import
@@ -66,7 +66,7 @@ class ShownRun(RunDirectory):
 
 @dataclass(frozen=True, kw_only=True)
 class UnprotectedRun(ShownRun):
-    """The folder of a run without privacy. Everything in it is for the operator, and nothing may be published."""
+    """The folder of a run without privacy; nothing in it may be published."""
 
     public = PathIn("root", "private")
 
@@ -74,7 +74,7 @@ class UnprotectedRun(ShownRun):
 def check_run_directory(config: Method) -> RunDirectory:
     """Return the folder of this configuration after checking that the run may use it; nothing is written.
 
-    Errors as :func:`create_run_directory`.
+    Errors as in :func:`create_run_directory`.
     """
     root = config.out
     if root is None:
@@ -106,21 +106,21 @@ def check_run_directory(config: Method) -> RunDirectory:
     # A run that was killed before it had written its configuration leaves these.
     begun = (context.LOCK, ".config.yaml.*.tmp")
     if run.root.exists() and not all(any(fnmatch(each.name, name) for name in begun) for each in run.root.iterdir()):
-        raise RunFolderError(f"{run.root}: not empty and no run; give another folder with --out.")
+        raise RunFolderError(f"{run.root}: is not empty and holds no run; give another folder with --out.")
     return run
 
 
 def create_run_directory(config: Method) -> RunDirectory:
-    """The directory of this configuration: a new one, or the one where an earlier run of it left off.
+    """Return the folder of this configuration: a new one, or that of an earlier, perhaps unfinished, run of it.
 
-    RunFolderError if the folder holds a run of another configuration; the differing fields are named. PlaceError if
-    nothing can be written.
+    RunFolderError, with the differing fields, if the folder holds a run of another configuration. PlaceError if the
+    folder cannot be written.
     """
-    # Looked at again: another run may have begun here since the caller looked.
+    # Checked again: another run may have begun here since the caller checked.
     run = check_run_directory(config)
     values = config.model_dump(mode="json")
     if not run.config.exists() or context.changed_fields(read_yaml(run.config), values).keys() & {*_TESTED_BY}:
-        # The configuration comes first: by it a folder that a crash left is known as this run's.
+        # The configuration comes first: by it, the folder is recognised after a crash.
         run.root.mkdir(parents=True, exist_ok=True)
         context.write_text(run.config, yaml.safe_dump(values, sort_keys=False))
     if config.is_private:  # without privacy there is nothing to publish
@@ -132,7 +132,7 @@ def create_run_directory(config: Method) -> RunDirectory:
 
 
 def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
-    """The run in ``root`` and its configuration, for a run of any method.
+    """Return the run in ``root``, of any method, and its configuration.
 
     RunFolderError if ``root`` holds no run, ConfigError if its configuration cannot be read.
     """
@@ -140,7 +140,7 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
 
 
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:
-    """The finished run in ``root`` and its configuration. RunDirectoryError if a stage is missing."""
+    """Return the finished run in ``root`` and its configuration. RunDirectoryError if a stage is missing."""
     run, config = open_run_directory(root)
     run = run if config.is_private else UnprotectedRun(root=root)
     run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
@@ -150,7 +150,8 @@ def finished_run(root: Path) -> tuple[RunDirectory, Method]:
 def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool) -> None:
     """Record the data set that ``run`` is trained on. If the folder has a record already, require that it is the same.
 
-    The records of a data set that was given are recognised by a digest, which is private. RunDirectoryError for others.
+    ``given_from_python``: the caller passed the data set in. It is then compared by a digest of its records, which is
+    stored in ``private/``. RunDirectoryError if the data sets differ.
     """
     found = context.recorded_data(run)
     same = ("name", "kind", "label_names", "group_names", "sensitive_attribute", "unit")
@@ -182,16 +183,16 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
 
 
 def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_data) -> Dataset:
-    """The data set that ``data`` names, embedded if ``run`` stores an embedding.
+    """Return the data set that ``data`` names, embedded if ``run`` stores an embedding; ``load`` reads it.
 
-    RunDirectoryError if the embedding is damaged, or missing although the student reads its coordinates.
+    RunDirectoryError if the embedding is damaged, or missing although the student was trained on its coordinates.
     """
     if load is load_data and run.journal.exists() and run.student.exists():
-        # Of a model that was learned from several sites' sum: no private record is here, and none is needed any more.
+        # The model was learned from a sum over several sites: its private records are elsewhere and no longer needed.
         load = partial(load_at_site, has_private=False)
     if data.embedding is not None and run.embedding.exists():
         try:
-            # Placed by the embedding that is kept: one that is fitted again may have other axes.
+            # By the stored embedding: one that is fitted again may have other axes.
             return embedded(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
         except EmbeddingFileError as error:
             raise RunDirectoryError(str(error)) from error
@@ -205,10 +206,11 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
 
 
 def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
-    """``dataset`` as the method reads it. If the attribute alone is protected, records get an order and names that do
-    not reveal it.
+    """Return ``dataset`` as the method reads it. If only the attribute is protected, records are reordered and renamed
+    so that neither order nor names reveal it.
 
-    The order's key is drawn once per run and stored in ``private/``. With seeded noise it is derived from the seed.
+    The key of the order is drawn once per run and stored in ``private/``. With seeded noise it is derived from the
+    seed.
     """
     if not (config.protects_attribute_only and config.is_private):
         return dataset
@@ -231,7 +233,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
 
 
 def _digest(dataset: Dataset) -> str:
-    """A digest of all records in order. It is private, because it would confirm a guess about the records."""
+    """Return a digest of all records in order. It is private, because it would confirm a guess about the records."""
     # Test records given with votes made elsewhere, where no record is private, may be named later.
     if not len(dataset.private):
         dataset = replace(dataset, test=dataset.private)
@@ -252,19 +254,19 @@ def _digest(dataset: Dataset) -> str:
 
 
 def read_student(run: RunDirectory, *, is_free: bool) -> Student:
-    """The published student, with the embedding that it reads, if any.
+    """Return the published student without its embedding, as :func:`load_for` embeds the records.
 
-    RunDirectoryError for a damaged file; ``is_free``: training it again costs no privacy.
+    RunDirectoryError for a damaged file; its remedy depends on ``is_free``: training again has no privacy cost.
     """
     from student.student import load_student  # with torch, which most readers of a run do not need
 
     try:
-        # Records are placed when they are loaded (:func:`load_for`): the model gets coordinates.
+        # Records are embedded when they are loaded (:func:`load_for`): the model gets coordinates.
         return replace(load_student(run.student), embedding=None)
     except StudentFileError as error:
         remedy = (
-            "Or delete it and give the same command again: it is then trained again from the released labels, at no "
-            "privacy cost."
+            "Or delete it and give the same command again: the student is then trained again from the released "
+            "labels, at no privacy cost."
             if is_free
             else "It cannot be trained again: another training would be a second release of the same records. Without "
             "a copy, start a new run folder with --out and count both epsilons."
@@ -273,7 +275,7 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
 
 
 def environment() -> dict[str, Any]:
-    """Day, versions of this project and its libraries, machine, and the revision of the checkout if there is one."""
+    """Return the date, versions of this project and its libraries, machine, and the git revision if known."""
     return {
         "fairpate": __version__,
         "made_on": datetime.now(UTC).date().isoformat(),

@@ -1,22 +1,22 @@
-"""Metrics of test records: exact ones, or one noisy table of predictions, and all that is estimated from it.
+"""Metrics on test records: exact ones, or one noisy table of predictions and everything that is estimated from it.
 
 The table counts test records by group z, true label y and predicted label k, and for calibration by declared bins of
 the model's score, with exact discrete Gaussian noise on every cell, empty ones too
-(:class:`fairpate.privacy.mechanism_events.PredictionTables`). A unit has a weight of ``WEIGHT``: a record adds it to
-one cell, a person divides it among the person's records. Rates, gaps and ratios are functions of the released table,
-so they cost nothing more.
+(:class:`fairpate.privacy.mechanism_events.PredictionTables`). A privacy unit has a total weight of ``WEIGHT``: a record
+adds it to one cell, a person divides it among the person's records. Rates, gaps and ratios are functions of the
+released table, so they have no further privacy cost.
 
-**Price.** Test records are a part of the data set that no other release of the run reads, by a rule under which a unit
-that is added or removed changes one part and moves no other (``data.split: hashed``). So parts compose in parallel: the
-cost of the run is the larger of both prices, also though the table depends on the released model, and the noise is
-calibrated to the epsilon and delta of the training at no further cost. A unit that is replaced stays in its part as
-long as it keeps its name, and is priced there as replaced; where names follow from content, it could move from one part
-to the other, and such runs are refused. The odometer adds up by part.
+**Privacy cost.** No other release of the run reads the test records. A hash assigns units to splits, so that adding or
+removing a unit changes one split and moves no other unit (``data.split: hashed``). So splits compose in parallel: the
+cost of the run is the larger of the two costs, even though the table depends on the released model, and the noise is
+calibrated to the epsilon and delta of the training at no further cost. A unit that is replaced stays in its split as
+long as it keeps its name, and its cost there is that of replacement. If names depended on content, it could move from
+one split to the other, and such runs are refused. The odometer adds up costs by split.
 
 **Predictor.** Each prediction is a function of its record and of released values: records are predicted one by one,
 since the last digit of a sum may depend on the other rows of a batch, and a randomised model draws with fresh
-randomness. The reject option is not part of it. Its gate decides in view of earlier records, so that one record could
-change all later answers; it is simulated on records that are made up from the noisy table.
+randomness. The reject option is left out, because its gate depends on earlier records, so that one record could change
+all later answers; it is simulated on records that are made up from the noisy table.
 
 **Intervals.** With A noisy hits in a cells among B noisy records in m cells, n of them real, A - p B has variance
 n p (1 - p) + s^2 (a (1 - p)^2 + (m - a) p^2) at the true share p: sampling, and noise of standard deviation s. The
@@ -83,13 +83,13 @@ if TYPE_CHECKING:
 WEIGHT = 2**20
 LEVEL = 0.95
 PREDICTIONS = "predictions"
-"""The name of the table where it is a sum over several sites."""
+"""The table's name in messages, if it is a sum over several sites."""
 _LEAST_SHARE = 1e-9  # which has a logarithm
 _DRAWS = 1000
 
 
 def check_metrics(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError for private metrics of a run or a data set that cannot have them at the price of training."""
+    """Raise ConfigError if private metrics are asked for and the run or data set rules them out at no further cost."""
     if config.evaluation.metrics == "public" and dataset.parts and not dataset.parts.startswith(OWN_FILES):
         raise ConfigError(
             "evaluation.metrics: public, but data.split=hashed draws the test records from private ones; set private."
@@ -98,23 +98,23 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
         return
     if not config.is_private:
         raise ConfigError(
-            f"evaluation.metrics: {config.method} has no guarantee that private metrics could share; leave it out."
+            f"evaluation.metrics: private, but {config.method} has no guarantee that metrics could share; leave it out."
         )
     if not dataset.parts:
         raise ConfigError(
-            "evaluation.metrics: private needs test records apart from training records by a rule under which none "
-            "moves another; set data.split=hashed, with public records in files of their own."
+            "evaluation.metrics: private needs test records that a hash separates from training records; set "
+            "data.split=hashed, with public records in files of their own."
         )
     require_kept_names(config, dataset)
 
 
 def require_kept_names(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError if a record that is replaced could move to another part, whose cost it would pay too."""
+    """Raise ConfigError if a record that is replaced could move to another split, and so pay for both."""
     by_content = not dataset.keeps_names and not config.protects_attribute_only
     if by_content and getattr(config.target, "relation", None) == "replace one":
         raise ConfigError(
-            f"target.relation: a record that is replaced must stay in its split, and {dataset.name} names records by "
-            "their content; declare a key (identity: {key: ...}), or leave it out."
+            f"target.relation: a record that is replaced must stay in its split, but {dataset.name} names records by "
+            "their content; declare a key (identity: {key: ...}), or leave target.relation out."
         )
 
 
@@ -123,7 +123,7 @@ class Assessment:
     """Metrics of the student by name, the headline first. With IDP3 they include the spread over orders of the test
     records.
 
-    ``measured_N`` marks the test records that the headline's accuracy is over.
+    ``measured_N`` marks the test records over which the headline's accuracy is measured.
     """
 
     evaluations: dict[str, Evaluation]
@@ -136,7 +136,7 @@ class Assessment:
         return next(iter(self.evaluations.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """The headline's metrics, and with IDP3 also those without refusals."""
+        """Return the headline's metrics, and with IDP3 also those without refusals."""
         values = self.headline.to_json()
         if self.reject_option is not None:
             unrefused = self.evaluations["student without refusals"]
@@ -145,10 +145,10 @@ class Assessment:
 
 
 def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, seed: int) -> Assessment:
-    """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders.
+    """Measure the student on the test split: as it predicts, and with IDP3 also without refusals and in other orders.
 
-    What rests on fewer than ``settings.least_cell`` test records of a group, or of a group and class, is left out. A
-    randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
+    Numbers are left out that count fewer than ``settings.least_cell`` test records of a group, or of a group and class.
+    A randomised student is measured in expectation; with IDP3 by its drawn labels, on which refusals depend.
     """
     test, rule, least_cell = dataset.test, student.card.idp3, settings.least_cell
     groups, persons = test.z.numpy(), test.person_N
@@ -198,7 +198,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         kept_N=kept,
         least_cell=least_cell,
     )
-    # The accuracy in other orders would reveal the one that is not shown.
+    # The accuracy in other orders would reveal the one that is left out.
     if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
         spread = replace(spread, orders=tuple(replace(order, accuracy=math.nan) for order in spread.orders))
     return Assessment(
@@ -209,7 +209,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
 
 
 def table_event(cost: Price) -> PredictionTables:
-    """The table whose price is at most ``cost``, for the same unit, relation and delta."""
+    """Return the event of the noisy table that costs at most ``cost``, for the same unit, relation and delta."""
 
     def events(noise: float) -> tuple[PredictionTables, ...]:
         event = PredictionTables(
@@ -217,15 +217,16 @@ def table_event(cost: Price) -> PredictionTables:
         )
         return (event,)
 
-    # By loss distributions: their bound is tighter than that of Renyi curves, so that less noise does.
+    # By loss distributions: their bound is tighter than that of Renyi curves, so that less noise suffices.
     return events(least_noise(events, target_epsilon=cost.epsilon, target_delta=cost.delta, accounting="pld"))[0]
 
 
 def stated_tables(run: RunDirectory, next_event: Callable[[], Event]) -> tuple[Event, ...]:
-    """The events of all tables that the run drew, last that of the table which it keeps or is about to draw."""
+    """Return the events of all tables that the run drew, the last being the table that it stores or is about to
+    draw."""
     if run.metrics_table.exists():
         return read_release(run.metrics_table)[0].events
-    # Tables whose files are gone were seen, or may have been.
+    # Tables whose files were deleted may have been seen.
     lost = read_receipt(MetricsFolder(root=run.root))
     return (*(() if lost is None else lost.events), next_event())
 
@@ -242,11 +243,11 @@ def draw_table(
     noisy_sum: NoisySum | None = None,
     about: bytes = b"",
 ) -> Released:
-    """Predict the test records one by one, and return their noisy table of weights (B, G, Y, C), with a bin of scores
-    more than there are ``edges``.
+    """Predict the test records one by one, and return their noisy table of weights (B, G, Y, C), where ``edges`` divide
+    scores into B = len(edges) + 1 bins.
 
-    ``noisy_sum`` adds up the tables of several sites; ``about`` is the file of ``student``, which all of them must
-    have.
+    ``noisy_sum`` adds up the tables of several sites; ``about`` is the file of ``student``, which must be equal at all
+    sites.
     """
     labels_N, scores_N = lone_predictions(student, test, source)
     bins_N = np.searchsorted(edges, scores_N, side="right")
@@ -267,7 +268,8 @@ def draw_table(
 
 
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
-    """The predicted label and the score of each record, as functions of that record and of released values alone."""
+    """Return the predicted label and the score of each record, functions of that record and of released values
+    alone."""
     alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
     # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
     generator = np.random.default_rng(source.randbelow(2**63))
@@ -281,7 +283,7 @@ def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tup
 
 
 def records_of_unit(split: Split) -> IntArray:
-    """For each record, how many records its person has; 1 where records are protected by themselves."""
+    """Return for each record how many records its person has; 1 where records are protected by themselves."""
     if split.person_N is None:
         return np.ones(len(split), np.int64)
     person_N = split.person_N.numpy()
@@ -300,10 +302,10 @@ def release_table(
     noise: str,
     noisy_sum: NoisySum | None = None,
 ) -> Released:
-    """The table that the run keeps, or that is drawn, counted in ``log``, that of the test records, and kept now.
+    """Return the table stored with the run; if there is none, draw it from the test records, charged by ``log``.
 
-    ``noise`` is the label of its source. Errors as :meth:`ReleaseLog.step`: a table that was published and is gone is
-    not drawn again.
+    ``noise`` is the label of the noise source. Errors as in :meth:`ReleaseLog.step`: a table that was published and
+    then deleted is not drawn again.
     """
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
@@ -339,8 +341,8 @@ def assess_privately(
     log: ReleaseLog,
     noisy_sum: NoisySum | None = None,
 ) -> Assessment:
-    """The metrics of the released table (:func:`release_table`), as ``statement`` says. ``noisy_sum``: where test
-    records are at several sites."""
+    """Return metrics from the noisy table (:func:`release_table`), with the event that ``statement`` lists.
+    ``noisy_sum`` is given if test records are at several sites."""
     released = release_table(
         config,
         dataset,
@@ -356,7 +358,7 @@ def assess_privately(
 
 
 def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
-    """The metrics of a released table, and with a reject option those of orders that are simulated from it."""
+    """Return metrics from a released table, and with a reject option also those in orders simulated from the table."""
     measured = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
     measured = replace(measured, fair_at=fair_at)
     nobody = np.zeros(0, np.bool_)
@@ -379,10 +381,10 @@ def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: 
 
 
 def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
-    """All metrics of a released table. What the table does not determine is NaN, and no number is exact."""
+    """Return all metrics of a released table. What the table does not determine is NaN, and no number is exact."""
     *_, event = released.events
     if not isinstance(event, PredictionTables):
-        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}.")  # noqa: TRY004 - of a file
+        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}; restore it.")  # noqa: TRY004 - of a file
     stddev, z = event.noise_stddev_records, _deviations()
     names: dict[str, Any] = {"group_names": tuple(group_names), "class_names": tuple(class_names)}
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
@@ -452,11 +454,11 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     """Return each group's share of one prediction over the largest share of any group; NaN unless two are known.
 
-    The largest share is that of some group, so a group's impact ratio is the least of its ratios to all groups. The
-    least low end holds as soon as that of the group with the largest share does. The least high end holds only if all
-    of them do, which is asked of the groups that may have the largest share (Bonferroni). Together these may miss twice
-    as often as one end of a single ratio: if several groups are nearly the largest, one of the ratios is estimated too
-    low, and the least low end hardly ever misses.
+    The largest share is that of some group, so a group's impact ratio is the smallest of its ratios to all groups. The
+    smallest lower end is valid as soon as that for the group with the largest share is. The smallest upper end is valid
+    only if all upper ends are, so it is corrected for the number of groups that may have the largest share
+    (Bonferroni). Together the two may miss the truth twice as often as one end of a single ratio does: if several
+    groups are nearly the largest, one of the ratios is underestimated, and the smallest lower end hardly ever misses.
     """
     shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations())
     is_known_G = ~np.isnan(shares.value_EG[event])
@@ -495,14 +497,14 @@ def _ratios(shares: _Shares) -> _Shares:
 
 
 def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: FloatArray, stddev: float) -> float:
-    """Return the low end of the largest of all differences that ``ends`` compares, at least 0.
+    """Return the lower end of the interval of the largest of all differences that ``ends`` compares, at least 0.
 
-    ``ends(z, table)`` returns every difference, and its ends at z standard deviations. The largest high end misses the
-    truth in half of what ``LEVEL`` allows if one difference is far above all others, and hardly ever if several are
-    nearly equal, since one of them is then estimated too high. The low end takes what is left. Its margin is a quantile
-    of the largest error of differences that lie as far below the low end as they were estimated, or would lie if
-    all shrank in proportion, whichever is nearer (moment inequalities: Andrews and Soares 2010). Errors are simulated
-    around the released table, from which anybody can repeat them.
+    ``ends(z, table)`` returns every difference, and its interval's ends at z standard deviations. If one difference is
+    far above all others, the largest upper end misses the truth with half of the probability that ``LEVEL`` allows; if
+    several are nearly equal, hardly ever, since one of them is then overestimated. The lower end uses up the remaining
+    probability. Its margin is a quantile of the largest error of differences that lie as far below the lower end as
+    they were estimated, or as they would lie if all shrank in proportion, whichever is nearer (moment inequalities:
+    Andrews and Soares 2010). Errors are simulated around the released table, so that anybody can repeat them.
     """
     z = _deviations()
     alone = ends(z, table_GYC)
@@ -541,12 +543,12 @@ def _drawn_around(table_GYC: bytes, shape: tuple[int, ...], stddev: float) -> Fl
 
 
 def _deviations(comparisons: float = 1) -> float:
-    """Return how many standard deviations an end is away if ``comparisons`` intervals hold together at ``LEVEL``."""
+    """Return the number of standard deviations at which ``comparisons`` intervals are jointly valid at ``LEVEL``."""
     return float(-ndtri((1 - LEVEL) / 2 / comparisons))
 
 
 class _Shares(NamedTuple):
-    """Shares of the sizes of groups, with the ends of their intervals; NaN where a size does not stand out."""
+    """Shares of groups with the ends of their intervals; NaN where a group's size is not clearly above its noise."""
 
     value_EG: FloatArray
     low_EG: FloatArray
@@ -556,7 +558,7 @@ class _Shares(NamedTuple):
     def of(
         cls, events: rates.RateEvents, table_GYC: FloatArray, stddev: float, *, z: float, rest: bool = False
     ) -> _Shares:
-        """The shares of each group, or with ``rest`` those of all other groups together."""
+        """Return the shares of each group, or with ``rest`` those of all other groups together."""
         found, cells = events(table_GYC), events(np.ones_like(table_GYC))
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
@@ -585,7 +587,7 @@ class _Shares(NamedTuple):
 def gap_of(
     metric: rates.Metric, table_GYC: FloatArray, stddev: float, described: Callable[[rates.GroupCell | None], str]
 ) -> GapResult:
-    """The largest difference, or rate, of a noisy table with its interval; ``described`` words its cell."""
+    """Return the largest difference (or rate) in a noisy table, with its interval; ``described`` words its cell."""
     if metric.compare is rates.level:
         # Of all groups together, whose noises add up.
         table_GYC, stddev = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))

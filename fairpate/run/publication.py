@@ -1,9 +1,9 @@
-"""The products of a finished run: report, card, portable model, and its view in a notebook.
+"""The products of a finished run: report, card, portable model, and the view in a notebook.
 
-Report and operator's page are written at the end of a run, from its release and its evaluation. The card and the
-notebook's view read the public part of a run directory alone; of the configuration the card reads only the method and
-the options of the data set, whose publisher stands in the registry. ``model.onnx`` is made from the student, public
-records and declared constants: it has no privacy cost and can be made again at any time.
+The public and the private report are written at the end of a run, from its release and its evaluation. The card and the
+notebook's view read only the public part of a run directory; of the configuration the card reads only the method and
+the options of the data set, whose publisher is in the registry. ``model.onnx`` is made from the student, public records
+and declared constants: it has no privacy cost and can be made again at any time.
 """
 
 from __future__ import annotations
@@ -74,14 +74,15 @@ if TYPE_CHECKING:
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
-    """The published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
+    """Return the published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     metrics = read_json(run.metrics)
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
 
 
 def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
-    """The guarantee and the metrics of a finished run. The operator also gets the private baseline, if there is one."""
+    """Return guarantee and metrics of a finished run; ``for_operator`` adds the baseline without privacy, if it
+    exists."""
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
@@ -91,7 +92,7 @@ def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatemen
 
 
 def run_html(run: RunDirectory) -> str:
-    """The HTML of a run for a notebook: its verdict, metrics and files."""
+    """Return the HTML of a run for a notebook: its verdict, metrics and files."""
     try:
         claims, record = read_claims(run), read_json(run.record)
         places = {"report": run.public_report, "card": run.card_page, "statement": run.statement, "model": run.student}
@@ -116,7 +117,7 @@ def run_html(run: RunDirectory) -> str:
 
 
 def fitted_html(statement: PrivacyStatement, *, name: str) -> str:
-    """The HTML of a fitted estimator for a notebook. It has no metrics, because they need test records."""
+    """Return the HTML of a fitted estimator for a notebook. It has no metrics, because they need test records."""
     guarantee, calls = Guarantee.of(statement), "X_test, y_test, sensitive_features=groups"
     commands = {"Accuracy, disparity and coverage": f".plot({calls})", "Statement": ".statement()"}
     if statement.epsilon is not None:
@@ -136,10 +137,10 @@ _MOST_PANELS = 12
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """The HTML of a comparison for a notebook: the page's sentences on publishable results, and the slices of one data
-    set.
+    """Return the HTML of a comparison for a notebook: the report's sentences on publishable results, and a figure of
+    one data set.
 
-    The page itself would bring a drawing library; one picture has some hundred kilobytes.
+    The report page itself would bring a drawing library; one figure has some hundred kilobytes.
     """
     folder = comparison.folder
     report = FrontierReport(
@@ -191,8 +192,8 @@ def write_card(
 ) -> tuple[Path, Path]:
     """Write ``public/card.html`` and ``public/card.json`` of the run in ``root``, and return their paths.
 
-    A use that the caller leaves out is called not stated. RunFolderError for a folder without a run, RunDirectoryError
-    for a run that published nothing.
+    A use that the caller leaves out is shown as not stated. RunFolderError for a folder without a run,
+    RunDirectoryError for a run that published nothing.
     """
     run = run_at(root)
     card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
@@ -205,7 +206,7 @@ def write_card(
 
 
 def card_values(card: Card) -> dict[str, Any]:
-    """The content of ``card.json``."""
+    """Return the content of ``card.json``."""
     plain = asdict(card) | {"evaluation": card.evaluation.to_json()}
     if card.refusals is not None and card.refusals.unrefused is not None:
         plain["refusals"]["unrefused"] = card.refusals.unrefused.to_json()
@@ -215,16 +216,16 @@ def card_values(card: Card) -> dict[str, Any]:
 
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
-    """The card of a run; only its public part, its method and the name and options of its data set are read."""
+    """Return the card of a run; only its public part, its method and the name and options of its data set are read."""
     for path in (run.statement, run.metrics, run.student):
         if not path.is_file():
             raise RunDirectoryError(
-                f"{path}: missing; a card is of a published student: finish the run first. A run of a method without "
-                "privacy publishes nothing."
+                f"{path}: missing; a card describes a published student, so finish the run first. A run of a method "
+                "without privacy publishes nothing."
             )
     if "least_cell" not in read_json(run.metrics):
         raise RunDirectoryError(
-            f"{run.metrics}: measured by an earlier version, which showed groups of any size; repeat the run's "
+            f"{run.metrics}: measured by an earlier version, which included groups of any size; repeat the run's "
             "command, which measures the same model again and charges nothing."
         )
     # Read as plain values: a card needs the method's name, not the package that defines it.
@@ -241,7 +242,8 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
         chosen = parse_config(given, DataConfig)
         if chosen.name != trained_on.name:
             raise ConfigError(
-                f"data.name: the run was trained on {trained_on.name}, its configuration says {chosen.name}."
+                f"data.name: the run was trained on {trained_on.name}, but its configuration names {chosen.name}; "
+                "restore config.yaml and data.json from one copy."
             )
         entry = entry_for(chosen)
         data = CardData(
@@ -254,7 +256,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
 
 
 def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse, made_on: str | None) -> Card:
-    """The card of ``run``, from its statement, metrics and student and what only the caller knows."""
+    """Return the card of ``run``, from its statement, metrics and student, and the facts passed in by the caller."""
     metrics, student = read_json(run.metrics), read_student_card(run.student)
     population = read_json(run.private_population) if run.private_population.is_file() else None
     orders, unrefused, refusals = metrics.get("orders"), metrics.get("without_refusals"), None
@@ -304,7 +306,7 @@ def write_reports(
     private_population: PrivatePopulation | None = None,
     without_privacy: WithoutPrivacy | None = None,
 ) -> None:
-    """Write ``public/report.html``, and ``private/report.html`` where queries were spent. The statement is read."""
+    """Write ``public/report.html``, and ``private/report.html`` if queries were charged, from the run's statement."""
     statement = read_statement(run)
     evaluations, voting = assessment.evaluations, None
     if spending is None:  # a model without teachers is not called a student
@@ -394,7 +396,7 @@ def write_reports(
 
 
 def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list[tuple[float, float]]:
-    """Epsilon after up to 200 numbers of queries, with the last one."""
+    """Return (number of queries, epsilon after them) at up to 200 points, the last query among them."""
     submitted = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
     curve_A = np.zeros(len(DEFAULT_ORDERS))
@@ -411,9 +413,9 @@ _MOST_RECORDS = 256
 
 
 def write_portable(run: RunDirectory, student: Student, dataset: Dataset, reporter: Reporter) -> None:
-    """Write ``model.onnx`` and ``model.json``, unless they are there and belong to this student.
+    """Write ``model.onnx`` and ``model.json``, unless they exist and belong to this student.
 
-    Where packages are missing or torch cannot write the model, a note says why: the run is whole without it.
+    If packages are missing or torch cannot export the model, a note gives the reason: the run is complete without them.
     """
     from student.student import PortableError, missing_packages, portable  # imports torch, which a card does not need
 
@@ -446,7 +448,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Describe how a raw row becomes the input of the graph, as far as it is declared."""
+    """Describe how a raw row is encoded as the input of the ONNX graph, as far as the data set declares it."""
     if len(record_shape) > 1:
         inside = "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}

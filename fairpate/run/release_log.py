@@ -1,23 +1,24 @@
-"""The releases of each run and the cost of all runs on one data set, written before a release is visible.
+"""The releases of each run, and the total cost of all runs on one data set, written before a release becomes visible.
 
-Two runs on the same private records cost their sum, in any folders. So each run keeps a receipt, and one
-file of the operator, the odometer, has a row for every run. Both are written durably before anything of the release
-becomes visible. Releases under another unit or relation are another sum; a release priced by person counts in the sum
-of records too, at the person's price. A release without privacy (seeded noise, or none) is listed and adds to no sum.
+The costs of two runs on the same private records add up, in whatever folders they are. So each run has a receipt, and
+one file per operator, the odometer, has a row for every run. Both are written durably before anything of the release
+becomes visible. A release is charged to the sum for its unit and relation; one whose unit is a person is charged to the
+sum for records too, at its cost per person. A release without privacy (seeded noise, or none) is listed, and charged to
+no sum.
 
-A sum of epsilons prices releases that were fixed beforehand. A limit bounds more: releases that may each be chosen in
-view of the earlier ones. It counts them at one Renyi order (:class:`fairpate.privacy.accountant.AdaptiveLimit`),
-which is never better and mostly a little worse than the sum. So that a limit of epsilon admits a run planned at that
-epsilon, a first run whose plan the sum admits, and the order does not, is admitted as the only release: the plan is
-kept and charged in full from then on. If a smaller charge left room for others, the released values would decide which
-of two bounds holds, and both deltas would add up.
+A sum of epsilons holds for releases that were fixed beforehand. A limit bounds more: releases each of which may be
+chosen after seeing the earlier ones. It adds up their costs at one Renyi order
+(:class:`fairpate.privacy.accountant.AdaptiveLimit`), which is never better and mostly a little worse than the sum. A
+first run planned at exactly the limit's epsilon may therefore fit the sum but not the order. It is then admitted as the
+only release: its plan is stored and charged in full from then on. If a smaller charge left room for others, the
+released values would decide which of two bounds holds, and both deltas would add up.
 
-A release may read one part alone of a data set whose parts are disjoint: its training records or its test records, by
-the rule of a hashed split. A unit is in one part, so it pays for that part and for what reads all parts or belongs to
-another rule. Sums and limits are those of the part that pays most.
+A data set may be split by a hash into disjoint parts (training, test and validation records), and a release may read
+one part alone. A unit is in one part of each split, so it pays for that part, for what reads all parts, and for parts
+of other splits. Sums and limits are those of the part that pays most.
 
-This module does not know who trains, how much noise would meet a limit, what the released arrays mean, or what other
-machines released.
+This module does not know who trains, how much noise would meet a limit, what the released arrays mean, or what was
+released on other machines.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ from fairpate.types import FloatArray, Relation, Unit, UserError
 Arrays = Mapping[str, npt.NDArray[Any]]
 _log = logging.getLogger(__name__)
 _NEW = np.zeros(0)
-"""A Renyi curve that is still to be computed from the events."""
+"""Marks a Renyi curve that is still to be computed from the events."""
 _MOST_DISTRIBUTIONS = 8
-"""Loss distributions of several releases that are composed at once; beyond, Renyi curves alone are added."""
+"""Most releases whose loss distributions are composed; beyond that number only Renyi curves are added."""
 
-# Rules of splits whose parts are added up apart; with three parts each there are at most 3^6 sums.
+# Splits whose parts are summed separately; with three parts each there are at most 3^6 sums.
 _MOST_RULES = 2
 
 
@@ -91,18 +92,18 @@ class OdometerError(UserError):
 
 
 class LimitReachedError(UserError):
-    """A release would pass the limit of its data set; nothing was released."""
+    """A release would exceed the limit of its data set; nothing was released."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Everything that one run has released so far. ``num_queries`` is the number of queries that its ledger is known to
-    hold; 0 without a ledger.
+    """Everything that one run has released so far; a row of the odometer.
 
-    ``plan``: where a limit admitted the run as the only release, all events that were fixed before the first of them;
-    ``events`` are among them. Limits charge the whole plan, however little of it was released. An empty plan: limits
-    charge the events. ``rdp_A``: the composed Renyi curve at ``DEFAULT_ORDERS``, ``inf`` where an event has none.
-    ``part``: the part of the data set that was read, as ``RULE/PART``; empty: all of it.
+    ``num_queries``: the number of queries that its ledger is known to contain; 0 without a ledger. ``plan``: if a limit
+    admitted the run as the only release, all events that were fixed before the first of them, ``events`` included;
+    limits charge the whole plan, however little of it was released. Empty: limits charge the events. ``rdp_A``: the
+    composed Renyi curve at ``DEFAULT_ORDERS``, ``inf`` if an event has none. ``part``: the part of the data set that
+    was read, as ``RULE/PART`` (the split's rule and the part's name); empty: all of it.
     """
 
     run: str
@@ -130,7 +131,8 @@ class Release:
 
     @property
     def charged(self) -> Release:
-        """The release with the events that limits charge, and no plan."""
+        """The release with the events that limits charge (the plan, if there is one) as its events, and without a
+        plan."""
         return replace(self, events=self.plan, plan=(), rdp_A=_NEW) if self.plan else self
 
     @property
@@ -143,13 +145,13 @@ class Release:
 
 
 def release_values(release: Release) -> dict[str, Any]:
-    """A release as the plain values of a receipt."""
+    """Return a release as the plain values that a receipt stores."""
     values = {column.name: getattr(release, column.name) for column in fields(release) if column.name != "rdp_A"}
     return values | {name: list(map(event_json, values[name])) for name in ("events", "plan")}
 
 
 def read_receipt(run: RunDirectory) -> Release | None:
-    """The run's own record of what it released; None without one. OdometerError for a damaged receipt."""
+    """Return the run's own record of its releases; None if there is none. OdometerError if it is damaged."""
     if not run.receipt.exists():
         return None
     try:
@@ -161,11 +163,11 @@ def read_receipt(run: RunDirectory) -> Release | None:
 
 
 def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: bool = False) -> float:
-    """The epsilon of releases of one unit and relation together: the accountant's least bound, ``inf`` without one.
+    """Return the epsilon of releases of one unit and relation together: the accountant's least bound, or ``inf``.
 
-    It holds for releases that were fixed before the first of them. With ``is_adaptive`` it is the least limit that
-    would have admitted them, in any order: charged as limits charge them, each may have been chosen in view of the
-    others, and a single release was fixed beforehand.
+    It holds for releases that were fixed before the first of them. With ``is_adaptive`` it is instead the least limit
+    that would have admitted them, in any order, although each may have been chosen after seeing the others; a single
+    release counts as fixed beforehand.
     """
     of_parts = []
     for part, curve_A in _by_part([release.charged for release in releases] if is_adaptive else releases):
@@ -187,12 +189,12 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
 
 
 def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], FloatArray]]:
-    """Return, for each choice of parts that a unit may be in, the releases that it pays for, and their summed curve."""
+    """Return for each combination of parts that a unit may be in the releases that read it, and their summed curve."""
     parts_of: dict[str, dict[str, None]] = {}
     for release in releases:
         parts_of.setdefault(release.part.partition("/")[0], {})[release.part] = None
     choices = [releases]
-    # Beyond a few rules all their parts are added up: a larger sum, instead of a number of choices that doubles.
+    # Beyond a few splits all their parts are added up: a larger sum, but the number of choices no longer doubles.
     for rule, parts in itertools.islice(((rule, parts) for rule, parts in parts_of.items() if rule), _MOST_RULES):
         choices = [
             [each for each in chosen if each.part == part or each.part.partition("/")[0] != rule]
@@ -208,7 +210,7 @@ class Total:
     """The cost of all releases on one data set under one unit and relation; ``epsilon_limit`` None: no limit.
 
     ``epsilon`` holds if all were fixed before the first of them; ``epsilon_adaptive`` is the least limit that would
-    have admitted them, each chosen in view of the earlier ones.
+    have admitted them if each was chosen after seeing the earlier ones.
     """
 
     data: str
@@ -223,7 +225,7 @@ class Total:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The total as a row of a table, in the order of :data:`COLUMNS`."""
+        """The total as a row of a table with the columns :data:`COLUMNS`."""
         limit = "none" if self.epsilon_limit is None else f"{self.epsilon_limit:g}"
         numbers = (str(self.releases), str(self.not_private), *map(epsilon_text, (self.epsilon, self.epsilon_adaptive)))
         return self.data, self.unit, self.relation, *numbers, limit
@@ -234,8 +236,8 @@ COLUMNS = ("data set", "unit", "relation", "releases", "not private", "epsilon, 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The number of earlier releases on the data set, and the cost of these and this release together, as in
-    :class:`Total`."""
+    """The number of earlier releases on the data set (``earlier``), and the cost of these and this release together, as
+    in :class:`Total`."""
 
     earlier: int
     epsilon: float
@@ -243,7 +245,7 @@ class Standing:
 
 
 def standing_remarks(standing: Standing | None, *, delta: float) -> tuple[str, ...]:
-    """The remark of a statement on earlier releases; none where there were none."""
+    """Return the remark of a privacy statement on earlier releases; empty if there were none."""
     if standing is None or not standing.earlier:
         return ()
     fixed, adaptive = epsilon_text(standing.epsilon), epsilon_text(standing.epsilon_adaptive)
@@ -258,11 +260,11 @@ _FILE = "odometer.sqlite"
 
 
 def state_folder() -> Path:
-    """The folder of the operator's own files: ``FAIRPATE_STATE``, or ``fairpate`` in ``XDG_STATE_HOME``.
+    """Return the folder of the operator's own files: ``FAIRPATE_STATE``, or ``fairpate`` in ``XDG_STATE_HOME``.
 
-    Without either it is ``~/.local/state/fairpate``. That folder stays in use where it holds an odometer, so that no
-    release is forgotten because a variable was set later. OdometerError if the folder of ``XDG_STATE_HOME`` has another
-    odometer.
+    Without either variable it is ``~/.local/state/fairpate``. If that folder already contains an odometer, it takes
+    precedence over ``XDG_STATE_HOME``, so that no release is forgotten because the variable was set later.
+    OdometerError if both folders contain an odometer.
     """
     if folder := os.environ.get("FAIRPATE_STATE"):
         return Path(folder).absolute()
@@ -273,7 +275,7 @@ def state_folder() -> Path:
         return chosen if base.is_absolute() else usual  # the specification ignores a relative folder
     if (chosen / _FILE).exists():
         raise OdometerError(
-            f"Two odometers count this operator's releases: in {usual} and in {chosen} (XDG_STATE_HOME). Set "
+            f"Two odometers list this operator's releases: in {usual} and in {chosen} (XDG_STATE_HOME). Set "
             "FAIRPATE_STATE to the folder of the one to use; releases of the other are not in its sums."
         )
     return usual
@@ -288,7 +290,7 @@ _TABLES = """
     CREATE TABLE IF NOT EXISTS plans (run TEXT PRIMARY KEY, plan TEXT);
     CREATE TABLE IF NOT EXISTS parts (run TEXT PRIMARY KEY, part TEXT);
 """
-# A row keeps its number and its time: where a release stands among the others does not change by a later call.
+# A row keeps its number and its time: later calls do not change the order of releases.
 _STORE = """
     INSERT INTO releases (run, data, unit, relation, noise, method, path, events, num_queries, rdp, time)
     VALUES (:run, :data, :unit, :relation, :noise, :method, :path, :events, :num_queries, :rdp, :time)
@@ -303,13 +305,13 @@ _READ = """
     ifnull(part, '') AS part, rdp AS rdp_A FROM releases LEFT JOIN plans USING (run) LEFT JOIN parts USING (run)
     WHERE data = ifnull(:data, data) AND run = ifnull(:run, run) ORDER BY number
 """
-# A guarantee for a person holds for each record of theirs, and one for a record for its attribute; the reverse bounds
-# nothing: a person may have many records, and a record more than its attribute.
+# A guarantee for a person holds for each of the person's records, and one for a record for its attribute. The reverse
+# bounds nothing: a person may have many records, and a record is more than its attribute.
 _IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",), "sensitive attribute": ("record", "person")}
 
 
 class Odometer:
-    """The releases of one operator. Processes may share it: each call is one transaction."""
+    """The database of all releases of one operator. Processes may share it: each call is one transaction."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.path = (folder or state_folder()) / _FILE
@@ -324,13 +326,13 @@ class Odometer:
     def record(
         self, release: Release, *, plan: Sequence[Event] | None = None, enforce: bool = True, holds: bool = False
     ) -> Release:
-        """Store durably what a run released or is about to release. A later call for the same run replaces its row.
+        """Store durably what a run released or is about to release, and return it as stored, with the plan that limits
+        charge. A later call for the same run replaces its row.
 
-        ``plan``: all events of a new run, if they were fixed before the first of them; None: the release is all of
-        them; empty: nothing was fixed. With ``holds`` limits charge the plan from now on, so that no other run takes
-        its room. Returns the release as stored, with the plan that limits charge. LimitReachedError, with ``enforce``,
-        for a new release or more of one that would pass the limit; what costs no more than the row that it replaces is
-        admitted with that row.
+        ``plan``: all events of a new run, if they were fixed before the first of them; None: the events of ``release``
+        are all of them; empty: nothing was fixed. With ``holds`` limits charge the plan from now on, so that no other
+        run can use its share of the limit. With ``enforce``, LimitReachedError if a new release, or more of an old one,
+        would exceed the limit; a release that costs no more than the row that it replaces is admitted.
         """
         with self.transaction() as database:
             rows = _rows(database, data=release.data)
@@ -342,12 +344,12 @@ class Odometer:
             is_settled = before is not None and release.events == before.events
             kind = (release.unit, release.relation, release.noise)
             if before is not None and not is_settled and kind == (before.unit, before.relation, before.noise):
-                # At no greater cost at any order, but for the rounding of one noise that is calibrated for both.
+                # At no greater cost at any order, except for rounding if one noise was calibrated for both.
                 known_A = np.isfinite(before.rdp_A)
                 no_more_A = release.rdp_A[known_A] <= before.rdp_A[known_A] * (1 + _SAME_COST)
                 is_settled = bool(known_A.any() and no_more_A.all())
             if enforce and is_settled and release.plan and covering(release.plan, release.events) != release.plan:
-                # Earlier values of the same release chose events at the cost that was reserved: they are the plan now.
+                # Earlier values of the same release determined its events, at the reserved cost: they are the plan now.
                 release, rows = replace(release, plan=()), [row for row in rows if row.run != release.run]
                 is_settled = False
             if enforce and not is_settled:
@@ -364,24 +366,24 @@ class Odometer:
         return release
 
     def find(self, run: str) -> Release | None:
-        """The stored release of a run."""
+        """Return the stored release of a run; None if it is unknown."""
         with self.transaction() as database:
             return next(iter(_rows(database, run=run)), None)
 
     def released(self, data: str) -> dict[str, Release]:
-        """The stored releases on ``data`` by run, in the order in which they came."""
+        """Return the stored releases on ``data`` by run, oldest first."""
         with self.transaction() as database:
             return {row.run: row for row in _rows(database, data=data)}
 
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
-        """One total per data set, unit and relation, in their order."""
+        """Return one total for each data set, unit and relation (or for those of ``data``), in sorted order."""
         with self.transaction() as database:
             rows = _rows(database, data=data)
             limits = {
                 (name, unit): value for name, unit, value in database.execute("SELECT data, unit, epsilon FROM limits")
             }
         kinds = {(row.data, row.unit, row.relation) for row in rows}
-        # A limit has its line also where all that counts in it was released under another unit.
+        # A limit has its line even if everything charged to it was released under another unit.
         kinds |= {
             (row.data, unit, row.relation)
             for unit in _IMPLYING
@@ -412,27 +414,28 @@ class Odometer:
         return totals
 
     def limits(self, data: str) -> dict[Unit, float]:
-        """The limits on releases of ``data``, by unit."""
+        """Return the limits on releases of ``data``, by unit."""
         with self.transaction() as database:
             return dict(database.execute("SELECT unit, epsilon FROM limits WHERE data = ? ORDER BY unit", (data,)))
 
     def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> float:
-        """Set a limit on the cost of all releases on ``data``, each chosen in view of the earlier ones.
+        """Set a limit on the cost of all releases on ``data`` together, even if each is chosen after seeing the earlier
+        ones.
 
         Returns the least limit that would admit another release: 0 without releases; for a single one it is above that
-        of :class:`Total`, which counts it as fixed beforehand. ValueError for values out of range.
+        of :class:`Total`, which assumes that it was fixed beforehand. ValueError for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
             raise ValueError(f"Expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
         with self.transaction() as database:
             database.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (data, unit, epsilon, delta))
-            # As limits will count them: a plan in full, however little of it was released.
+            # As limits will charge it: a plan in full, however little of it was released.
             charged = [row.charged for row in _rows(database, data=data) if row.is_private]
         return max(least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(_counted_by(unit, charged)))
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one change or look; what is raised inside leaves no trace."""
+        """Open the odometer's database for one transaction; an exception inside rolls it back."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Made here and not by SQLite, which follows the umask.
@@ -455,7 +458,7 @@ class Odometer:
 
 
 def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | None = None) -> list[Release]:
-    """The releases, or those on one data set or of one run, in the order in which they came."""
+    """Return the releases, or only those on one data set or of one run, oldest first."""
     cursor = database.execute(_READ, {"data": data, "run": run})
     columns = [column for column, *_ in cursor.description]
     found = []
@@ -477,7 +480,7 @@ def _events(text: str) -> tuple[Event, ...]:
 
 
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
-    """The releases that count towards a sum for ``unit``, with their price for this unit."""
+    """Return the releases that are charged to a sum for ``unit``, with their cost for this unit."""
     found = []
     for each in releases:
         if each.unit == unit:
@@ -490,14 +493,14 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
 
 
 _SAME_COST = 1e-9
-"""Relative difference of two Renyi curves that only comes from rounding where one noise is calibrated for both."""
+"""Relative difference of two Renyi curves that is attributed to rounding, if one noise was calibrated for both."""
 
 
 def _admitted(
     database: sqlite3.Connection, release: Release, rows: Sequence[Release], plan: Sequence[Event] | None
 ) -> Release:
-    """Return ``release``, with its plan if a limit admits it only as planned. LimitReachedError if a limit has no
-    room."""
+    """Return ``release``, with its plan if a limit admits it only as planned. LimitReachedError if it exceeds a
+    limit."""
     # A release without privacy adds to no sum, so that no limit applies to it; it is listed all the same.
     if not release.is_private:
         return release
@@ -505,7 +508,7 @@ def _admitted(
     limits = database.execute(query, (release.data,)).fetchall()
     # Without its own earlier row, which this one replaces.
     others = [row.charged for row in rows if row.run != release.run and row.is_private]
-    # A run that began without a plan has released what no plan covers: it is counted at the order for good.
+    # A run that began without a plan has released what no plan covers: it is charged at the order for good.
     if len(others) == sum(row.is_private for row in rows):
         planned = merged(release.charged.events if plan is None else plan)
         whole = replace(release, events=planned, plan=(), rdp_A=_NEW)
@@ -513,8 +516,8 @@ def _admitted(
             release = replace(release, plan=planned)
     if limits and release.plan and covering(release.plan, release.events) != release.plan:
         raise LimitReachedError(
-            f"{release.data}, unit {release.unit}: this run was admitted by its plan, and asks for more than was "
-            "planned; raise the limit with `fairpate ledger limit` and start another run."
+            f"{release.data}, unit {release.unit}: this run was admitted by its plan, and would now release more than "
+            "was planned; raise the limit with `fairpate ledger limit` and start another run."
         )
     _fits(release.charged, others, limits, is_planned=bool(release.plan))
     return release
@@ -523,12 +526,12 @@ def _admitted(
 def _fits(
     release: Release, others: Sequence[Release], limits: Sequence[tuple[Unit, float, float]], *, is_planned: bool
 ) -> bool:
-    """True if every limit has room for ``release``; False if one only has room for it as the single planned release.
+    """Return True if ``release`` fits every limit; False if it fits one only as the single planned release.
 
-    LimitReachedError for a limit that has no room at all.
+    ``others``: the releases charged before. LimitReachedError if it exceeds a limit either way.
     """
     fits = True
-    # Every limit is asked: one without room refuses, also after another had room.
+    # Every limit is checked: one that is exceeded refuses, even if another is not.
     asked = [(unit, limit, delta, each) for unit, limit, delta in limits for each in _counted_by(unit, [release])]
     for unit, limit, delta, each in asked:
         rule = each.part.partition("/")[0]
@@ -541,8 +544,8 @@ def _fits(
         place = f"{each.data}, unit {each.unit}"
         if any(row.relation != each.relation for row in same):
             raise LimitReachedError(
-                f"{place}: has releases under another relation than {each.relation!r}, and the two add up to no one "
-                f"epsilon that the limit of {limit:g} could bound; release under the relation that is there."
+                f"{place}: has releases under another relation than {each.relation!r}, and the two have no common "
+                f"epsilon that the limit of {limit:g} could bound; use the relation of the earlier releases."
             )
         line = AdaptiveLimit(epsilon=limit, delta=delta)
         if all(line.admits(curve_A) for _, curve_A in _by_part([*same, each])):
@@ -557,7 +560,7 @@ def _fits(
         if unpriced and not is_alone:
             raise LimitReachedError(
                 f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, at which the "
-                f"limit of {limit:g} counts; it may be released first and alone, or with another method."
+                f"limit of {limit:g} adds up costs; release it first and alone, or use another method."
             )
         spent, total = (
             max(least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(rows))
@@ -567,9 +570,9 @@ def _fits(
         if is_alone:
             total = composed_epsilon([each], delta=delta)
         raise LimitReachedError(
-            f"{place}: {counted(len(same), 'release')} cost epsilon {spent:.4g} at delta {delta_text(delta)} where "
-            f"later ones may depend on earlier ones, this one would make it {total:.4g}, and the limit is {limit:g}; "
-            "add noise, ask less, or raise the limit with `fairpate ledger limit`."
+            f"{place}: {counted(len(same), 'release')} cost epsilon {spent:.4g} at delta {delta_text(delta)} if "
+            f"later ones depend on earlier ones; this one would make it {total:.4g}, and the limit is {limit:g}: "
+            "add noise, release less, or raise the limit with `fairpate ledger limit`."
         )
     return fits
 
@@ -579,7 +582,7 @@ FORMAT = "fairpate.release/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """Released arrays by name, and all events that touched private records to produce them."""
+    """Released arrays by name, and all events that read private records to produce them."""
 
     arrays: Arrays
     events: tuple[Event, ...]
@@ -587,10 +590,10 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of released arrays: the ``id`` of the run in the odometer, and everything but the records that
-    determines them.
+    """The origin of released arrays: the ``id`` of the run in the odometer, and all that determines them apart from
+    private records and noise.
 
-    That is ``settings`` of the configuration; ``pool``, a digest of the public records; and ``after``, digests of the
+    These are ``settings`` of the configuration; ``pool``, a digest of the public records; and ``after``, digests of the
     earlier releases of the same run.
     """
 
@@ -601,7 +604,7 @@ class Origin:
 
 
 def save_release(path: Path, released: Released, origin: Origin) -> None:
-    """Write the file that :func:`read_release` reads. Its reader needs no private record to learn from it."""
+    """Write the file of a release; a student can be learned from it without any private record."""
     arrays = {name: np.ascontiguousarray(array) for name, array in released.arrays.items()}
     header = {
         "format": FORMAT,
@@ -619,8 +622,8 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
 
 
 def read_release(path: Path) -> tuple[Released, Origin]:
-    """The release that :func:`save_release` wrote. RunDirectoryError for a file that is missing, damaged or something
-    else."""
+    """Return the release that :func:`save_release` wrote; RunDirectoryError if the file is missing, damaged or of
+    another kind."""
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads(file.metadata()["release"])
@@ -632,13 +635,13 @@ def read_release(path: Path) -> tuple[Released, Origin]:
         return released, Origin(**{name: header[name] for name in ("id", "settings", "pool")}, after=after)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(
-            f"{path}: not a readable release ({error}). It cannot be drawn again: restore it from a copy, or "
-            "start a new run folder with --out and count both epsilons."
+            f"{path}: not a readable release ({error}). It cannot be drawn again: restore it from a copy, or start a "
+            "new run folder with --out and add up both epsilons."
         ) from error
 
 
 def arrays_digest(arrays: Arrays) -> str:
-    """A digest of arrays by name, with their types and shapes."""
+    """Return a digest of arrays by name, with their types and shapes."""
     digest = hashlib.sha256()
     # Sorted, as a file has an order of its own; with type and shape, as equal bytes may be different arrays.
     for name in sorted(arrays):
@@ -658,8 +661,8 @@ def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Pat
 
 
 def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
-    """Let ``run`` learn from the release of the run in ``source``, and state the choice of settings that was made
-    there, if it chose those of digest ``candidate``. RunFolderError if ``run`` has another release already."""
+    """Let ``run`` learn from the release of the run in ``source``. If settings were chosen there, and those of digest
+    ``candidate`` won, copy the choice too. RunFolderError if ``run`` has another release already."""
     given = RunDirectory(root=source)
     content = given.released.read_bytes()
     has_started = run.statement.exists() or run.receipt.exists() or run.released.exists()
@@ -675,18 +678,18 @@ def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _OneFile(RunDirectory):
-    """The folder of a run as the log of a release from another part of the data set sees it: one file, its receipt, and
-    as its ``statement`` what proves that it was published.
+    """The folder of a run, for the log of its release from another part of the data set: that release has a file and a
+    receipt of its own, and ``statement`` is the file whose existence proves that it was published.
 
-    A draw whose file is gone may be drawn once more. The new file then lists the events of both, its own last, and the
-    statement prices both.
+    A release whose file was deleted may be drawn once more. The new file then lists the events of both, its own last,
+    and the statement includes the cost of both.
     """
 
     states_all_draws: ClassVar[bool] = True
 
 
 class MetricsFolder(_OneFile):
-    """The log's view of the noisy table of private metrics."""
+    """The folder of a run with the file, receipt and proof of publication of the noisy table of private metrics."""
 
     released = PathIn("public", "metrics.safetensors")
     receipt = PathIn("private", "metrics_release.json")
@@ -694,28 +697,29 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The log's view of a choice among settings. A choice whose file is gone may be made, and is counted, again."""
+    """The folder of a run with the file, receipt and proof of publication of a private choice among settings. A choice
+    whose file was deleted may be made, and is charged, again."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
     statement = PathIn("public", "choice.safetensors")
 
 
-# What a training gives, with its ``events`` and ``noise``: methods define it, and import this module.
+# The result of a training, with its ``events`` and ``noise``: methods define it, and import this module.
 AnyPriced = TypeVar("AnyPriced", bound=Any)
 
 
 class ReleaseLog:
-    """The releases of one run. Each is found where the run keeps it, or is drawn, counted and kept, in this order.
+    """The releases of one run. Each is read from the run's folder, or else drawn, charged and stored, in this order.
 
     A method releases arrays step by step (:meth:`step`), a model that it trains (:meth:`model`), or labels through a
-    ledger (:class:`LedgerMeter`). A release is counted durably before anything of it becomes visible, so that a crash
-    counts one too many and never one too few. A release that is kept is never drawn again. One whose file is gone
-    cannot be drawn again either: it is refused if the run was published, and otherwise counted with the next one.
+    ledger (:class:`LedgerMeter`). A release is charged durably before anything of it becomes visible, so that a crash
+    charges one too many and never one too few. A stored release is never drawn again. One whose file was deleted is
+    refused if the run was published; otherwise it stays charged, and the next one is charged in addition.
 
-    A run has a random ``id`` in its receipt. Repeated, it counts once; deleted, it stays counted; if the odometer lost
-    it, it is counted again as soon as it is opened; a copy of its folder is another run. A run that only learns from
-    the release of another run has the id of that release, and no receipt.
+    A run has a random ``id`` in its receipt. Repeated, it is charged once; deleted, it stays charged. If the odometer
+    lost its row, it is charged again as soon as the run is opened. A copy of its folder is another run. A run that only
+    learns from the release of another run has the id of that release, and no receipt.
     """
 
     def __init__(self, run: RunDirectory, odometer: Odometer, *, data: str, method: str, part: str = "") -> None:
@@ -726,8 +730,8 @@ class ReleaseLog:
         self._before: tuple[Event, ...] = ()
         self._steps: list[tuple[Released, Origin]] = []
         self.continues = False
-        """Whether the next release is one that was counted before it was drawn, and whose draw continues. Only where
-        its noise was kept: noise that is drawn anew is another release."""
+        """Whether the next release continues a draw that was charged before. Set only if its noise was stored: noise
+        that is drawn anew is another release."""
         kept = read_release(run.released)[1].id if run.released.exists() else None
         receipt = read_receipt(run)
         # Random, no digest of settings: two runs with equal settings draw noise twice, and cost twice.
@@ -736,7 +740,7 @@ class ReleaseLog:
             return
         if odometer.find(receipt.run) is None:
             _log.warning("%s: was released and is not in %s; counted again.", run.root, odometer.path)
-            # Past a limit too: it was released, and a refusal would leave it out of the sum.
+            # Beyond a limit too: it was released, and a refusal would leave it out of the sum.
             odometer.record(receipt, enforce=False)
         # A copy that has the released arrays reads the same release, which costs nothing more.
         elif kept is None and self._is_copy(receipt):
@@ -752,13 +756,14 @@ class ReleaseLog:
         name: str = "",
         events: Sequence[Event] = (),
     ) -> Released:
-        """One release of arrays: the one that the run keeps, or what ``draw`` returns, counted before it is kept.
+        """Return one release of arrays: the stored one, or what ``draw`` returns, charged before it is stored.
 
-        ``settings`` are all that the release follows from, but for records, noise, the public records of digest
-        ``pool`` and the steps before it. The first step has no ``name``, each later one has its own. ``events`` that
-        are known beforehand are charged before the draw; without them, ``draw`` calls :meth:`reserve` before it draws
-        noise, or nothing of it is visible before it returns. RunDirectoryError if the kept release was made from
-        something else, or is gone although its run was published. LimitReachedError if a limit has no room.
+        ``settings`` are all settings that determine the release, ``pool`` is the digest of the public records, and
+        earlier steps are known from the log. The first step has no ``name``, each later one has its own. ``events``
+        that are known beforehand are charged before the draw. Without them, ``draw`` must call :meth:`reserve` before
+        it draws noise, or show nothing of the release before it returns. RunDirectoryError if the stored release was
+        made from something else, or was deleted although its run was published. LimitReachedError if a limit would be
+        exceeded.
         """
         path = self._run.released
         if name:
@@ -773,12 +778,12 @@ class ReleaseLog:
                 raise RunDirectoryError(f"{path}: was made after other releases; restore all of them from one copy.")
             self._count_found([*self._steps, (released, origin)], noise=noise)
         else:
-            # Before the draw: what must not be drawn again is refused while no noise exists.
+            # Before the draw: refuse what must not be drawn again while no noise exists.
             self._begin(path)
             if events:
                 self.reserve(events, noise=noise)
             released = draw()
-            # Counted as soon as its events are known, and before it is kept: until then nothing of it is visible.
+            # Charged as soon as its events are known, and before it is stored: until then nothing of it is visible.
             self.record((*self._before, *released.events), noise=noise, plan=self._planned)
             self._is_reserved = False
             if self._run.states_all_draws:
@@ -789,11 +794,11 @@ class ReleaseLog:
         return released
 
     def model(self, train: Callable[[], AnyPriced], *, is_release: bool) -> AnyPriced:
-        """The result of ``train``, after its events are counted; the events of its steps were counted by them.
+        """Return the result of ``train`` after charging its events, except those that its steps charged already.
 
-        ``is_release``: whether the model itself is a release, which cannot be repeated, and not only learned from
-        steps or without privacy. A SpentError of ``train`` is counted before it is raised, as its message reveals
-        what was released. RunDirectoryError and LimitReachedError as :meth:`step`.
+        ``is_release``: whether the model itself is a release, which cannot be repeated, and not only learned from steps
+        or without privacy. If ``train`` raises SpentError, it is charged before it is raised, as its message reveals
+        what was released. RunDirectoryError and LimitReachedError as in :meth:`step`.
         """
         if is_release:
             self._begin(self._run.student)
@@ -808,52 +813,52 @@ class ReleaseLog:
                     self._begin(self._run.student)
                 self.record((*self._before, *own), noise=trained.noise)
             return trained
-        # Outside of the handler: where a limit has no room for the release, its refusal must not carry that message.
+        # Outside of the handler: if a limit refuses the release, its refusal must not carry that message.
         if self._steps and not self._is_reserved:
             self._begin(self._run.student)
-        # Limits are asked for the whole plan: giving up must be refused just when a run that does not is refused too.
+        # Limits are checked for the whole plan: giving up must be refused just when a run that does not is refused too.
         self.record(self._planned or (*self._before, *reason.events), noise=reason.noise)
         self.record((*self._before, *reason.events), noise=reason.noise, enforce=False)
         raise reason
 
     def _begin(self, path: Path) -> None:
-        """Set the id under which the release in ``path`` will be counted, and the events that come before it.
+        """Set the id under which the release in ``path`` will be charged, and the events charged under it before.
 
-        RunDirectoryError if the run was published: then the release is gone, and this would be another one.
+        RunDirectoryError if the run was published: then the release was deleted, and this would be another one.
         """
         if self._run.statement.exists():
             raise RunDirectoryError(
                 f"{path}: gone, although {self._run.statement} says it was released. Making it again would be a second "
-                "release of the same records: restore it from a copy, or start a new run folder with --out and count "
+                "release of the same records: restore it from a copy, or start a new run folder with --out and add up "
                 "both epsilons."
             )
         receipt = read_receipt(self._run)
-        # The receipt counts this very release already: as earlier events it would be counted twice.
+        # The receipt charges this very release already: as earlier events it would be charged twice.
         if self.continues and receipt is not None:
             self.id, self._before = receipt.run, ()
             return
-        # A further release of this run: one row counts it together with those before it.
+        # A further release of this run: one row charges it together with those before it.
         is_kept = self._run.released.exists()
         if receipt is not None and (is_kept or self._run.states_all_draws) and not self._is_copy(receipt):
             self.id, self._before = receipt.run, receipt.events
             return
         if receipt is not None and not self._run.released.exists():
             _log.warning("%s: may have released a model that is gone; the next one is counted too.", self._run.root)
-        # A new id, so that the row of what was counted before is not replaced.
+        # A new id, so that the row of what was charged before is not replaced.
         if receipt is not None or self._run.released.exists():
             self.id = secrets.token_hex(16)
         self._before = ()
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
-        """Count what the run published, even beyond a limit, if the odometer does not know it. ``events`` are used if
-        no release is stored."""
+        """Charge what the run published, even beyond a limit, if the odometer does not know it. The events of stored
+        releases are charged; without any, ``events``."""
         if self._run.released.exists():
             self._count_found([read_release(path) for path in self._run.release_files()], noise=noise)
         elif self.stored() is None:
             self.record(events, noise=noise, enforce=False)
 
     def _count_found(self, steps: Sequence[tuple[Released, Origin]], *, noise: str) -> None:
-        """Count stored releases that another run drew and the odometer does not know; no receipt is written."""
+        """Charge stored releases that another run drew and that the odometer does not know; no receipt is written."""
         for run in dict.fromkeys(origin.id for _, origin in steps):
             events = merged([event for released, origin in steps if origin.id == run for event in released.events])
             known = self._odometer.find(run)
@@ -861,12 +866,12 @@ class ReleaseLog:
                 _log.warning(
                     "%s: learns from a release that is not in %s; counted.", self._run.root, self._odometer.path
                 )
-                # Under the id of the run that drew it: many runs that learn from it count it once.
+                # Under the id of the run that drew it: many runs that learn from it charge it once.
                 release = replace(self.release(events, noise=noise), run=run)
                 self._odometer.record(release, enforce=False)
 
     def shared_remarks(self) -> tuple[str, ...]:
-        """The remarks of a statement on releases that another run drew."""
+        """Return the remarks of a statement on releases that another run drew."""
         if not self._run.released.exists():
             return ()
         origins = dict.fromkeys(read_release(path)[1].id for path in self._run.release_files())
@@ -887,21 +892,21 @@ class ReleaseLog:
         plan: Sequence[Event] | None = None,
         enforce: bool = True,
     ) -> None:
-        """Count everything that the run released or is about to release. ``num_queries`` None leaves the number
-        unchanged.
+        """Charge everything that the run released or is about to release, and write the receipt. ``num_queries`` None
+        leaves the stored number of queries unchanged.
 
-        ``plan`` and errors as :meth:`Odometer.record`.
+        ``plan`` and errors as in :meth:`Odometer.record`.
         """
         if num_queries is None:
             before = self.stored()
             num_queries = 0 if before is None else before.num_queries
         release = self.release(events, noise=noise, num_queries=num_queries)
         stored = self._odometer.record(release, plan=plan, enforce=enforce, holds=self._planned is not None)
-        # The row before the receipt: a crash between them counts a release that was not seen, never the reverse.
+        # The row before the receipt: a crash between them charges a release that was not seen, never the reverse.
         write_json(self._run.receipt, release_values(stored))
 
     def release(self, events: Sequence[Event], *, noise: str, num_queries: int = 0) -> Release:
-        """The row that :meth:`record` would store."""
+        """Return the row that :meth:`record` would store."""
         return Release(
             run=self.id,
             data=self._data,
@@ -917,21 +922,22 @@ class ReleaseLog:
         )
 
     def check(self, events: Sequence[Event], *, noise: str) -> None:
-        """Raise LimitReachedError if these events, fixed beforehand, would pass the limit; nothing is stored."""
+        """Raise LimitReachedError if these events, fixed beforehand, would exceed the limit; nothing is stored."""
         with self._odometer.transaction() as database:
             _admitted(database, self.release(events, noise=noise), _rows(database, data=self._data), None)
 
     def admit(self, events: Sequence[Event], *, noise: str) -> None:
         """Check all events that the run will release (:meth:`check`), and fix them as its plan; a later call replaces
-        the plan. From the first charge on, limits charge the whole plan: no other run takes the room of the rest."""
+        the plan. From the first charge on, limits charge the whole plan, so that no other run can use its share of the
+        limit."""
         self.check(events, noise=noise)
         self._planned = tuple(events)
 
     def reserve(self, events: Sequence[Event], *, noise: str) -> None:
         """Charge ``events`` durably before their noise is drawn.
 
-        What is drawn then replaces the charge. A draw that ends with an error or a crash stays charged, and so does a
-        charge that no draw followed. LimitReachedError, with nothing charged, if a limit has no room.
+        The events of the finished draw replace the charge. If the draw fails or crashes, or never begins, the charge
+        stays. LimitReachedError, with nothing charged, if a limit would be exceeded.
         """
         if self._steps and not self._is_reserved:
             self._begin(self._run.student)
@@ -939,16 +945,17 @@ class ReleaseLog:
         self._is_reserved = True
 
     def standing(self, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
-        """The earlier releases of the same data set, unit and relation, and their cost with this run's; None if it is
-        not private. ``and_of``: releases of the same run from other parts, counted or not."""
+        """Return the number of earlier releases of the same data set, unit and relation, and their cost together with
+        this run's; None if this run is not private. ``and_of``: releases of the same run from other parts, charged or
+        not."""
         own = self.stored()
         if own is None or not own.is_private:
             return None
         rows = list(self._odometer.released(own.data).values())
         place_of = {row.run: place for place, row in enumerate(rows)}
         others = {other.run for other in and_of}
-        # Up to its own last row: later releases are reported by their own statements. A run that learns from a release
-        # of another may draw its own table long after it, and what is still to be drawn comes after all that is there.
+        # Up to its own last row: later releases are reported by their own statements. A run that learns from another's
+        # release may draw its own table long after it; a table that is still to be drawn comes after all rows.
         last = max(place_of.get(each, len(rows) - 1) for each in {self.id, *others})
         before = [row for row in rows[: last + 1] if row.run not in others]
         same = [row for row in _counted_by(own.unit, before) if row.is_private and row.relation == own.relation]
@@ -960,20 +967,20 @@ class ReleaseLog:
         )
 
     def of_part(self, part: Literal["test", "validation"]) -> ReleaseLog:
-        """The log of the same run's release from the test or the validation records of the data set."""
+        """Return the log of the same run's release from the test or the validation records of the data set."""
         folder = (MetricsFolder if part == "test" else ChoiceFolder)(root=self._run.root)
-        # The rule of the split stays: only parts of one rule are known to be disjoint.
+        # The split's rule stays: only parts of one split are known to be disjoint.
         rule = self._part.partition("/")[0]
         name = f"{rule}/{part}" if rule else ""
         return ReleaseLog(folder, self._odometer, data=self._data, method=self._method, part=name)
 
     def stored(self) -> Release | None:
-        """The odometer's row of this run."""
+        """Return the odometer's row of this run; None if it has none."""
         return self._odometer.find(self.id)
 
     def _is_copy(self, receipt: Release) -> bool:
-        """True if the folder that the odometer knows for this run still exists: then this folder is a copy and counts
-        as another run."""
+        """Return True if the folder that the odometer knows for this run still exists: then this folder is a copy, and
+        is charged as another run."""
         stored = self._odometer.find(receipt.run)
         other = type(self._run)(root=Path((stored or receipt).path))
         if other.root == self._run.root.absolute():
@@ -987,17 +994,17 @@ class ReleaseLog:
 
 
 _BLOCK = 256
-"""Queries that a ledger may take between two writes of the odometer, and that a crash counts too many, at most."""
+"""Most queries that a ledger may take between two writes of the odometer, and so that a crash charges too many."""
 
 
 @dataclass(eq=False)
 class LedgerMeter:
-    """Reserves room in the odometer for the next charges of a ledger; :class:`Ledger` calls it before each charge.
+    """Charges queries of a ledger to the odometer in advance; :class:`Ledger` calls it before each of its own charges.
 
-    A ledger that stays open holds room for a block of queries ahead, so that a crash counts too many and never too few;
-    opened again, the odometer is settled to what the ledger holds. ``planned`` queries are counted as soon as one is
-    submitted: where released labels decide how many are, a smaller number reveals something too. ``plan``: all events
-    that were fixed before the first query, as of a run; empty: none were, as of a service.
+    An open ledger is charged for a block of queries ahead, so that a crash charges too many and never too few; when it
+    is opened again, the charge is set to what the ledger contains. ``planned`` queries are charged as soon as one is
+    submitted: if released labels decide how many queries follow, a smaller number would reveal something too. ``plan``:
+    all events that were fixed before the first query, as for a run; empty if none were, as for a service.
     """
 
     log: ReleaseLog
@@ -1010,36 +1017,36 @@ class LedgerMeter:
     _ledger: Ledger | None = field(default=None, init=False)
 
     def settle(self, ledger: Ledger) -> None:
-        """Set the odometer's count to what the ledger holds, and reserve room for its charges from now on.
+        """Set the odometer's charge to what the ledger contains, and charge further queries in advance from now on.
 
-        RunDirectoryError if the ledger holds less than was counted.
+        RunDirectoryError if the ledger contains fewer queries than were charged.
         """
         stored = self.log.stored()
-        # `num_queries` is what the ledger surely held, not the room that was counted ahead.
+        # `num_queries` is what the ledger surely contained, not the queries charged ahead.
         if stored is not None and len(ledger.keys) < stored.num_queries:
             raise RunDirectoryError(
-                f"{ledger.name}: lacks {stored.num_queries - len(ledger.keys)} of {stored.num_queries} queries "
-                "that were charged; restore all its files from one copy made later."
+                f"{ledger.name}: lacks {stored.num_queries - len(ledger.keys)} of {stored.num_queries} queries that "
+                "were charged; restore all its files from one copy made later."
             )
         self._ledger, ledger.hold, self._settled = ledger, self, len(ledger.keys)
-        # A ledger that was opened and never asked is no release.
+        # A ledger that was opened but never queried is no release.
         if self._settled or stored is not None:
-            # Past a limit too: these queries were charged, and a refusal would leave them out of the sum.
+            # Beyond a limit too: these queries were charged, and a refusal would leave them out of the sum.
             self._held = -1
             self(self._settled, enforce=False)
 
     def __call__(self, num_reservations: int, *, enforce: bool = True) -> None:
-        """Reserve room for ``num_reservations`` in total, durably. LedgerError if a limit has no room; without
-        ``enforce`` no limit is asked, and no further room is reserved."""
+        """Charge ``num_reservations`` queries in total, durably. LedgerError if a limit would be exceeded; without
+        ``enforce`` no limit is checked, and nothing further is charged ahead."""
         if num_reservations <= self._held:
             return
         if self._ledger is not None:  # the ledger has these for good: an older copy of its files lacks some of them
             self._settled = len(self._ledger.keys)
-        # Room for a block: one durable write here serves many charges. No further than the ledger's own budget: room
-        # beyond it could never be charged.
+        # A block ahead: one durable write here serves many charges. No further than the ledger's own budget: more could
+        # never be charged.
         rooms = [num_reservations]
         if enforce:
-            # Near the limit a whole block has no room, and the queries that are asked may have.
+            # Near the limit a whole block may not fit, but the queries that are submitted may.
             rooms.insert(0, max(num_reservations, queries_that_fit(self.terms, num_reservations + _BLOCK - 1)))
         planned = queries_that_fit(self.terms, self.planned) if self.planned else 0
         for room in rooms:
@@ -1058,7 +1065,7 @@ class LedgerMeter:
 
 
 def spent(data: str, odometer: Odometer, *, delta: float) -> str:
-    """Say how many releases on ``data`` the operator counted, what they cost together, and the limit, by unit."""
+    """Return words on how many releases on ``data`` were charged, what they cost together, and the limit, by unit."""
     totals = [
         f"{counted(total.releases, 'release')} at ε = {epsilon_text(total.epsilon)} per {total.unit}, "
         + ("no limit" if total.epsilon_limit is None else f"limit {epsilon_text(total.epsilon_limit)}")
@@ -1069,8 +1076,8 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
 
 
 def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
-    """Say what was released on ``data`` since the odometer held ``before``, and what all releases cost; empty if
-    nothing private was."""
+    """Return words on what was released on ``data`` since the odometer contained ``before``, and on the cost of all
+    releases; empty if nothing private was released."""
     of_kind: dict[tuple[str, str], list[Release]] = {}
     for run, release in odometer.released(data).items():
         events = beyond(release.events, before[run].events if run in before else ())

@@ -1,30 +1,31 @@
-"""One run of one method: forecast, check, load, release, learn, measure, state, and draw the pages.
+"""One run of one method: forecast, check, load, release, learn, measure, state, and write the pages.
 
-The same steps for every method. A model starts from the same seed; public records may pre-train, label and calibrate
-it; the reject option may refuse predictions; one statement, one record and one report result. What has no privacy goes
-to ``private/``. Everything else is published with the statement that prices it: from ``private/`` to ``public/`` there
-is one way, the events of the method's releases (:class:`fairpate.run.release_log.ReleaseLog`).
+The steps are the same for every method. A model starts from the same seed; public records may pre-train, label and
+calibrate it; a reject option may refuse predictions; the run writes one statement, one record and one report. A model
+without a privacy guarantee is written to ``private/``. Everything else is published with the statement of its cost:
+private records enter ``public/`` only through the events of the method's releases
+(:class:`fairpate.run.release_log.ReleaseLog`).
 
-A stage whose file exists is done and is read back, so that a repeated command resumes the run. A model that was
-released is never trained again, and a statement that is gone is not made up again.
+A stage whose file exists is finished and is read back, so that a repeated command resumes the run. A released model is
+never trained again, and a statement that was deleted is not made up again.
 
-**Forecast**, from public facts alone. `fairpate run --dry-run` prints a :class:`RunForecast` of the run and, where no
-method was named, one of each other kind of voters. No private record is read and nothing is assumed about the voters.
-The noise on the votes decides by how much the winning class has to lead: two Gaussian noises of standard deviation
-sigma differ by at most 1.645 sqrt(2) sigma 19 times in 20.
+**Forecast**, from public facts alone. `fairpate run --dry-run` prints a :class:`RunForecast` of the run and, if no
+method was named, one for a method with each other kind of voters. No private record is read, and no assumption is made
+about how voters agree. The noise on the votes determines by how much the winning class has to lead: the difference of
+two Gaussian noises of standard deviation sigma is at most 1.645 sqrt(2) sigma 19 times in 20.
 
-A run warns before it spends anything where it cannot beat the most common class (:func:`cautions`), for two reasons:
+A run warns before it spends anything if it cannot beat the most common class (:func:`cautions`), for two reasons:
 
 * The labels carry too little information even if all voters are right. Q labels that are right with probability p among
-  C classes are worth W = Q ((p - 1/C) / (1 - 1/C))^2 noiseless labels (uniform label noise, to first order). If the
-  most common class has the share m, W (1 - m) of them are of another class. Fewer than one teach nothing.
+  C classes teach as much as W = Q ((p - 1/C) / (1 - 1/C))^2 noiseless labels (uniform label noise, to first order). If
+  the most common class has the share m, W (1 - m) of them are of another class. Fewer than one teach nothing.
 * A published run of the same method on the same data, at no smaller epsilon, did not beat m.
 
-m is the declaration's (``label.shares``), or that of labels of public records, or what published runs measured. Where
-none of them is known, m is taken as small as it can be.
+m is taken from the declaration (``label.shares``), from labels of public records, or from published runs. If none of
+them gives it, m is taken as small as it can be.
 
 Also here: `fairpate aggregate`, which releases labels, and perhaps a student, from votes that were made elsewhere; and
-the accuracy of a simple model without privacy, which the operator may compare with that of the run's model.
+the accuracy of a simple model without privacy, for an unpublished comparison with that of the run's model.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ VOTERS = {
     "private_knn": "nearest records of a secret sample",
     "fairpate": "models trained on shards",
 }
-"""Methods with one kind of voters each, and who votes."""
+"""Methods with one kind of voters each, and a description of the voters."""
 _OFTEN = 0.95
 
 
@@ -149,13 +150,13 @@ _OFTEN = 0.95
 class RunForecast:
     """The cost of a run of ``method``, and the noise on its labels.
 
-    ``epsilon`` is what the run would publish; None: no guarantee. ``votes`` decide a label, ``noise_stddev_votes`` is
-    the standard deviation of the noise on each count, ``labels`` public records get a label, and noise leaves a label
-    unchanged 19 times in 20 where the winning class leads by ``lead_needed`` of the votes (above 1: never). These are
-    None for a method that releases no labels. ``expected``: the accuracies between which 9 of 10 runs lie, by published
-    runs (:func:`expected_accuracy`). ``measured``: the accuracy of earlier runs of the method on the data set at about
-    this epsilon, no forecast. ``caution``: why the model cannot beat the most common class. ``refused``: why this
-    method cannot run; then there are no numbers.
+    ``epsilon`` is what the run would publish; None: no guarantee. ``votes`` votes decide a label,
+    ``noise_stddev_votes`` is the standard deviation of the noise on each count, and ``labels`` public records get a
+    label. Noise leaves a label unchanged 19 times in 20 if the winning class leads by a share ``lead_needed`` of the
+    votes (above 1: never). These are None for a method that releases no labels. ``expected``: the range of accuracy of
+    9 of 10 published runs (:func:`expected_accuracy`). ``measured``: the accuracy of the user's earlier runs of the
+    method on the data set at about this epsilon, no forecast. ``caution``: why the model cannot beat the most common
+    class. ``refused``: why this method cannot run; then there are no numbers.
     """
 
     method: str
@@ -187,11 +188,11 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecas
 
 
 def expected_accuracy(config: Method) -> tuple[float, float] | None:
-    """Return the accuracies between which 9 of 10 runs of ``config`` lie, by published runs on the data set.
+    """Return the range of accuracy of 9 of 10 published runs of ``config`` on its data set.
 
-    `benchmarks/marks.py` computes the ranges in expected_accuracy.yaml. Between two epsilons that were measured the
-    range covers those of both. None for other settings than those that follow from public facts, for a data set or a
-    method without published runs, and for an epsilon outside the measured ones.
+    `benchmarks/marks.py` computes the ranges in expected_accuracy.yaml. Between two measured epsilons the range covers
+    those of both. None if a setting is not at its default for the data set, if no runs of the method on it were
+    published, and for an epsilon outside the measured ones.
     """
     epsilon = getattr(config.target, "epsilon", None)
     published = read_yaml(Path(__file__).parents[1] / "expected_accuracy.yaml")
@@ -212,17 +213,17 @@ _FEWEST_LABELS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Majority:
-    """The share of the most common class, and the source that gives it."""
+    """The share of the most common class, and where it is known from (``source``)."""
 
     share: float
     source: str
 
 
 def known_beforehand(config: Method, dataset: Dataset) -> tuple[ExpectedVotes | None, Majority | None]:
-    """Return how many votes decide a label, and the share of the most common class, by public facts alone.
+    """Return how many votes decide a label, and the share of the most common class, from public facts alone.
 
-    No votes are known without a public number of private records, and no share without one that is declared or labels
-    of public records.
+    The former is None without a public number of private records; the latter without declared class shares or enough
+    labels of public records.
     """
     try:
         entry: DatasetEntry | None = entry_for(config.data)
@@ -251,8 +252,8 @@ def known_beforehand(config: Method, dataset: Dataset) -> tuple[ExpectedVotes | 
 def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     """Return the largest cost that a run of ``config`` may publish; None without a guarantee.
 
-    A target is used up with any data. Without a target, the queries that fit the budget are priced as if all of
-    them were submitted.
+    A target epsilon is always spent in full. Without one, the cost is that of submitting all queries that fit the
+    budget.
     """
     if isinstance(config, VotingMethod):
         # Every query that fits is charged in full, with any outcome.
@@ -275,9 +276,11 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
 
 
 def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
-    """Note what releases on ``data`` may cost and what earlier ones did; ask for consent above a limit.
+    """Note what a release on ``data`` may cost and what earlier ones did; ask the user to confirm a total above a
+    limit.
 
-    Nothing is noted for ``cost`` None: without a guarantee, or for seeded noise, which is not private.
+    ``is_own``: the data set is the user's own. Nothing is noted for ``cost`` None: a run without a guarantee, or with
+    seeded noise, which is not private.
     """
     if cost is None:
         return
@@ -289,15 +292,15 @@ def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_o
 
 
 ASK_ABOVE = 10.0
-"""Epsilon of all releases on records of the user's own above which a command asks first, where no limit is set: such a
-sum bounds an improved guess by a factor of 22,000."""
+"""Total epsilon of releases on the user's own records above which a command asks for confirmation, if no limit is set:
+at this epsilon a guess about a record improves by a factor of at most 22,000."""
 
 
 def question_above(data: str, *, planned: float, odometer: Odometer, delta: float, is_own: bool) -> str | None:
-    """Return what to ask before releases on ``data`` that cost ``planned`` in sum; None if nothing needs to be asked.
+    """Return the question to ask before releases on ``data`` that cost ``planned`` in sum; None if none is needed.
 
-    Asked is above the operator's limit, which will refuse a part of them, and where there is none above
-    :data:`ASK_ABOVE`, if the records are the user's own and not a published data set.
+    A question is needed if the total exceeds the operator's limit, which will refuse some of the releases. Without a
+    limit it is needed above :data:`ASK_ABOVE`, if the records are the user's own (``is_own``).
     """
     before = max((total.epsilon for total in odometer.totals(delta=delta, data=data) if total.releases), default=0.0)
     limit, after = min(odometer.limits(data).values(), default=None), before + planned
@@ -313,9 +316,9 @@ def question_above(data: str, *, planned: float, odometer: Odometer, delta: floa
 
 
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
-    """Return forecasts of the other kinds of voters, with the settings that fit the data set under ``overrides``.
+    """Return forecasts of methods with other kinds of voters, with the settings that fit the data set of ``overrides``.
 
-    The smallest lead comes first, refused methods last. DataError as :func:`fairpate.data.load_data`.
+    The smallest lead comes first, refused methods last. DataError as in :func:`fairpate.data.load_data`.
     """
     # Several kinds see the pool through the same embedding, and one may take a minute to compute.
     loaded: dict[str, Dataset] = {}
@@ -337,7 +340,7 @@ _NEAR = 1.25  # factor between epsilons that count as about the same
 
 
 def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
-    """Return ``found`` with the accuracy of finished runs in ``folder`` of the same methods on ``data``, at about the
+    """Return ``found`` with the accuracies of finished runs in ``folder`` of the same methods on ``data``, at about the
     same epsilon."""
     accuracies: dict[str, list[tuple[float, float]]] = {}
     for record in _records_in(folder).values():
@@ -362,11 +365,11 @@ def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> li
 def describe(
     data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast], *, why: str | None = None
 ) -> Group:
-    """Return one sentence and one table of forecasts, the run's own first. ``spent`` explains why nothing more is
-    spent, and ``why`` the choice of a method that was not named.
+    """Return one sentence and one table of forecasts, the run's own first. ``spent`` is the reason why nothing more is
+    spent, if so; ``why`` is the reason for the choice of a method that was not named.
 
     How often a label survives its noise says little about how often voters are right. Accuracy is forecast from
-    published runs alone; the table also holds what earlier runs of the user measured.
+    published runs alone; the table also has the accuracy of the user's earlier runs.
     """
     run = found[0]
     if spent is not None:
@@ -415,7 +418,7 @@ def describe(
 
 
 def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, ...]:
-    """Return the reasons why a run of ``config`` cannot beat the most common class; empty if it may."""
+    """Return the reasons why a run of ``config`` cannot beat the most common class; empty if none is known."""
     (voting, majority), found = known_beforehand(config, dataset), []
     epsilon = getattr(config.target, "epsilon", None)
     # Runs in the folder of this one: others are not searched for.
@@ -455,9 +458,10 @@ def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
-    """Return why labels under this noise teach only the most common class even if all voters are right; None: they may.
+    """Return why labels under this noise teach only the most common class even if all voters are right; None if they
+    may teach more.
 
-    Without a known ``majority`` all classes are taken to be equally common.
+    Without a known ``majority`` all classes are assumed to be equally common.
     """
     # All voters agree: no other votes survive the noise more often.
     agreed_1C = np.array([[voting.votes, *[0] * (num_classes - 1)]])
@@ -479,26 +483,26 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return how many noiseless labels teach as much as ``labels`` labels of which a share ``right`` is correct."""
+    """Return the number of noiseless labels that teach as much as ``labels`` labels with a share ``right`` correct."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)
 Sums = Callable[[RunDirectory, ReleaseLog], NoisySum]
-"""Makes the sum over several sites that a run's release is drawn from."""
+"""Makes the noisy sum over several sites from which a run draws its release."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRun(Training):
-    """A run in whose folder no other process works: what each of its stages reads. A release needs no ``model``."""
+    """A run whose folder is locked by this process: what each of its stages reads. A release needs no ``model``."""
 
     config: Method
     log: ReleaseLog
 
 
 def with_pinned_weights(config: AnyMethod) -> AnyMethod:
-    """``config`` with the checksum of the weights file; `imagenet` is downloaded if it is not there yet."""
+    """Return ``config`` with the checksum of the weights file; `imagenet` is downloaded if it is missing."""
     for model in config.networks.values():
         if model.weights is not None:
             pinned = config.backbone.model_copy(update={"weights": pin_weights(model).weights})
@@ -507,21 +511,21 @@ def with_pinned_weights(config: AnyMethod) -> AnyMethod:
 
 
 def check_data(config: Method, dataset: Dataset) -> None:
-    """Refuse settings that the data set rules out: ConfigError, or ValueError for features that show the attribute."""
+    """Raise ConfigError for settings that the data set rules out, ValueError for features that reveal the attribute."""
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
-            raise ConfigError(f"public_data.pretrain: learns from images, and {dataset.name} is a table; leave it out.")
+            raise ConfigError(f"public_data.pretrain: learns from images, but {dataset.name} is a table; leave it out.")
         if config.augment != AugmentConfig() and "augment" not in config.unread:
-            raise ConfigError(f"augment: changes images, and {dataset.name} is a table; leave it out.")
+            raise ConfigError(f"augment: changes images, but {dataset.name} is a table; leave it out.")
         if config.student.method == "fixmatch" and "student.method" not in config.unread:
             raise ConfigError(
-                f"student.method: fixmatch changes images, and {dataset.name} is a table; use pseudo_label."
+                f"student.method: fixmatch changes images, but {dataset.name} is a table; use pseudo_label."
             )
     if config.protects_attribute_only:
         if dataset.embedding is not None:
             raise ConfigError(
-                f"data.embedding: {config.method} protects the sensitive attribute alone, and an embedding hides "
-                "whether a column shows it; set it to null."
+                f"data.embedding: {config.method} protects the sensitive attribute alone, and with an embedding it "
+                "cannot be checked that no column reveals the attribute; set it to null."
             )
         x, groups = dataset.private.x, dataset.private.z
         # Features are public here, so an attribute among them is published by any model. Pictures are not searched.
@@ -542,11 +546,11 @@ def check_data(config: Method, dataset: Dataset) -> None:
 
 
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
-    """Build once every model that starts from a weights file, and report the file; build self-labelling's student.
+    """Build every model that starts from a weights file once, and report the file; build self-labelling's student too.
     ValueError if the file, or the architecture, does not fit the records."""
     models = config.networks
     shape = tuple(dataset.public.x.shape[1:])
-    # Before anything is trained or charged: what does not fit would end the run after that.
+    # Before anything is trained or charged: a model that does not fit would end the run only after that.
     for name, model in models.items():
         if model.weights is not None:
             build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
@@ -559,13 +563,15 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
 
 
 def published_model(config: Method) -> ModelConfig:
-    """The architecture of the published model: ``student.model``, unless self-labelling's student has another."""
+    """Return the architecture of the published model: ``student.model``, unless self-labelling's student has
+    another."""
     name = config.public_data.self_label
     return config.student_training.model if name in (None, config.student.model.name) else ModelConfig(name=name)
 
 
 def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
-    """The model that training starts from: random weights of the run's seed, perhaps pre-trained on public pictures.
+    """Return the model that training starts from: random weights from the run's seed, pre-trained on public pictures if
+    configured.
 
     ``architecture`` None is ``student.model``.
     """
@@ -585,8 +591,8 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
 
 
 def post_process(trained: Trained, config: Method, training: Training) -> Trained:
-    """Apply self-labelling and calibration to the model. Both read only the released model and public features and
-    groups, and the calibration public labels if it is to learn them."""
+    """Apply self-labelling and calibration to the trained model, if configured. Both read only the released model and
+    public features and groups; the calibration also reads public labels if it is to learn them."""
     dataset, reporter, settings, model = training.dataset, training.reporter, config.public_data, trained.model
     public = dataset.public
     if settings.self_label is not None:
@@ -595,7 +601,8 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
             sure = probability >= config.student.confidence
             if not sure.any():
                 raise ConfigError(
-                    f"student.confidence: no public label is as sure as {config.student.confidence}; lower it."
+                    f"student.confidence: no public record is labelled with confidence {config.student.confidence}; "
+                    "lower it."
                 )
             architecture = published_model(config)
             model = train_student(
@@ -620,7 +627,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
 
 
 def student_card(config: Method, dataset: Dataset, trained: Trained, *, embedding: Path | None = None) -> StudentCard:
-    """The card that describes the published model in its file. ``embedding`` is the file of its embedding, if any."""
+    """Return the card stored in the published model's file. ``embedding`` is the file of its embedding, if any."""
     mixing, network = trained.mixing_GCC, trained.model
     return StudentCard(
         model=trained.architecture or published_model(config),
@@ -637,7 +644,7 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
 
 
 EXACT_METRICS = "exact metrics of private test records: not private"
-"""The label of the odometer's row where metrics of test records that a hash drew from private ones are exact."""
+"""The label of the odometer's row for exact metrics of test records that a hash drew from private ones."""
 _MOST_VALUES = 50_000_000  # 0.4 GB
 _SIDE, _MOST_FEATURES, _COMPONENTS = 16, 256, 64
 _AT_ONCE = 4096  # pictures
@@ -646,14 +653,16 @@ _predictions: dict[bytes, IntArray] = {}
 
 
 def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool_]) -> WithoutPrivacy | None:
-    """Accuracy on the test records ``measured_N`` of a logistic model that learns from ``private`` without noise.
+    """Return the accuracy on the test records ``measured_N`` of a logistic model learned from ``private`` without
+    noise.
 
-    For the operator alone, to compare with the accuracy of the run's model, which had the same records: it depends on
-    every one of them and nothing that is published is compared with it. Pictures are reduced to 16 pixels a side, and
-    more than 256 features to principal components, so that it takes seconds.
+    Not to be published, as it depends on every private record; for comparison with the accuracy of the run's model.
+    Pictures are reduced to 16 pixels a side, and more than 256 features to principal components, so that it takes
+    seconds.
 
-    None if no test record is measured, there is only one class to learn from, records are too many for seconds (fewer
-    would be another comparison), or features are missing or not finite: a run that was paid for must not end here.
+    None if no test record is measured, if there is only one class to learn, if records are too many for seconds (a
+    subset would be another comparison), or if features are missing or not finite: a run that was paid for must not end
+    here.
     """
     parts, sizes = (private.x, test.x), private.x.shape[1:]
     width = math.prod(min(side, _SIDE) if private.x.ndim == 4 and place else side for place, side in enumerate(sizes))
@@ -692,7 +701,7 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
 
 
 def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()) -> None:
-    """Write the statement that prices the release, and show the operator the total with earlier releases."""
+    """Write the statement with the release's cost, and report the total with earlier releases."""
     config, run, log = opened.config, opened.run, opened.log
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
@@ -714,9 +723,9 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
 
 
 def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacyStatement:
-    """The statement, which also prices tables of private metrics whose files are gone, and is written if it did not.
+    """Return the statement with the cost of tables of private metrics whose files were deleted; write it if it changed.
 
-    A model that is there is not stated again, and its table may be drawn once more.
+    An existing model is not stated again, but its table may be drawn once more.
     """
     log, tables = opened.log, stated_tables(opened.run, lambda: event_from(statement.part_events["test"][-1]))
     if list(map(event_json, tables)) == list(statement.part_events["test"]):
@@ -749,12 +758,12 @@ def statement_of(
     remarks: Sequence[str] = (),
     parts: Mapping[Any, Sequence[Event]] = MappingProxyType({}),
 ) -> PrivacyStatement:
-    """The statement that prices ``trained``.
+    """Return the privacy statement of ``trained``.
 
-    ``standing``: the place of the release among the operator's earlier ones, for ``names_earlier``; None if it was not
-    counted. ``records_alone``: a person may have several records, and the data set protects each by itself. ``shared``
-    are remarks on releases that several runs learn from, and ``remarks`` come last. ``parts`` are the events
-    of test or validation records, which no event of ``trained`` reads.
+    ``standing``: the total with the operator's earlier releases, stated if ``names_earlier``; None if it was not
+    charged. ``records_alone``: a person may have several records, but the unit of privacy is a record. ``shared`` are
+    remarks on releases that several runs learn from, and ``remarks`` come last. ``parts`` are the events on test or
+    validation records, which no event of ``trained`` reads.
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
@@ -809,7 +818,8 @@ def statement_of(
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
-    """The remark that a sampling rate reveals the private number of records or persons that it was computed from."""
+    """Return the remark that a sampling rate reveals the private number of records or persons that it was computed
+    from; empty if it does not apply."""
     # Events without sampling, and those that read every record, reveal no rate.
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (types.TELLS_SIZE[unit],) if samples and unit in types.TELLS_SIZE and config.rate_tells_size else ()
@@ -830,29 +840,33 @@ def run_method(
 
     Args:
         config: The method with its settings.
-        reporter: Where progress is shown.
+        reporter: Displays progress.
         dataset: None reads the data set that ``config.data`` names, with ``load``. Any other is trained on as it is,
             every file that describes the run names it, and ``config.data`` is not read.
         load: Reads a data set.
         release_of: The folder of a run from whose release this one learns, without reading private records.
         with_graph: Whether to write ``model.onnx`` too, which takes seconds.
-        sums: Where the release is drawn from private records at several sites (:mod:`fairpate.sites`).
-        remarks: Further remarks of the statement.
+        sums: Makes the sum that the release is drawn from, if private records are at several sites
+            (:mod:`fairpate.sites`).
+        remarks: Further remarks for the statement.
 
     Raises:
-        UserError, ValueError: Names the field or file, the value and the remedy. What was finished stays, and nothing
-            is charged twice.
+        UserError, ValueError: Names the field or file, the value and the remedy. Finished stages stay, and nothing is
+            charged twice.
     """
     if dataset is None and isinstance(config, OwnVotes):
         # Votes that were made elsewhere bring their public records along.
         config.check()
         if not config.votes.features:
-            raise ConfigError("votes.features: none, so no student can learn; `fairpate aggregate` releases labels.")
+            raise ConfigError(
+                "votes.features: none, so no student can learn; name them, or release labels alone by `fairpate "
+                "aggregate`."
+            )
         dataset = read_votes_file(config.votes).dataset
     with _opened(config, reporter, dataset, load=load, release_of=release_of) as opened:
         is_trained = opened.run.student.exists()
         if opened.config.evaluation.metrics == "private" and not opened.config.is_seeded and not is_trained:
-            # Where a limit has no room for the table of private metrics, nothing is trained.
+            # If a limit has no room for the table of private metrics, nothing is trained.
             table, cost = opened.log.of_part("test"), planned_cost(opened.config, opened.dataset)
             assert cost is not None  # `check_metrics` refuses a method without a guarantee
             if table.stored() is None:
@@ -879,8 +893,8 @@ def make_release(
     command: str = "fairpate run",
     then: Callable[[OpenRun, Any], object] = lambda *_: None,
 ) -> RunDirectory:
-    """Draw and count only the release of ``config``, for other runs to learn from. Arguments and errors as
-    :func:`run_method`; ``then`` gets the release before another process may work in the folder."""
+    """Draw and charge only the release of ``config``, for other runs to learn from. Arguments and errors as in
+    :func:`run_method`; ``then`` is called with the release while the folder is still locked."""
     with _opened(config, reporter, dataset, load=load, command=command) as opened:
         checked = opened.config
         assert isinstance(checked, ReleasingMethod | VotingMethod)
@@ -893,9 +907,9 @@ def make_release(
 def one_release(
     configs: Sequence[ReleasingMethod], reporter: Reporter, *, out: Path, check: Callable[[Dataset], None]
 ) -> Iterator[tuple[Dataset, ReleaseLog, Released, list[Student]]]:
-    """Draw the release that ``configs`` share in the folder ``out``, or find it there, and train each one's model from
-    it, at no cost. ``check`` may refuse the data set before that. Inside, no other process works in the folder. Errors
-    as :func:`run_method`."""
+    """Draw the release that ``configs`` share in the folder ``out``, or read it there, and train a model from it for
+    each of ``configs``, at no further privacy cost. Yield the data set, the log, the release and the models; the folder
+    is locked meanwhile. ``check`` may refuse the data set before the draw. Errors as in :func:`run_method`."""
     # With the settings of the release alone, in which the candidates agree.
     with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
         assert isinstance(opened.config, ReleasingMethod)
@@ -918,7 +932,7 @@ def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: R
     """Release the labels of a file of votes, once, however often it is called; with features, train a student too.
 
     ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all that is wrong with the file,
-    ConfigError what is wrong with the settings. Without features there is no model: labels and their statement alone.
+    ConfigError what is wrong with the settings. Without features there is no model, only labels and their statement.
     """
     config = configured(values, overrides, method="own_votes")
     assert isinstance(config, OwnVotes)
@@ -947,8 +961,8 @@ def _opened(
     release_of: Path | None = None,
     command: str = "fairpate run",
 ) -> Iterator[OpenRun]:
-    """Open a run after all that can be refused before anything is trained; inside, no other process works in its
-    folder."""
+    """Yield an open run, after checking everything that can be refused before training; its folder is locked
+    meanwhile."""
     is_given = dataset is not None
     if dataset is None:
         config.require_trainable()
@@ -968,9 +982,9 @@ def _opened(
         check_data(config, dataset)
         if config.reads_public_groups and not is_given:
             check_members(dataset, "public")
-    # Two at once would each release, and leave one's model with the other's statement, or under its configuration.
-    # The log is made inside: before, it might not see the receipt of the run that it waits for, and count what that
-    # run released once more.
+    # Two processes at once would each release, and leave one's model with the other's statement, or under its
+    # configuration. The log is made inside the lock: made earlier, it might not see the receipt of the run that it
+    # waits for, and charge that run's release once more.
     found.root.mkdir(parents=True, exist_ok=True)
     with sole_worker(found.root, command):
         run = create_run_directory(config)
@@ -981,7 +995,7 @@ def _opened(
             take_release(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
-        # A quiet run that nobody is asked about needs no words.
+        # A quiet run that asks nobody need not announce its cost.
         is_heard = reporter.asks or not reporter.console.quiet
         if log.stored() is None and release_of is None and is_heard and not config.is_seeded:
             is_own = config.data.declaration is not None
@@ -989,7 +1003,7 @@ def _opened(
         dataset = as_trained(run, config, dataset)
         if isinstance(config, VotingMethod):
             plan, planned = config.plan(dataset), config.aggregator.num_queries
-            # Where a limit has no room for the planned queries, no teacher is trained. A stored release was admitted
+            # If a limit has no room for the planned queries, no teacher is trained. A stored release was admitted
             # already; the ledger's meter checks what is charged beyond it.
             fitting = plan.count_fitting()
             if log.stored() is None:
@@ -1004,11 +1018,12 @@ def _opened(
 def train_model(
     config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path, odometer: str | None = None
 ) -> tuple[Trained, Student]:
-    """Train on a data set from Python, then post-process on its public records: what was released, and the student.
+    """Train on a data set from Python, and post-process on its public records; return the training's result and the
+    student.
 
     ``folder`` holds the ledger of a method that asks teachers, with its files, and the key of the order of records.
-    ``odometer``: the name under which the operator's odometer counts what is released; None: it is not counted.
-    LimitReachedError where that name's limit has no room.
+    ``odometer``: the name under which the operator's odometer charges the release; None: it is not charged.
+    LimitReachedError if the limit for that name would be exceeded.
     """
     config.check()
     config = with_pinned_weights(config.model_copy(update={"data": DataConfig(name=dataset.name), "out": folder}))
@@ -1029,7 +1044,7 @@ def train_model(
 def trained_student(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None = None
 ) -> tuple[Trained, Student]:
-    """Train, then post-process on public records. Without a ``log`` no release is counted or kept."""
+    """Train, then post-process on public records. Without a ``log`` no release is charged or stored."""
     model = initial_model(config, dataset)
     training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, log=log)
     # Labels are counted query by query, as their ledger charges them.
@@ -1052,10 +1067,10 @@ def publish_trained(
     environment: Mapping[str, Any],
     reporter: Reporter,
 ) -> RunDirectory:
-    """Publish in ``config.out`` a student that was trained and counted before, with the ``choice`` of its settings.
+    """Publish in ``config.out`` a student that was trained and charged before, with the ``choice`` of its settings.
 
-    ``counted_by``: the row of the odometer with the events that price the training; ``environment``: that in which it
-    began. Resumable; errors as :func:`run_method`.
+    ``counted_by``: the row of the odometer with the events of the training; ``environment``: the software and machine
+    on which the training began. Resumable; errors as in :func:`run_method`.
     """
     run = create_run_directory(config)
     write_json(run.environment, environment)
@@ -1076,13 +1091,13 @@ def publish_trained(
 
 
 def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels | None]:
-    """The published student, which is trained if it does not exist yet, and the released labels, if any."""
+    """Return the published student, which is trained if it does not exist yet, and the released labels, if any."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
     is_trained, labels = run.student.exists(), None
     if not is_trained:
         check_model_files(config, dataset, opened.reporter)
     if isinstance(config, VotingMethod):
-        # A service may have asked since, so what was released is stated again.
+        # A service may have answered queries since, so what was released is stated again.
         labels = config.release(opened)
         state_release(opened, labels)
     if is_trained:
@@ -1105,7 +1120,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
 
     training = replace(opened, model=initial_model(config, dataset))
     if labels is None:
-        # Counted before it is post-processed, which may end in an error that tells of the model.
+        # Charged before it is post-processed, which may fail with an error that reveals something about the model.
         trained = log.model(lambda: config.train(training), is_release=config.releases_model and config.is_private)
         trained = post_process(trained, config, training)
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
@@ -1115,7 +1130,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
         trained = post_process(config.learn(training, labels), config, training)
     card = student_card(config, dataset, trained, embedding=run.embedding)
     student = Student(card=card, network=trained.model)
-    # Last of all: a model that is there has its price stated and counted.
+    # Last of all: the cost of a model that exists has been stated and charged.
     write_atomically(run.student, lambda path: save_student(student, path))
     return student, labels
 
@@ -1147,7 +1162,7 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
         population = config.private_population(read_release(run.released)[0], dataset, student)
         if population is not None:
             write_json(run.private_population, population.to_json())
-    # The run as a point of a comparison; and for the operator the same at the data-dependent privacy cost.
+    # The run as a row of a comparison; and, not to be published, the same row at the data-dependent privacy cost.
     headline = assessment.headline
     answered_by_group = None
     # Without `spending`, queries are asked of other groups than those of the records.

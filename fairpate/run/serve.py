@@ -1,13 +1,13 @@
-"""Operate a finished run: serve its aggregator or its published student over HTTP; its ledger, and callers' tokens.
+"""Operate a finished run: serve its aggregator or its published student over HTTP; manage its ledger and tokens.
 
-The service writes the run's own ledger under the terms that the ledger was made with, so the queries of `fairpate run`
-are answered again for free. Votes that the run collected are read from its table; teachers vote on other records, such
-as those in requests.
+The service writes the run's own ledger, under the terms that the ledger was made with, so the queries of `fairpate run`
+are answered again for free. Votes that the run collected are read from its table; teachers vote anew on other records,
+such as those in requests.
 
-A copy of a ledger in any store is a ledger in files, with its head; it may be made while a service writes. It is
-restored only if it holds the last entry that the present ledger, its head and its anchor are known to have, and as many
-queries as were stated: no charge may be forgotten. The files of the ledger that it replaces are renamed, never removed.
-Restored to another place, a copy moves a ledger between stores.
+A backup of a ledger from any store is a ledger in files, with its head; it may be made while a service writes. It is
+restored only if it contains the last entry that the present ledger, its head and its anchor are known to have, and as
+many queries as the statement says: no charge may be forgotten. The files of the ledger that it replaces are renamed,
+never removed. A backup that is restored to another location moves the ledger between stores.
 
 Every action of an operator on a run is noted in the run's journal of actions before it is done.
 """
@@ -102,11 +102,11 @@ _NO_QUOTA = "--per-day: an operator has no quota; leave it out, or limit --queri
 
 
 def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
-    """Return every public record, each content once; the run's own queries come first, in the order of its run.
+    """Return the public records as a pool, each content once; the run's own queries come first, in their order.
 
     ``takes_posted``: whether the voters can vote on other records too.
     """
-    # Without a number and an admission, so that every record is offered, not the run's selection.
+    # Without a number of queries and an admission rule, so that every record is offered, not the run's selection.
     public = choose_queries(dataset, QueriesConfig())
     embedding = dataset.embedding
 
@@ -131,7 +131,7 @@ def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
 
 
 def public_words(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> Facts:
-    """Return the public description of the run that the service's page shows."""
+    """Return the public description of the run that the service's page displays."""
     declared = entry_for(config.data) if config.data.declaration is not None else REGISTRY.get(dataset.name)
     record = ""  # without an embedding, the pool shows the features
     if dataset.embedding is not None:
@@ -148,7 +148,7 @@ def public_words(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> F
     )
 
 
-# Each look is a call of the actor; Ctrl-C interrupts the pause between two.
+# Each check is a call of the actor; Ctrl-C interrupts the pause between two.
 _WATCH_INTERVAL_S = 5.0
 # A restart verifies the ledger and starts the voters again before the service answers.
 _WATCH_TIMEOUT_S = 300.0
@@ -160,11 +160,11 @@ SPENT = (
 
 
 def open_backend(root: Path, config: VotingMethod, state: Path | None = None, take_over: bool = False) -> Backend:
-    """Open dataset, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
+    """Open data set, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
 
-    ``state`` is the operator's folder with the odometer; None: this process's own. ``take_over`` ends another writer of
-    the ledger, where that is possible. An actor that Ray restarts takes nothing over, because a third writer may have
-    done so meanwhile.
+    ``state`` is the operator's folder with the odometer; None: this process's own. ``take_over`` stops another writer
+    of the ledger, if its store can do that. An actor that Ray restarts takes nothing over, because a third writer may
+    have done so meanwhile.
     """
     run = RunDirectory(root=root)
     if isinstance(config, OwnVotes):
@@ -182,7 +182,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         ledger_meter = LedgerMeter(log, terms, unit=plan.unit, planned=plan.counted_beforehand)
         if take_over:
             audit.note_action(run.actions, "take over")
-        # Never made here: a run whose ledger is gone must not begin to count from zero.
+        # Never made here: a run whose ledger was deleted must not begin to count from zero.
         ledger = open_ledger(run, terms, plan.queries, create=False, meter=ledger_meter, take_over=take_over)
         return ledger, AggregatorSession(ledger, source=plan.source)
 
@@ -200,7 +200,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         session=session,
         pool=public,
         count_votes=voters.count_votes,
-        # Without `take_over`: a service that was deposed must not depose its successor by itself.
+        # Without `take_over`: a service that was taken over must not take its successor over by itself.
         reopen=open_books,
         voters_answer=voters.are_answering,
         try_vote=lambda: voters.try_vote(public.features[:1]),
@@ -215,9 +215,9 @@ def serve_aggregator(
 ) -> None:
     """Serve the run until interrupted, or leave the service on the cluster at RAY_ADDRESS (``detach``).
 
-    ``data_dir`` is where the data set's files are now, if not where the run found them. ``take_over``, for a ledger in
-    a database only: end a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
-    RunDirectoryError where it cannot start or ends for good.
+    ``data_dir`` is where the data set's files are now, if they were moved since the run. ``take_over``, for a ledger in
+    a database only: stop a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
+    RunDirectoryError if the service cannot start or stops for good.
     """
     # Before the check: the run's token store, too, lets a service listen beyond this machine.
     settings = replace(settings, tokens=replace(settings.tokens, store=RunDirectory(root=root.absolute()).tokens))
@@ -227,9 +227,11 @@ def serve_aggregator(
         require_data_by_name(run)
     is_in_folder = place_of(run).is_in_folder
     if take_over and is_in_folder:
-        raise UsageError("--take-over: needs a ledger in a database, and here it is in its run's folder; leave it out.")
+        raise UsageError(
+            "--take-over: works for a ledger in a database, but this one is in its run's folder; leave it out."
+        )
     if data_dir is not None and isinstance(config, OwnVotes):
-        raise UsageError("--data-dir: not read, for the records are in the file of votes; leave it out.")
+        raise UsageError("--data-dir: not read, because the records are in the file of votes; leave it out.")
     # Resolved here: the actor may have another working directory and environment.
     found = data_dir or config.data.data_dir
     if found is None and config.data.declaration is None:
@@ -265,13 +267,15 @@ def serve_aggregator(
 
 
 def _watch(service: Service) -> None:
-    """Wait for Ctrl-C or SIGTERM, through restarts of the service. An error if the service ends for good."""
+    """Wait for Ctrl-C or SIGTERM, also while the service restarts. ServiceError if the service stops for good."""
     # SIGTERM as Ctrl-C, so that the service is stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
             time.sleep(_WATCH_INTERVAL_S)
-        raise ServiceError(f"{service.url}: the HTTP server ended by itself; its log says why. Serve the run again.")
+        raise ServiceError(
+            f"{service.url}: the HTTP server stopped by itself; see its log for the cause, and serve again."
+        )
     except KeyboardInterrupt:
         return
     finally:
@@ -282,14 +286,15 @@ def _watch(service: Service) -> None:
 def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int | None) -> None:
     """Serve the run's published student until interrupted.
 
-    ``num_replicas`` copies run on Ray Serve, which reads only host and port of ``settings``; None: one in this process,
-    with tokens, rate, TLS, log and traces. MissingExtraError if Ray Serve cannot be imported, UsageError for a setting
-    that Ray Serve would drop.
+    ``num_replicas`` copies run on Ray Serve, which reads only host and port of ``settings``; None runs one copy in this
+    process, with tokens, rate, TLS, log and traces. MissingExtraError if Ray Serve cannot be imported, UsageError for a
+    setting that Ray Serve would ignore.
     """
     run, config = finished_run(root)
     if not config.is_private:
         raise RunFolderError(
-            f"{root}: a run of {config.method}, which has no privacy: its model may not be published; give another run."
+            f"{root}: a run of {config.method}, which has no privacy guarantee: its model may not be published; give "
+            "another run."
         )
     if num_replicas is not None:
         dropped = {
@@ -301,8 +306,8 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
         }
         for name in (name for name, is_given in dropped.items() if is_given):
             raise UsageError(
-                f"--replicas: {name} would not be read by Ray Serve; leave it out and put a proxy in front, or serve "
-                "one copy without --replicas."
+                f"--replicas: Ray Serve would ignore {name}; leave it out and put a proxy in front, or serve one copy "
+                "without --replicas."
             )
     server: HttpServer | None = None
     with ExitStack() as stack:
@@ -338,11 +343,11 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             # Ray Serve restarts failed copies.
             while server is None or server.is_alive():
                 time.sleep(_WATCH_INTERVAL_S)
-            raise ServiceError(f"{settings.url}: the HTTP server ended by itself. Serve the run again.")
+            raise ServiceError(f"{settings.url}: the HTTP server stopped by itself; serve the run again.")
 
 
 def student_app(path: Path, form: RecordForm | None, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-    """Return the application of the published student in ``path``, for :class:`HttpServer`."""
+    """Return the web application of the published student in ``path``, for :class:`HttpServer`."""
     from student.server import student_in_one_process
 
     tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
@@ -356,21 +361,23 @@ def stop_aggregator(root: Path) -> None:
         name = service_name(run)
         actor = find_service(name)
         if actor is None:
-            raise ServiceError(f"{root}: is not served on this cluster; nothing to stop.")
+            raise ServiceError(
+                f"{root}: is not served on this cluster, so there is nothing to stop; check RAY_ADDRESS."
+            )
         Service(actor=actor, name=name, url="").stop()
         say(f"{root} is served no more.")
 
 
 def service_name(run: RunDirectory) -> str:
-    """Return the name of the ledger's service. It is unique per ledger, so that a second service for the run is
-    refused."""
+    """Return the name of the service for the run's ledger. It is unique per ledger, so that a second service for the
+    run is refused."""
     # Resolved: a link and the folder that it leads to are one ledger.
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
-    """Return a run whose teachers can be queried. RunFolderError if its method has no teachers or the run keeps
-    none."""
+    """Return a run whose teachers can be queried, and its configuration. RunFolderError if its method has no teachers
+    or they were not stored."""
     run, config = open_run_directory(root)
     if isinstance(config, OwnVotes) and not config.votes.features:
         # Without features no student was trained, and the votes are in their file.
@@ -383,7 +390,8 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
     if not config.keeps_teachers:
         lost = "file of votes is gone" if isinstance(config, OwnVotes) else "teachers were not kept"
         raise RunFolderError(
-            f"{root}: a run of {config.method} whose {lost}, so none can be asked; serve its model with --student."
+            f"{root}: a run of {config.method} whose {lost}, so no query can be answered; serve its model with "
+            "--student."
         )
     return run, config
 
@@ -392,7 +400,9 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
 def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
     """Start Ray for a service. A detached service needs a cluster that outlives this process."""
     if detach and not os.environ.get("RAY_ADDRESS"):
-        raise ServiceError("--detach and --stop need a cluster that stays; set RAY_ADDRESS, or leave them out.")
+        raise ServiceError(
+            "--detach and --stop need a running cluster; set RAY_ADDRESS to its address, or leave them out."
+        )
     from teachers.ray_pool import start_ray  # imports torch, which a refusal does not need
 
     with start_ray(config):
@@ -400,9 +410,9 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
 
 
 def back_up_run(path: Path, out: Path) -> int:
-    """Write a verified copy of a ledger to ``out``; return the number of its entries. A service may write meanwhile.
+    """Write a verified backup of a ledger to ``out``; return the number of its entries. A service may write meanwhile.
 
-    ConfigError where ``out`` exists, LedgerError for a ledger that cannot be trusted.
+    ConfigError if ``out`` exists, LedgerError for a ledger that cannot be trusted.
     """
     run, source = ledger_of(path)
     if ledger_files(out):
@@ -418,17 +428,18 @@ def back_up_run(path: Path, out: Path) -> int:
 
 
 def last_backup_s(run: RunDirectory) -> float | None:
-    """Return when :func:`back_up_run` last copied the ledger of ``run``, in seconds since 1970; None: never."""
+    """Return when :func:`back_up_run` last copied the ledger of ``run``, in seconds since 1970; None if never."""
     with suppress(OSError):
         return run.ledger_backup.stat().st_mtime
     return None
 
 
 def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
-    """Replace the ledger of ``run`` by a copy, in its place or in another one; return the place as messages show it.
+    """Replace the ledger of ``run`` by a backup (``copy``), in its present location or in ``to``; return the location
+    as messages show it.
 
-    LedgerError for a copy that cannot be trusted or lacks an entry that the ledger is known to have, and where another
-    process writes the ledger; RunDirectoryError for a copy that lacks queries that were stated.
+    LedgerError for a backup that cannot be trusted or lacks an entry that the ledger is known to have, and if another
+    process writes the ledger; RunDirectoryError for a backup with fewer queries than the statement says.
     """
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
@@ -458,15 +469,15 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
             # Number 0 notes a ledger without an entry, which every copy holds.
             if head.number and head not in heads:
                 raise LedgerError(
-                    f"{shown(copy)}: holds {len(rows)} entries, and not the number {head.number} of the ledger it "
-                    "would replace: charges would be forgotten. Give a copy made later."
+                    f"{shown(copy)}: contains {len(rows)} entries, but not entry number {head.number} of the ledger it "
+                    "would replace, so charges would be forgotten; give a backup made later."
                 )
         # The statement may be all that is left of a ledger whose files are lost.
         stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if num_outcomes < stated:
             raise RunDirectoryError(
-                f"{shown(copy)}: holds the outcomes of {num_outcomes} queries, and {stated} were stated; give a later "
-                "copy."
+                f"{shown(copy)}: contains the outcomes of {num_outcomes} queries, but {stated} are stated in "
+                f"{run.statement}; give a later copy."
             )
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if target.is_in_folder:
@@ -496,7 +507,7 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the files of a ledger such that they can still be read as a ledger."""
+    """Rename the files of a ledger so that they can still be read as a ledger."""
     # The index of the write-ahead log, which SQLite makes again.
     Path(f"{path}-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
@@ -514,18 +525,19 @@ def _set_aside(path: Path) -> None:
 
 
 def add_anchor(run: RunDirectory, text: str) -> str:
-    """Note the last entry of a run's ledger at another place too, from now on; returns the place in words.
+    """Note the last entry of a run's ledger at another location (``text``) too from now on; return the location in
+    words.
 
-    RunFolderError without a ledger. ConfigError if it has an anchor, or the place is in the run's folder. LedgerError
-    if a service writes.
+    RunFolderError without a ledger. ConfigError if it has an anchor already, or the location is in the run's folder.
+    LedgerError if a service writes to the ledger.
     """
     if not has_ledger(run):
-        raise RunFolderError(f"{run.root}: no ledger; give a run of a method that asks teachers.")
+        raise RunFolderError(f"{run.root}: has no ledger; give a run of a method that asks teachers.")
     place, anchor = place_of(run), parsed(text)
     if place.anchor is not None:
-        raise ConfigError(f"{run.root}: its ledger has an anchor already, {shown(place.anchor)}.")
+        raise ConfigError(f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}; leave the anchor out.")
     if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
-        raise ConfigError(f"{anchor}: is rolled back with the run, in whose folder it lies; give a place elsewhere.")
+        raise ConfigError(f"{anchor}: is in the run's folder and would be rolled back with it; give a place elsewhere.")
     audit.note_action(run.actions, "anchor", place=shown(anchor))
     # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
     with closing(back_end(anchor).anchor(anchor)) as noted:
@@ -535,7 +547,7 @@ def add_anchor(run: RunDirectory, text: str) -> str:
 
 
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
-    """Write the note that the ledger of ``run`` is the one in ``place``."""
+    """Write the note on where the ledger of ``run`` is."""
     values = {
         name: str(value)
         for name, value in dataclasses.asdict(place).items()
@@ -545,12 +557,13 @@ def note_place(run: RunDirectory, place: LedgerPlace) -> None:
 
 
 def has_ledger(run: RunDirectory) -> bool:
-    """True if any part of a ledger is there, as far as is seen without asking a database."""
+    """Return True if any part of a ledger exists, as far as that is known without asking a database."""
     return run.ledger_place.exists() or bool(ledger_files(run.ledger))
 
 
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
-    """Return the ledger of a run directory, or of a file. RunFolderError where there is no ledger."""
+    """Return the run, if any, and the location of a ledger, from a run's folder or a ledger file. RunFolderError if
+    there is no ledger."""
     run = RunDirectory(root=path) if path.is_dir() else None
     if run is not None and has_ledger(run):
         return run, place_of(run)
@@ -567,9 +580,9 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
 
 
 def verified_facts(path: Path) -> dict[str, Any]:
-    """Verify a ledger and that it holds the labels that its run released; return the summary.
+    """Verify a ledger and that it contains the labels that its run released; return the summary.
 
-    LedgerError where the ledger cannot be trusted, RunDirectoryError where it lacks a released label.
+    LedgerError if the ledger cannot be trusted, RunDirectoryError if it lacks a released label.
     """
     run, place = ledger_of(path)
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
@@ -588,7 +601,8 @@ def verified_facts(path: Path) -> dict[str, Any]:
             total, lost = missing_labels(run, config.plan(dataset).queries, outcome)
             if lost:
                 raise RunDirectoryError(
-                    f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore it."
+                    f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore the ledger from a "
+                    "later copy."
                 )
             held = f"all {total} are in it"
         summary["released_labels"] = held
@@ -598,7 +612,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
 
 
 def export(path: Path, out: Path) -> None:
-    """Write every entry to a Parquet or JSON file. LedgerError for a ledger that cannot be trusted."""
+    """Write every entry of a ledger to a Parquet or JSON file. LedgerError for a ledger that cannot be trusted."""
     run, place = ledger_of(path)
     _note_reading(run, "export", out=str(out))
     audit.export(place.ledger, out)
@@ -636,7 +650,7 @@ def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None
 
 
 def last_charges(path: Path, count: int) -> Output:
-    """Return the last ``count`` charges."""
+    """Return a table of the last ``count`` charges."""
     run, place = ledger_of(path)
     _note_reading(run, "show", last=count)
     rows = [charge.to_json() for charge in audit.rows(place.ledger)[-count:]]
@@ -649,16 +663,16 @@ def last_charges(path: Path, count: int) -> Output:
 
 
 def describe_totals(*, data: str | None, delta: float) -> Output:
-    """Return what all releases cost together, per data set, unit and relation.
+    """Return a table of what all releases cost together, per data set, unit and relation.
 
-    OdometerError for a damaged odometer, and where no release on ``data`` is counted.
+    OdometerError for a damaged odometer, and if it has no release on ``data``.
     """
     totals = Odometer().totals(delta=delta, data=data)
     if data is None and not totals:
         return Output(facts={"totals": []}, words="No release is counted yet.")
     if data is not None and not totals:
         raise OdometerError(
-            f"{data}: no release is counted; `fairpate ledger total` lists the data sets that have one."
+            f"{data}: no release on it was charged; `fairpate ledger total` lists the data sets that have one."
         )
     table = listing(*(name.replace("epsilon", f"epsilon at {delta_text(delta)}") for name in COLUMNS))
     for total in totals:
@@ -686,7 +700,7 @@ def change_tokens(
     try:
         own = OwnLimit(**(limit or {}))
     except ValueError as error:
-        raise ConfigError(f"{error} Leave the option out for no limit.") from error
+        raise ConfigError(f"{error} For no limit, leave the option out.") from error
     ends_s = None if when is None or (change, when) == ("expire", "never") else moment(when)
     if change == "add":
         facts = {"role": role}
@@ -695,8 +709,8 @@ def change_tokens(
         _, config = open_run_directory(root)
         if not (isinstance(config, VotingMethod) and config.keeps_teachers):
             raise RunFolderError(
-                f"{root}: a run of {config.method} that has no teachers to ask, so that no service takes a token for "
-                "it; its published student takes none (`fairpate serve --student`)."
+                f"{root}: a run of {config.method} without stored teachers, so no service could use a token for it; "
+                "serve its published student (`fairpate serve --student`), which needs no token."
             )
         # The ledger is asked only where a limit is given: without one, a token can be made while its database is down.
         if own != NO_LIMIT and has_ledger(run):
@@ -728,7 +742,7 @@ def change_tokens(
 
 
 def describe(root: Path) -> Output:
-    """Return all tokens with name, role, expiry and limit, and the limits of names without a token."""
+    """Return a table of all tokens with name, role, expiry and limit, and of the limits of names without a token."""
     run, now_s = run_at(root), time.time()
     store = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
     in_ledger: Mapping[str, OwnLimit] = {}
@@ -761,7 +775,7 @@ def describe(root: Path) -> Output:
 
 
 def moment(text: str) -> float:
-    """Return `30d`, `12h`, `90m` or `0s` from now, or a date such as 2027-01-31 (UTC), as seconds since 1970."""
+    """Parse `30d`, `12h`, `90m` or `0s` from now, or a date such as 2027-01-31 (UTC); return seconds since 1970."""
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
             date = datetime.now(UTC) + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
@@ -769,4 +783,6 @@ def moment(text: str) -> float:
             date = datetime.fromisoformat(text)
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:  # beyond year 9999 no list of tokens could show it
-        raise ConfigError(f"{text}: expected a time from now such as 30d or 12h, or a date as 2027-01-31.") from error
+        raise ConfigError(
+            f"{text}: expected a time from now such as 30d or 12h, or a date such as 2027-01-31."
+        ) from error

@@ -1,11 +1,11 @@
-"""Which guarantees of privacy, fairness, accuracy and coverage hold together, read from the results of a sweep.
+"""Find which guarantees of privacy, fairness, accuracy and coverage hold together, from the results of a sweep.
 
-A regulator demands, for example, epsilon at most 3 and a gap of at most 0.05. The answer, per data set and privacy
-class, is the configurations that meet every demand by their means over seeds, or the nearest ones on the frontier. With
-a second table the choice is transferred (the third question of the FairPATE paper): made on one data set's frontier,
-applied on another's, and compared with what that one would have chosen itself.
+A regulator demands, for example, epsilon at most 3 and a gap of at most 0.05. The answer, for each data set and privacy
+class, lists the configurations whose means over seeds meet every demand, or the nearest ones on the frontier. With a
+second table the choice is transferred (the third question of the FairPATE paper): made on one data set's frontier,
+applied on another's, and compared with the choice on that frontier itself.
 
-Nothing is trained. The choice looks at test records: its cost in privacy is in no epsilon, and the chosen configuration
+Nothing is trained. The choice uses test records: no epsilon includes its privacy cost, and the chosen configuration
 will look better here than on fresh data.
 """
 
@@ -68,12 +68,13 @@ CAVEAT = (
 
 
 class SpecifyError(UsageError):
-    """A question that cannot be answered from these tables; the message says what to give instead."""
+    """A question that these tables cannot answer; the message says what to give instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """At most ``epsilon`` and ``disparity``, at least ``coverage`` and ``accuracy``; None sets no limit.
+    """Limits on a configuration: at most ``epsilon`` and ``disparity``, at least ``coverage`` and ``accuracy``; None
+    sets no limit.
 
     ``disparity`` is that of demographic parity; ``fairness`` limits any notion by its name. ValueError for an epsilon
     below 0, another limit outside 0 to 1, an unknown notion, or two limits on demographic parity.
@@ -94,11 +95,11 @@ class Demand:
                 raise ValueError(f"{name}: expected a share between 0 and 1, got {value}.")
         for name, limit in self.fairness.items():
             if name not in NOTIONS:
-                raise ValueError(f"fairness: no notion {name!r}; known: {', '.join(NOTIONS)}.")
+                raise ValueError(f"fairness: expected a notion among {', '.join(NOTIONS)}, got {name!r}.")
             if not 0 <= limit <= 1:
                 raise ValueError(f"fairness: {name}: expected a limit between 0 and 1, got {limit}.")
         if self.disparity is not None and DEFAULT in self.fairness:
-            raise ValueError(f"disparity: expected disparity or fairness {DEFAULT}, which are the same, got both.")
+            raise ValueError(f"disparity: is the same as fairness {DEFAULT}, but both were given; leave one out.")
 
     @property
     def limits(self) -> dict[str, float]:
@@ -117,9 +118,9 @@ class Demand:
 class Offer:
     """One configuration compared with a demand.
 
-    ``missed`` holds the relative excess over each limit that is not met; that of epsilon is the excess of its
-    guaranteed value, which is rounded up. ``distance`` is the largest of them: 0.1 means that a limit is missed by 10 %
-    of its value; 0 where all are met. ``seeds_met`` is the number of seeds whose own run meets every limit.
+    ``missed``: the relative excess over each limit that is not met; for epsilon the excess of its guaranteed value,
+    which is rounded up. ``distance``: the largest of them, so 0.1 means that a limit is missed by 10 % of its value; 0
+    if all are met. ``seeds_met``: the number of seeds whose own run meets every limit.
     """
 
     point: Point
@@ -130,7 +131,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Achievable:
-    """The answer of one panel to a demand: the configurations that meet it, by accuracy, or else the nearest ones.
+    """The answer to a demand within one panel: the configurations that meet it, by accuracy, or else the nearest ones.
 
     A degenerate predictor can meet many demands and still be useless: it is listed last in ``met`` and counted in
     ``num_degenerate``.
@@ -146,14 +147,15 @@ class Achievable:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """The value of a choice, and of a whole frontier, on another data set.
+    """The value of a choice, and of a whole frontier, on another data set (the target) than that of the choice (the
+    source).
 
-    ``chosen`` was the best offer on the source, None if it had none; ``there`` is the same configuration on the target,
-    None if it was not run there, and ``best`` the target's own choice. Of the ``num_members`` of the source's frontier
-    ``num_missing`` were not run on the target. ``hypervolume_transferred`` is that of the others on the target, and
-    ``hypervolume_own`` that of all the target's points. ``regret`` is the accuracy that is lost against ``best``, NaN
-    unless both meet the demand; ``regret_hypervolume`` the share of the target's hypervolume that the transferred
-    configurations do not reach, NaN if it has none.
+    ``chosen`` is the best offer on the source, None if there is none. ``there`` is the same configuration on the
+    target, None if it was not run there. ``best`` is the best offer on the target. The source's frontier has
+    ``num_members`` configurations, of which ``num_missing`` were not run on the target. ``hypervolume_transferred`` is
+    that of the others on the target, ``hypervolume_own`` that of all the target's points. ``regret`` is the loss of
+    accuracy against ``best``, NaN unless both meet the demand. ``regret_hypervolume`` is the share of the target's
+    hypervolume that the transferred configurations do not reach, NaN if it has none.
     """
 
     chosen: Offer | None
@@ -181,7 +183,7 @@ def offer(point: Point, demand: Demand) -> Offer:
 
 
 def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, float]:
-    """The value to compare with each limit, for one seed or over all; NaN for a gap that leaves out a group."""
+    """Return the value to compare with each limit, for one seed or over all; NaN for a gap that leaves out a group."""
     values: dict[str, float] = {}
     for name in demand.limits:
         seen = point
@@ -191,14 +193,14 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
         value = float((seen.mean_O if seed is None else seen.values_SO[seed])[OBJECTIVES.index(objective)])
         # Objectives are minimised: accuracy and coverage are the complements of error and refusals.
         values[name] = 1 - value if name in _LEAST else value
-        # A gap among fewer groups is smaller for that alone, so it meets no limit.
+        # A gap among fewer groups is smaller for that reason alone, so it meets no limit.
         if objective == "disparity" and point.groups.unmeasured:
             values[name] = math.nan
     return values
 
 
 def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
-    """The relative excess over each limit that is not met; infinite where the value is undefined."""
+    """Return the relative excess over each limit that is not met; infinite if the value is undefined."""
     missed = {}
     for name, limit in demand.limits.items():
         value = values[name]
@@ -217,8 +219,8 @@ def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
 def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3) -> Achievable:
     """Compare one panel's points with ``demand``.
 
-    The nearest are those that no other point dominates in epsilon, error, refusals and every notion of the demand: by
-    distance, then by the sum of all excesses, then by accuracy.
+    The nearest are points that no other point dominates in epsilon, error, refusals and every notion of the demand,
+    sorted by distance, then by the sum of all excesses, then by accuracy.
     """
     offers = [offer(point, demand) for point in points if not np.isnan([*_values(point, demand).values()]).any()]
     met = [each for each in offers if not each.missed]
@@ -244,7 +246,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
 
 
 def _rank(found: Offer) -> tuple[float, ...]:
-    """Degenerate predictors last, then by distance (0 for all that meet the demand), then by accuracy."""
+    """Return the sort key: degenerate predictors last, then by distance (0 if the demand is met), then by accuracy."""
     # Rounded: distances that differ by floating point alone are equal, and accuracy decides.
     missed = (round(found.distance, 9), round(sum(found.missed.values()), 9))
     values = [found.point.value(name) for name in THEN]
@@ -252,7 +254,8 @@ def _rank(found: Offer) -> tuple[float, ...]:
 
 
 def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer:
-    """Choose for ``demand`` on one panel, and look up the choice and the whole Pareto set on the other."""
+    """Choose for ``demand`` on the source panel, and look up the choice and the whole Pareto set on the target
+    panel."""
     # On each side the same rule chooses, so that the difference is that of the data sets.
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
@@ -284,10 +287,10 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
 
 
 def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Point | None:
-    """The point of ``target`` with the same configuration, if there is exactly one.
+    """Return the point of ``target`` with the same configuration as ``point``; None unless there is exactly one.
 
-    Two configurations are the same if they agree in every setting that the method varies on either side. What is
-    constant on each side belongs to the data set, as its own section does.
+    Two configurations are the same if they agree in every setting that the method varies on either data set. A setting
+    that is constant on each data set belongs to the data set, as its own section does.
     """
 
     def setting(of: Point, name: str) -> str:
@@ -303,8 +306,8 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
 
 @dataclass(frozen=True, kw_only=True)
 class SpecifyAnswer:
-    """The answer to ``demand``: offers for each data set and privacy class of ``table``, and the choices looked up
-    elsewhere, by the panels of source and target."""
+    """The answer to ``demand``: for each data set and privacy class of ``table`` the offers, and for each pair of
+    source and target panel the transfer."""
 
     demand: Demand
     table: Path
@@ -312,7 +315,7 @@ class SpecifyAnswer:
     transfers: Mapping[tuple[Panel, Panel], Transfer]
 
     def to_json(self) -> dict[str, Any]:
-        """Strict JSON values; infinite and undefined numbers are null."""
+        """Return all fields as strict JSON values; infinite and undefined numbers are null."""
         answers = [
             {
                 **_plain_panel(panel),
@@ -397,8 +400,8 @@ def specify_guarantees(
     """Answer ``demand`` from the rows of ``table`` (None: of the newest comparison under ``runs``).
 
     ``data`` restricts the answer to one data set; ``transfer_to`` is a second table, on which each choice is looked up.
-    Only epsilons that may be published count. SpecifyError without a table, for a demand without limits, or where there
-    is no finished run or no other data set to transfer to.
+    Only epsilons that may be published are used. SpecifyError without a table, for a demand without limits, and if
+    there is no finished run or no other data set to transfer to.
     """
     for option, path in (("--frontier", table), ("--transfer", transfer_to)):
         if path is not None and not path.is_file():
@@ -406,11 +409,11 @@ def specify_guarantees(
     if table is None:
         tables = sorted(Path("runs").glob("*/results.parquet"), key=lambda path: path.stat().st_mtime)
         if not tables:
-            raise SpecifyError(f"--frontier: there is no runs/*/results.parquet here to choose on; {_MAKE_ONE}.")
+            raise SpecifyError(f"--frontier: found no table runs/*/results.parquet to choose from; {_MAKE_ONE}.")
         table = tables[-1]
     if not demand.limits:
         raise SpecifyError(
-            "nothing is asked for; give one or more of --epsilon, --fair-at, --disparity, --fairness, --coverage, "
+            "no limit was given; give one or more of --epsilon, --fair-at, --disparity, --fairness, --coverage, "
             "--accuracy."
         )
     # Points carry the disparity of one notion; the values of all others are with them.
@@ -429,7 +432,8 @@ def specify_guarantees(
         }
         if not transfers:
             raise SpecifyError(
-                f"--transfer: {transfer_to} has no other data set under the same unit and relation as {table}."
+                f"--transfer: {transfer_to} has no other data set under the same unit and relation as {table}; give "
+                "another table."
             )
     answers = {panel: achievable(found, demand) for panel, found in stepwise(list(panels.items()))}
     return SpecifyAnswer(demand=demand, table=table, panels=answers, transfers=transfers)
@@ -443,12 +447,12 @@ def _points(table: Path, data: str | None, notion: NotionName) -> list[Point]:
         raise SpecifyError(f"--data: {table} has no data set {data}; it has {', '.join(names) or 'none'}.")
     done = [(row.record, row.command) for row in rows if row.record is not None and data in (None, row.data)]
     if not done:
-        raise SpecifyError(f"{table}: holds no finished run with a price that may be published; {_MAKE_ONE}.")
+        raise SpecifyError(f"{table}: has no finished run whose epsilon may be published; {_MAKE_ONE}.")
     return points_of([record for record, _ in done], commands=[command for _, command in done], notion=notion)
 
 
 def fairness_limits(given: Sequence[str]) -> dict[NotionName, float]:
-    """The limits of ``NOTION=LIMIT`` each. ValueError for another form, an unknown notion, or one that is repeated."""
+    """Parse ``NOTION=LIMIT`` texts into limits. ValueError for another form, an unknown or a repeated notion."""
     limits: dict[NotionName, float] = {}
     for each in given:
         name, _, text = each.partition("=")
@@ -471,7 +475,7 @@ _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def describe_answer(answer: SpecifyAnswer) -> Group:
-    """The answer for a terminal.
+    """Return the answer for a terminal.
 
     For each panel: how many configurations meet the demand, a table of the best, and the command of the first.
     """
@@ -538,7 +542,7 @@ def _notes(point: Point) -> list[str]:
 
 
 def _transfer_parts(source: Panel, target: Panel, moved: Transfer, notions: Sequence[NotionName]) -> list[Any]:
-    """Describe how the choice and the frontier of one data set do on another."""
+    """Return lines on how the choice and the frontier of one data set do on another."""
     if moved.chosen is None:
         lines = ["nothing to choose: no configuration has all objectives defined."]
     elif moved.there is None:
@@ -584,7 +588,7 @@ def _missed_words(offer: Offer) -> str:
 
 
 def _limit_name(name: str) -> str:
-    """The name of a limit. A notion of fairness is named by its measure."""
+    """Return the name of a limit. A notion of fairness is named by its measure."""
     if name in _OBJECTIVE_OF:
         return name
     return NOTIONS[DEFAULT if name == "disparity" else notion_named(name)].measure

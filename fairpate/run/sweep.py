@@ -1,17 +1,18 @@
 """A sweep: its configuration, its cells, its folder, and the table of results that is published.
 
-A cell is the whole configuration of one method, checked before anything runs. It holds what its method reads and
-nothing else, so an axis that the method does not read makes no second cell: two that compute the same are one.
+A cell is the whole configuration of one method on one data set with one seed, checked before anything runs. It contains
+only what its method reads, so that an axis that the method does not read makes no second cell: cells that compute the
+same are one.
 
-    results.parquet, report.html,
-    figures/                       assembled from the parts; may be published
-    private/ (mode 0700)           teachers and votes; the operator's table and page; and
-        parts/DIGEST.parquet       a finished cell, whole or absent
-        failed/DIGEST.parquet      the cause of one that failed when it was last tried
-    runs/                          the cells' run directories, each with its own private and public part
+        results.parquet, report.html,
+        figures/                       assembled from the parts; may be published
+        private/ (mode 0700)           teachers and votes; the unpublished table and page; and
+            parts/DIGEST.parquet       the rows of a finished cell, whole or absent
+            failed/DIGEST.parquet      the cause of one that failed when it was last tried
+        runs/                          the cells' run directories, each with its own private and public part
 
-What is published of a cell is what its statement covers, its metrics and its settings. How long a run took and what an
-error said depend on private records: they stay under ``private/``, and so does every trace of a cell whose results do.
+The published part of a cell is what its statement covers, its metrics and its settings. Run times and error messages
+depend on private records: they stay under ``private/``, and so does everything about a cell without a guarantee.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ from fairpate.types import RunRecord, UserError, strict
 
 Values = dict[str, Any]
 Faults = dict[str, None]
-"""Each once, in the order in which they were found."""
+"""Error messages as keys, so that each occurs once, in the order in which they were found."""
 
 # The columns of every notion of fairness: its value and the ends of its interval.
 _FAIRNESS = {
@@ -84,7 +85,7 @@ _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
 
 
 _TEXT, _NUMBER, _COUNT = pa.string(), pa.float64(), pa.int64()
-# What cannot be null is known of a failed cell too.
+# Columns that cannot be null are known for a failed cell too.
 _KNOWN = ("digest", "method", "data", "seed", "config", "status", "error", "command")
 SCHEMA = pa.schema(
     pa.field(name, kind, nullable=name not in _KNOWN)
@@ -109,19 +110,19 @@ SCHEMA = pa.schema(
 )
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
-# Fields of a record without a column of the same meaning: of the cell, as text, or one column for each notion.
+# Fields of a record without a column of the same meaning: those of the cell, and others in several columns.
 _OWN = {"method", "data", "seed", "config", "fairness"}
 _MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in _OWN)
 
 
 class RecordsTableError(UserError, ValueError):
-    """A table that is not one of a comparison; the message names the file and the remedy."""
+    """A file that is not a table of a comparison; the message names the file and the remedy."""
 
 
 def write_rows(rows: Sequence[Row], path: Path, *, private: bool = False) -> None:
-    """Write ``rows`` in their order, atomically. Only its owner may read a private table.
+    """Write ``rows`` in their order, atomically. With ``private`` only the file's owner may read it.
 
-    ValueError for a row whose epsilon depends on private votes in a table that is not private.
+    ValueError for a row whose epsilon depends on private votes, unless the table is private.
     """
     plain = []
     for row in rows:
@@ -140,12 +141,15 @@ def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
     """Write a table of ``SCHEMA``, with the checks of :func:`write_rows`."""
     secret = table.filter(pc.fill_null(table["epsilon_is_data_dependent"], False))["digest"].to_pylist()
     if secret and not private:
-        raise ValueError(f"Expected rows that may be published, got data-dependent prices of {', '.join(secret)}.")
+        raise ValueError(
+            f"Expected rows that may be published, got data-dependent epsilons of {', '.join(secret)}; write them with "
+            "private=True."
+        )
     write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=private)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a table of results, such as ``results.parquet``. RecordsTableError for another or a damaged file."""
+    """Return the rows of a table such as ``results.parquet``. RecordsTableError if it is damaged or of another kind."""
     rows = []
     for values in read_table(path).to_pylist():
         config, record = json.loads(values["config"]), None
@@ -167,7 +171,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_table(path: Path) -> pa.Table:
-    """The rows as a table of ``SCHEMA``; as :func:`read_rows`."""
+    """Return the table of ``SCHEMA`` in a file; errors as in :func:`read_rows`."""
     try:
         with pq.ParquetFile(path) as file:
             table = file.read()
@@ -189,10 +193,10 @@ def read_table(path: Path) -> pa.Table:
 
 
 def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
-    """The rows of ``table`` (of ``SCHEMA``) that may be published.
+    """Return the rows of ``table`` (of ``SCHEMA``) that may be published.
 
-    Rows whose epsilon depends on votes are left out, and so is, without ``unprotected``, every row of a run without
-    privacy guarantee, failed ones included. The other rows lose how long a run took and why it failed.
+    Rows whose epsilon depends on votes are left out; and unless ``unprotected`` is set, so is every row of a method
+    without a privacy guarantee, failed ones included. The other rows lose their run time and the cause of a failure.
     """
     # A failed run has no epsilon.
     is_infinite = pc.fill_null(pc.is_inf(table["epsilon"]), False)
@@ -214,7 +218,8 @@ _SET_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --o
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of a sweep. Results carry the name ``data``; ``digest`` identifies what is computed."""
+    """One configuration of a sweep. ``data`` is the data set's name in the results; ``digest`` identifies the
+    computation."""
 
     data: str
     config: Method
@@ -226,9 +231,9 @@ class Cell:
 
     @cached_property
     def command(self) -> str:
-        """A shell command that computes the same; it names only what differs from the start of `fairpate run`.
+        """A shell command that computes the same; it sets only what differs from the defaults of `fairpate run`.
 
-        It is published, so it names files of weights without their folders; the checksum says which file is meant.
+        It is published, so it names files of weights without their folders; the checksum identifies the file.
         """
         data = self.config.data
         # Without the settings that this cell leaves unread: the start may read them, and the command need not set them.
@@ -250,7 +255,7 @@ class Cell:
         return " ".join(words)
 
     def row(self, **found: Any) -> Row:
-        """The row of this cell with what was ``found``: minutes, and a record or an error."""
+        """Return the row of this cell with the fields ``found``: minutes, and a record or an error."""
         return Row(
             digest=self.digest,
             method=self.method,
@@ -265,10 +270,10 @@ class Cell:
 
 
 def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:
-    """Every cell once, in the order of data sets, seeds, methods and grids.
+    """Return every cell once, in the order of data sets, seeds, methods and grids.
 
-    ``folder`` is where the sweep's file lies. ConfigError lists all faults of all cells, each under the place in the
-    sweep that set the field.
+    ``folder`` is the folder of the sweep's file. ConfigError lists all faults of all cells, each with the section of
+    the sweep that set the field.
     """
     # The values depend on the public files too, which may have changed since the last sweep.
     _fitted_values.cache_clear()
@@ -303,7 +308,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
             for layers in _layers(sweep, data, method)
         ]
         configs = [config for config in tried if config is not None]
-        # Results must not carry the name of a data set that they are not of.
+        # Results must not carry the name of a data set other than their own.
         for name in {config.data.name for config in configs} - {data}:
             if data in REGISTRY:
                 words = f"names another data set than data.name={name}; give the results another name."
@@ -327,14 +332,14 @@ def _methods_on(sweep: SweepConfig, data: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Dotted fields that one place of the sweep sets."""
+    """Fields, by dotted name, that one section of the sweep (``place``) sets."""
 
     place: str
     values: Mapping[str, Any]
 
 
 def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[str, list[_Layer]]]:
-    """The fixed settings of one part of the sweep, and for each of its axes a layer per value."""
+    """Return the fixed settings of one section of the sweep, and for each of its axes a layer per value."""
     axes = {
         axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
         for axis, values in part.grid.items()
@@ -344,7 +349,7 @@ def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[
 
 def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
     """Yield a fault for each field that the sweep sets elsewhere (such as ``seeds``), and for each field that none of
-    the methods in its part of the sweep reads."""
+    the methods in its section of the sweep reads."""
     words = _SET_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
     parts: list[tuple[str, SweepPart | SweepConfig, Iterable[str]]] = [("", sweep, sweep.methods)]
     parts += [(f"data_sets.{name}.", part, _methods_on(sweep, name)) for name, part in sweep.data_sets.items()]
@@ -368,9 +373,10 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
 
 
 def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]]:
-    """Yield the layers over the start for every combination of the method's axes; later layers override earlier ones.
+    """Yield the layers over the defaults for every combination of the method's axes; later layers override earlier
+    ones.
 
-    Of axes that share a field, the method's replace the data set's, and these replace the sweep's.
+    If axes of several sections share a field, the method's axis replaces the data set's, and that replaces the sweep's.
     """
     # A cell runs in a Ray task: actors of its own would wait for the CPUs that it holds.
     in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, num_cpus=sweep.tasks.torch_threads)
@@ -390,7 +396,7 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
 def _config(
     data: str, method: str, schema: type[Method], start: Values | None, layers: Sequence[_Layer], faults: Faults
 ) -> Method | None:
-    """The configuration under all layers; None if faults were added to ``faults``."""
+    """Return the configuration under all layers; None if any fault was found, which is added to ``faults``."""
     config = None
     found: list[Exception] = []
     laid: list[_Layer] = []
@@ -449,7 +455,7 @@ def _config(
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:
-    """The layer as nested sections. ConfigError for a path that leads through a value."""
+    """Return the layer as nested sections. ConfigError for a dotted name that leads through a value."""
     nested: dict[str, Any] = {}
     # A copy, because sections are written into: a caller's section stays its own.
     for path, value in copy.deepcopy(dict(layer.values)).items():
@@ -457,7 +463,9 @@ def _nested(layer: _Layer) -> dict[str, Any]:
         for part in parts[:-1]:
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                raise ConfigError(f"{path}: {part} is a value, not a section.")
+                raise ConfigError(
+                    f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave one out."
+                )
         last = section.get(parts[-1])
         section[parts[-1]] = merge(last, value) if isinstance(last, dict) and isinstance(value, dict) else value
     return nested
@@ -471,17 +479,17 @@ def _fitted_values(method: str, data_json: str) -> Values:
 
 @lru_cache
 def _start(method: str, data_json: str) -> Method:
-    """The configuration that `fairpate run --method METHOD --data NAME` starts from."""
+    """Return the configuration that `fairpate run --method METHOD --data NAME` starts from."""
     name = DataConfig.model_validate_json(data_json).name
     return configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; as :func:`parse_sweep`."""
+    """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; errors as in :func:`parse_sweep`."""
     values = read_yaml(path)
     if {"files", "label"} <= values.keys():
         raise ConfigError(
-            f"{path}: is a declaration of records, not a comparison; name it in one, as in `data_sets: {{NAME: "
+            f"{path}: is a declaration of records, not a comparison; refer to it from one, as in `data_sets: {{NAME: "
             f"{{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data {path}`."
         )
     for override in overrides:
@@ -494,7 +502,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
 
 
 def parse_sweep(values: Values) -> SweepConfig:
-    """The sweep of ``values``. ConfigError lists all that is wrong with its form; :func:`cells_of` checks the cells."""
+    """Return the sweep of ``values``. ConfigError lists all faults of form; :func:`cells_of` checks the cells."""
     fields_of_a_run = {name for schema in all_methods().values() for name in schema.model_fields}
     of_a_run = [name for name in values if name in fields_of_a_run - SweepConfig.model_fields.keys()]
     if of_a_run and not {"methods", "data_sets"} & values.keys():
@@ -514,7 +522,7 @@ class SweepFolder:
 
     private = PathIn("root", "private")
     teachers = PathIn("private", "teachers")
-    """Checkpoints that all cells share."""
+    """Checkpoints of teachers that cells share."""
     votes = PathIn("private", "votes")
     """Vote matrices that cells share."""
     parts = PathIn("private", "parts")
@@ -524,13 +532,13 @@ class SweepFolder:
     results = PathIn("root", "results.parquet")
     """The public table."""
     private_results = PathIn("private", "results.parquet")
-    """The operator's table: every row, with its run time and with the cause of a failure."""
+    """The table that is not to be published: every row, with its run time and the cause of a failure."""
     report = PathIn("root", "report.html")
     """The page that may be published."""
     figures = PathIn("root", "figures")
-    """The page's figures as pictures."""
+    """The page's figures as image files."""
     private_report = PathIn("private", "report.html")
-    """The operator's page."""
+    """The page that is not to be published."""
     config = PathIn("root", "sweep.yaml")
     """The sweep as it was last requested."""
 
@@ -538,13 +546,13 @@ class SweepFolder:
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
 
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
-        """Keep the rows of a finished cell."""
+        """Store the rows of a finished cell."""
         # The result first: a crash in between leaves both, and a part outranks a failure.
         write_rows(rows, self.parts / f"{cell.digest}.parquet", private=True)
         (self.failed / f"{cell.digest}.parquet").unlink(missing_ok=True)
 
     def holds(self, cells: Sequence[Cell]) -> bool:
-        """True if the tables hold exactly these cells, all finished; only their digests are read."""
+        """Return True if the tables contain exactly these cells, all finished; only their digests are read."""
         finished = []
         for path in (self.results, self.private_results):
             try:
@@ -559,7 +567,7 @@ class SweepFolder:
     def assemble(self, cells: Sequence[Cell]) -> None:
         """Write both tables for these cells: their results, or that they failed.
 
-        Rows that the operator's table holds already are taken from there, so that only new parts are read.
+        Rows that the private table already contains are taken from there, so that only new parts are read.
         """
         digests = [cell.digest for cell in cells]
         # Results first: a crash may have left both a failure and the result that came later.
@@ -573,7 +581,7 @@ class SweepFolder:
 
 
 def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
-    """The folder of a sweep: a new one, or one of an earlier sweep, whose cells are found by their digests.
+    """Return the folder of a sweep: a new one, or that of an earlier sweep, whose cells are reused by their digests.
 
     RunDirectoryError for a folder that holds something else.
     """
@@ -589,13 +597,13 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
 
 
 def stems(folder: Path) -> set[str]:
-    """The digests of the cells whose rows are kept in ``folder``."""
+    """Return the digests of the cells whose rows are stored in ``folder``."""
     return {path.name.removesuffix(".parquet") for path in folder.iterdir() if path.suffix == ".parquet"}
 
 
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
-    """The rows of all existing parts, in the order of ``digests``. Rows that the table ``known`` holds are read from
-    there."""
+    """Return the rows of all existing parts, in the order of ``digests``. Rows that the table ``known`` contains are
+    read from it."""
     there = stems(parts)
     wanted = [digest for digest in digests if digest in there]
     found = SCHEMA.empty_table()
@@ -610,7 +618,7 @@ def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None)
 
 
 def _in_order(digests: Sequence[str], table: pa.Table) -> pa.Table:
-    """The rows of ``digests`` in their order; a digest may have several, which stay in theirs."""
+    """Return the rows of ``digests`` in their order; several rows of one digest keep theirs."""
     wanted = pa.array(digests, pa.string())
     found = table.filter(pc.is_in(table["digest"], value_set=wanted))
     # An operator's table has two rows for a cell whose epsilon also has a value that depends on votes.

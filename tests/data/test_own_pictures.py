@@ -129,7 +129,9 @@ def test_what_is_no_picture_is_refused(file: str, old: str, new: str, message: s
 def test_pictures_at_several_depths_are_refused(folder: Path) -> None:
     (folder / "scans.yaml").write_text(FOLDERS, encoding="utf-8")
     Image.new("RGB", (8, 8)).save(folder / "private" / "stray.png")
-    with pytest.raises(DataError, match=r"private: expected pictures .* at one depth, got 9 at 2; lay them as CLASS"):
+    with pytest.raises(
+        DataError, match=r"private: expected pictures .* at one depth, got 9 at 2 depths; arrange them as CLASS"
+    ):
         load_data(folder / "scans.yaml")
 
 

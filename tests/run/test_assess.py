@@ -173,11 +173,11 @@ def test_the_command_writes_a_page_that_begins_with_what_it_is_not(fairpate: Any
     ("changes", "words"),
     [
         ({"groups": ["sexx"]}, "no column sexx; did you mean sex"),
-        ({"groups": []}, "expected a column of groups"),
+        ({"groups": []}, "at least one column of groups"),
         ({"prediction": "race"}, "has 6 classes; name the one"),
         ({"selected": "maybe"}, "no hired is 'maybe'"),
         ({"score": "hired", "label": None}, "expected a number in every row"),
-        ({"score": "hired"}, "leave one of them out"),
+        ({"score": "hired"}, "leave out one of the two options"),
         ({"least_cell": 0}, "expected 1 or more"),
         ({"person": "gap"}, "1 records have no gap"),
     ],

@@ -407,7 +407,7 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
         (["aggregate", "no.csv", "--unit", "site", "--classes", "a,b"], "no.csv: not found; give the CSV"),
         (["card", "."], "holds no run"),
         (["verify", "rows.csv"], "not a bundle"),
-        (["verify", "nowhere.zip"], "nowhere.zip: no such file; give a file of `fairpate bundle`"),
+        (["verify", "nowhere.zip"], "nowhere.zip: no such file; give the file that `fairpate bundle` wrote"),
         (
             ["serve", ".", "--analyst-token-file", "no"],
             "no: cannot be read as a token file (No such file or directory); give",

@@ -137,7 +137,7 @@ def test_a_signature_holds_for_its_key_and_its_content_alone(run: RunDirectory, 
     plain = read_json(file)
     plain["lines"][0]["value"] = "another model"
     file.write_text(json.dumps(plain))
-    with pytest.raises(DossierError, match="changed since"):
+    with pytest.raises(DossierError, match="changed after signing"):
         verify_dossier(file, signed=public["mine"].signed)
     make_dossier(run.root, "egress")
     with pytest.raises(DossierError, match="not signed"):

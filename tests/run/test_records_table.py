@@ -74,7 +74,7 @@ def test_the_columns_are_the_fields_of_a_record_and_those_of_the_cell(tmp_path: 
 
 def test_a_price_that_depends_on_votes_enters_a_private_table_only(tmp_path: Path) -> None:
     secret = measured(epsilon_is_data_dependent=True)
-    with pytest.raises(ValueError, match="data-dependent prices of abc"):
+    with pytest.raises(ValueError, match="data-dependent epsilons of abc"):
         write_rows([secret], tmp_path / "rows.parquet")
     assert not list(tmp_path.iterdir())
     write_rows([secret], tmp_path / "private.parquet", private=True)

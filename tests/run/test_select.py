@@ -200,8 +200,8 @@ def test_what_cannot_be_chosen_privately_is_refused_before_anything_is_released(
 ) -> None:
     for configs, words in (
         ([*candidates, candidate(clinic, "target.epsilon=2")], r"target\.epsilon: 1.0 -> 2.0: read by the release"),
-        ([*candidates, configured({}, method="dp_sgd")], r"a release of arrays, got dp_sgd\."),
-        (candidates[:1], "two settings or more"),
+        ([*candidates, configured({}, method="dp_sgd")], r"a release of arrays; got dp_sgd\."),
+        (candidates[:1], "at least two settings"),
         (
             [
                 candidate(clinic, "data.split.validation_share=0", f"seed={0}", *more)

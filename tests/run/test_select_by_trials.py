@@ -261,7 +261,7 @@ def test_a_trial_that_fails_is_the_worst_and_all_failing_is_an_error_that_was_ch
     fixed(monkeypatch, 2, 1, 2)
     assert read_json(select(configs, tmp_path / "a").record)["method"] == "weighted_votes"
     fixed(monkeypatch, 2, 2)
-    with pytest.raises(TrialsError, match="the price was charged"):
+    with pytest.raises(TrialsError, match="the privacy cost was charged"):
         select(configs, tmp_path / "b")
 
 
@@ -289,7 +289,7 @@ def test_settings_that_cannot_be_charged_together_are_refused_before_anything_is
 ) -> None:
     seeded = [candidate(clinic, "noise=seeded"), candidate(clinic, "noise=seeded", "student.fit.epochs=3")]
     for given, words in (
-        (configs[:1], "two settings or more"),
+        (configs[:1], "at least two settings"),
         ([*configs, candidate(clinic, "target.delta=1e-6")], r"target\.delta: 1e-05 -> 1e-06: trials are charged"),
         ([*configs, candidate(clinic, "data.seed=3")], r"data\.seed"),
         (seeded, "needs os_entropy"),

@@ -285,7 +285,7 @@ def test_a_run_without_votes_is_not_served_as_an_aggregator(fairpate, small_conf
         assert "a run of dp_sgd, which has no teachers to ask; serve its model with --student" in errors
     code, output, errors = fairpate("tokens", "add", run.root, "alice")
     assert (code, output) == (2, "")
-    assert "a run of dp_sgd that has no teachers to ask" in errors
+    assert "a run of dp_sgd without stored teachers" in errors
     assert not run.tokens.exists()
 
 
@@ -359,7 +359,7 @@ def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tm
     assert "has no teachers to ask" in fairpate("serve", run.root)[2]
     code, _, errors = fairpate("serve", run.root, "--student")
     assert code == 2
-    assert "sgd, which has no privacy: its model may not be published" in errors
+    assert "sgd, which has no privacy guarantee: its model may not be published" in errors
 
 
 @pytest.mark.parametrize(

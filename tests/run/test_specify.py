@@ -310,7 +310,7 @@ def test_prices_that_depend_on_votes_are_not_offered(specify, tmp_path):
     ("arguments", "words"),
     [
         (["--epsilon", 3], ["--frontier", "runs/*/results.parquet", "fairpate compare"]),
-        (["--frontier", "FACES"], ["nothing is asked", "--epsilon"]),
+        (["--frontier", "FACES"], ["no limit was given", "--epsilon"]),
         (["--epsilon", 3, "--frontier", "missing.parquet"], ["missing.parquet", "fairpate compare"]),
         (["--epsilon", -1, "--frontier", "FACES"], ["epsilon", "-1"]),
         (["--coverage", 90, "--frontier", "FACES"], ["coverage", "90"]),
