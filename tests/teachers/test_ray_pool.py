@@ -109,7 +109,7 @@ def test_an_actor_that_keeps_dying_ends_the_run(ray_session: None, monkeypatch: 
     monkeypatch.setattr(teachers.ray_pool, "MOST_LOSSES", 0)
     with (
         RayPool(ONE_ACTOR, stall_timeout_s=60) as pool,
-        pytest.raises(PoolError, match="A block of teachers was lost 1 times"),
+        pytest.raises(PoolError, match="A block was lost 1 times"),
     ):
         list(pool.run(lambda *_: os.kill(os.getpid(), signal.SIGKILL), None, [0]))
 
