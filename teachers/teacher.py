@@ -407,8 +407,8 @@ def train_teachers(
     indices = list(range(len(shards))) if teacher_indices is None else list(teacher_indices)
     if len(indices) != len(shards) or not shards:
         raise ValueError(
-            f"Expected at least one shard and one teacher index per shard, got {len(shards)} shards and {len(indices)} "
-            "indices."
+            f"Expected one teacher index per shard, and at least one shard; got {len(indices)} indices and "
+            f"{len(shards)} shards."
         )
     if spec.max_shard_size is not None and any(len(shard.y) > spec.max_shard_size for shard in shards):
         raise ValueError(f"Expected at most max_shard_size={spec.max_shard_size} records per shard; trim them first.")

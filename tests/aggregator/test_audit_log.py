@@ -94,7 +94,7 @@ def test_a_log_of_what_the_ledger_lacks_is_a_witness(tmp_path):
     use(path)
     use(other)
     (*_, (last, _)) = lines_after(path, START)
-    with pytest.raises(LedgerError, match="rolled back, or the log is another"):
+    with pytest.raises(LedgerError, match="rolled back, or the log belongs to another"):
         list(lines_after(other, last))
     with pytest.raises(LedgerError, match="entry 5 was changed"):
         list(lines_after(other, last._replace(entry=last.entry._replace(number=4))))
@@ -155,7 +155,7 @@ def test_a_journal_that_was_cut_or_edited_is_refused(place, tmp_path, log, edit)
     if edit == "anew":
         note_action(actions, "restore")
         note_action(actions, "take over")
-    with pytest.raises(LedgerError, match=r"action [12].*(was changed|it was cut)"):
+    with pytest.raises(LedgerError, match=r"action [12].*(was changed|the journal was cut)"):
         list(lines_after(place, log_end(log), actions))
 
 

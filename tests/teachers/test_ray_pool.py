@@ -190,7 +190,7 @@ def test_actors_without_a_place_are_waited_for_while_the_others_work(ray_session
     with RayPool(RayConfig(num_actors=3, num_cpus=most, wait_for_nodes_s=60)) as pool:
         assert len(dict(pool.run(lambda *_: 0, None, range(9)))) == 9
     nowhere = RayConfig(num_cpus=1000, wait_for_nodes_s=0.5)
-    with RayPool(nowhere) as pool, pytest.raises(PoolError, match=r"place within 0\.5 s: .*=1000 .*wait_for_nodes_s"):
+    with RayPool(nowhere) as pool, pytest.raises(PoolError, match=r"started within 0\.5 s: .*=1000 .*wait_for_nodes_s"):
         list(pool.run(lambda *_: 0, None, [0]))
 
 
