@@ -298,16 +298,6 @@ class LedgerState:
         rows = slice(start, stop)
         return list(zip(self.keys[rows], self.groups[rows], self.outcomes[rows], requests, strict=True))
 
-    @property
-    def counts_GC(self) -> list[list[int]]:
-        """The number of answers by group and label, (G, C): the state of the demographic-parity gate."""
-        counts = [[0] * self.stored_terms["num_classes"] for _ in range(self.stored_terms["num_groups"])]
-        for group, settled in zip(self.groups, self.outcomes, strict=True):
-            # A reservation that a crash left open released no answer, and moves no rate.
-            if settled is not None and settled.label is not None:
-                counts[group][settled.label] += 1
-        return counts
-
 
 def _lacks(name: str, held: int, written: int) -> LedgerError:
     return LedgerError(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any, LiteralString
 
 import psycopg
@@ -258,8 +259,10 @@ class PostgresStore:
     remedy = "Bring the database back, or stop the other writer; writing then resumes."
 
     def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:
-        self._at, self._commits = place, Commits(place)
+        self._commits = Commits(place)
         self._place, self._name = self._commits.place, self._commits.name
+        # In the transaction that locks the row once the epoch is taken.
+        self.reader = partial(PostgresReader, place, self._commits.connection)
         try:
             with as_ledger_errors(self._place):
                 if create:
@@ -283,10 +286,6 @@ class PostgresStore:
             raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
         epoch: int = found[0]
         return epoch
-
-    def reader(self) -> PostgresReader:
-        """Return a reader inside the transaction that has locked the ledger's row since this writer took its epoch."""
-        return PostgresReader(self._at, self._commits.connection)
 
     def begin(self, head: Head) -> None:
         """Make this writer's epoch durable: from now on this is the only writer. ``head`` is the last entry that was

@@ -491,12 +491,17 @@ class AggregatorSession:
         room."""
         ledger, terms = self.ledger, self.ledger.terms
         if self._gate is None:
-            # Stored nowhere: its state is the counts of the answers that were committed.
+            # Stored nowhere: its state is the counts of the answers that were committed. A reservation that a crash
+            # left open released no answer, and moves no rate.
+            counts_GC = np.zeros((terms.num_groups, terms.num_classes), dtype=np.int64)
+            for group, settled in zip(ledger.groups, ledger.outcomes, strict=True):
+                if settled is not None and settled.label is not None:
+                    counts_GC[group, settled.label] += 1
             self._gate = DemographicParityGate(
                 terms.gate,
                 num_groups=terms.num_groups,
                 num_classes=terms.num_classes,
-                counts_GC=np.array(ledger.counts_GC, dtype=np.int64),
+                counts_GC=counts_GC,
             )
         # Another thread may have got an outcome since these votes were cast.
         new = [row for row, query in enumerate(queries) if ledger.outcome_of.get(query.key) is None]

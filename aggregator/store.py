@@ -50,6 +50,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
@@ -417,6 +418,7 @@ class SqliteStore:
 
     def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:  # noqa: ARG002 - of databases
         path = self._path = Path(place)
+        self.reader = partial(SqliteReader, path)
         self._database: sqlite3.Connection | None = None
         self._seen: dict[Path, tuple[int, int, int]] = {}  # the files of the open ledger at the last look
         with folder_held(path, create=create):
@@ -442,10 +444,6 @@ class SqliteStore:
             self.reader().close()  # a ledger of another schema is refused as such, also where its head is gone
         # Locked before it is read: no other writer moves the head in between.
         self._head_file: int | None = lock(head_path(path))
-
-    def reader(self) -> Reader:
-        """Return a reader of the entries that earlier writers stored."""
-        return SqliteReader(self._path)
 
     def begin(self, head: Head) -> None:
         """Begin to write after ``head``, the last entry that was verified. LedgerError if another one is stored

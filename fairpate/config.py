@@ -1156,13 +1156,6 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
 """A field, another one of its section, and the values of that other one under which nothing reads the first."""
 
 
-def is_read(name: str, value: Any, settings: Mapping[str, Any]) -> bool:
-    """Return whether a setting is switched on and may be read."""
-    # A share or an angle of 0 switches an augmentation off.
-    is_off = value is None or value == {} or (name.startswith("augment.") and not value)
-    return not is_off and unread_because_of(name, settings) is None
-
-
 def unread_because_of(name: str, settings: Mapping[str, Any]) -> str | None:
     """Return the field whose value keeps ``name`` from being read; None if ``name`` may be read."""
     section, _, field = name.rpartition(".")

@@ -71,17 +71,7 @@ from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.large_arrays import Names
 from fairpate.data.tables import TableFaults, cells, codes_of, encode, plain_batches, require_columns, text_of
 from fairpate.files import private_folder
-from fairpate.methods.base import (
-    FITTED,
-    Method,
-    Price,
-    Stream,
-    configured,
-    find_method,
-    fitted_to,
-    price,
-    stream_seed,
-)
+from fairpate.methods.base import FITTED, Method, Price, Stream, configured, find_method, fitted_to, price, stream_seed
 from fairpate.pages import epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from

@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import signal
 import sys
 import time
 import warnings
@@ -22,7 +21,6 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from threading import Timer
-from types import FrameType
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -38,17 +36,6 @@ from fairpate.types import Advance, UsageError, heard_by, strict, tell
 _UNLIMITED = 100_000  # columns; no line is that long
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What a terminal obeys and does not show, except ends of lines and tabs: controls, and changes of direction."""
-
-
-class Ending:
-    """The signal that asked this process to end, if any."""
-
-    number: int | None = None
-
-    def begin(self, number: int, _: FrameType | None) -> None:
-        # Code that is interrupted may turn the SystemExit into another error, so the signal is kept here too.
-        self.number = number
-        raise SystemExit(128 + number)
 
 
 class _Console(Console):
@@ -88,22 +75,6 @@ def listing(*headers: str | Column) -> Table:
     folded = (replace(column, overflow="fold") for column in others)
     # Without edges, which are blank lines: `| head -1` shows the names.
     return Table(replace(first, no_wrap=True), *folded, box=SIMPLE_HEAD, show_edge=False)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[Ending]:
-    """Inside, SIGTERM and SIGHUP raise SystemExit, unless the process was started to ignore them."""
-    ending, before = Ending(), {}
-    # Their default ends a process without `finally`, and would leave actors and temporary files.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # `nohup` ignores SIGHUP for what it starts, and that stays so.
-        if signal.getsignal(number) == signal.SIG_DFL:
-            before[number] = signal.signal(number, ending.begin)
-    try:
-        yield ending
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +126,9 @@ def show(output: Output) -> int:
     words = output.words
     if is_for_program():
         if output.failure is None:
-            _write(output.facts)
+            tell_program(output.facts)
         else:
-            tell_program(output.failure, code=output.code, facts=output.facts)
+            tell_program(output.facts, error=output.failure, code=output.code)
     elif isinstance(words, Iterator):
         for line in words:
             terminal().print(line, soft_wrap=True)
@@ -174,14 +145,9 @@ def show(output: Output) -> int:
 
 def fail(message: str, *, code: int = 1) -> int:
     """Report an error to a person and, where no document is written yet, to a program; return ``code``."""
-    tell_program(message, code=code)
+    tell_program({}, error=message, code=code)
     terminal(stderr=True).print(Text.assemble(("error", "bold red"), " ", message), soft_wrap=True)
     return code
-
-
-def tell_program(error: str, *, code: int = 1, facts: Mapping[str, Any] | None = None) -> None:
-    """Write the error, and ``facts`` if any, as the document, where a program asked and none is written yet."""
-    _write({**(facts or {}), "error": {"message": error, "exit_code": code}})
 
 
 def say(text: str) -> None:
@@ -189,16 +155,20 @@ def say(text: str) -> None:
     terminal(stderr=True).print(text, soft_wrap=True)
 
 
-def _write(values: Mapping[str, Any]) -> None:
+def tell_program(facts: Mapping[str, Any], *, error: str | None = None, code: int = 1) -> None:
+    """Write ``facts``, and the error if any, as the document, where a program asked and none is written yet."""
     document = _document.get()
     # A second document would make neither of them readable.
     if document is None or document.is_written:
         return
-
-    def plain(value: Any) -> Any:  # scalars of arrays as numbers, anything else as text
-        return value.item() if hasattr(value, "item") else str(value)
-
-    text = json.dumps(strict(values), indent=2, allow_nan=False, default=plain)
+    values = {**facts} if error is None else {**facts, "error": {"message": error, "exit_code": code}}
+    # Scalars of arrays as numbers, anything else as text.
+    text = json.dumps(
+        strict(values),
+        indent=2,
+        allow_nan=False,
+        default=lambda value: value.item() if hasattr(value, "item") else str(value),
+    )
     # Before the write: half a document on a full disk is not followed by another one.
     document.is_written = True
     document.stream.write(text + "\n")

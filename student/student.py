@@ -60,7 +60,7 @@ from fairpate.nn.fit import (
     said_labels,
     strengthened,
 )
-from fairpate.nn.models import build_architecture, build_model, scale_bytes
+from fairpate.nn.models import build_model, scale_bytes
 from fairpate.types import UserError
 from student.card import EMBEDDING_FILE, FORMAT, StudentCard, content_digest, read_student_file, readable
 
@@ -176,7 +176,7 @@ def load_student(path: Path) -> Student:
 def build_network(card: StudentCard) -> nn.Module:
     """Build the network of ``card`` with initial weights."""
     members = [
-        build_architecture(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
+        build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
         for _ in range(card.num_members or 1)
     ]
     return members[0] if card.num_members is None else Mixture(members)

@@ -43,7 +43,7 @@ from fairpate import __version__
 from fairpate.config import AugmentConfig, ShardsConfig, TeachersTraining
 from fairpate.files import Location, Storage, exists, join, read, write
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
-from fairpate.nn.models import CONVOLUTIONAL, build_architecture, scale_bytes
+from fairpate.nn.models import CONVOLUTIONAL, build_model, scale_bytes
 from fairpate.types import UserError
 from teachers.teacher import Engine, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
@@ -95,16 +95,27 @@ class BlockPool:
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
-    def sum(self, function: BlockFunction, shared: Any, items: Iterable[Any], on_done: Callable[[int], None]) -> Counts:
+    def sum(
+        self,
+        function: BlockFunction,
+        shared: Any,
+        items: Iterable[Any],
+        *,
+        sizes: Sequence[int] = (),
+        on_progress: Progress | None = None,
+    ) -> Counts:
         """Return the sum of ``function(shared, item, device)`` over the items; all results have one shape and type.
 
         ``on_done(position)`` is called after each item. ValueError without items.
         """
         total: Counts | None = None
+        done = 0
         for position, counts in self.run(function, shared, items):
             # Not in place, because arrays from Ray's store are read-only.
             total = counts if total is None else total + counts
-            on_done(position)
+            if on_progress is not None:
+                done += sizes[position]
+                on_progress(done, sum(sizes))
         if total is None:
             raise ValueError("Expected at least one item whose results are summed, got none.")
         return total
@@ -315,7 +326,7 @@ def predict_votes(
     parts = [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
     if spec.model.name in CONVOLUTIONAL and spec.model.trainable == "all":
         shape = queries.shape[1:]
-        model = build_architecture(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
+        model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
         chosen = []
         for teacher in range(len(next(iter(weights.values())))):
             # Loaded into the network once for all queries.
@@ -447,7 +458,7 @@ def train_ensemble(
         # If the last layer alone is trained, a block stores few weights but computes the features of all queries:
         # blocks may be large.
         if config.model.trainable != "head":
-            model = build_architecture(config.model, input_shape=tuple(private.x.shape[1:]), num_classes=num_classes)
+            model = build_model(config.model, input_shape=tuple(private.x.shape[1:]), num_classes=num_classes)
             teacher_bytes = sum(int(value.nbytes) for value in model.state_dict().values())
             size = max(1, min(size if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
@@ -479,17 +490,12 @@ def collect_votes(
 
     Every row sums to T. Each worker adds up the votes of its teachers and returns only the sum.
     """
-    sizes, done = [len(block.teacher_indices) for block in ensemble.blocks], list[int]()
-
-    def finished(position: int) -> None:
-        done.append(sizes[position])
-        if on_progress is not None:
-            on_progress(sum(done), sum(sizes))
-
     # Counts travel in the smallest type that holds all teachers.
     count_type = np.min_scalar_type(ensemble.num_teachers).name
     task = CountTask(spec=ensemble.spec, queries=queries_x.numpy(), count_type=count_type)
-    counts = (pool or BlockPool()).sum(count_block, task, ensemble.sources(), finished)
+    sizes = [len(block.teacher_indices) for block in ensemble.blocks]
+    workers = pool or BlockPool()
+    counts = workers.sum(count_block, task, ensemble.sources(), sizes=sizes, on_progress=on_progress)
     return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
 
 

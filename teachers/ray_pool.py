@@ -108,13 +108,10 @@ class Voters:
     order_N: npt.NDArray[np.uint64]
     person_N: IntArray | None = None
 
-    def __len__(self) -> int:
-        return len(self.labels_N)
-
     @cached_property
     def num_sampled(self) -> int:
         """The number of persons (of records, if ``person_N`` is None) that are sampled independently."""
-        return len(self) if self.person_N is None else int(self.person_N.max(initial=-1)) + 1
+        return len(self.labels_N) if self.person_N is None else int(self.person_N.max(initial=-1)) + 1
 
     def records_of(self, sampled: IntArray) -> IntArray:
         """Return the row numbers, ascending, of the records of the sampled persons (or of the sampled records

@@ -422,7 +422,17 @@ def train_teachers(
         if chosen == "stacked":
             trained = train_stacked(shards, spec, indices, device=torch.device(device))
         else:
-            trained = [_fitted(shard, spec, t, torch.device(device)) for shard, t in zip(shards, indices, strict=True)]
+            trained = []
+            for teacher, shard in zip(indices, shards, strict=True):
+                model = initial_model(spec, teacher, shard).to(torch.device(device))
+                generator = torch.Generator().manual_seed(seed_of(spec.seed, teacher, TRAINING))
+                try:
+                    fit(model, shard.x, shard.y, spec.fit, generator=generator, augmentation=spec.augment)
+                except DivergedError:
+                    for parameter in model.parameters():
+                        # NaN, as a diverged teacher has it in the stacked engine: both are handled below.
+                        parameter.data.fill_(torch.nan)
+                trained.append(_state(model))
     for place, (teacher, shard) in enumerate(zip(indices, shards, strict=True)):
         if all(bool(value.isfinite().all()) for value in trained[place].values()):
             continue
@@ -445,19 +455,6 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
     trains_convolutions = model.name in CONVOLUTIONAL and model.trainable == "all"
     is_large = model.name.startswith(("resnet", "densenet"))
     return "loop" if trains_convolutions and (device == "cpu" or is_large) else "stacked"
-
-
-def _fitted(shard: Shard, spec: TeacherSpec, teacher: int, device: torch.device) -> StackedWeights:
-    """Train one teacher, and return its weights; all NaN if it diverged."""
-    model = initial_model(spec, teacher, shard).to(device)
-    try:
-        generator = torch.Generator().manual_seed(seed_of(spec.seed, teacher, TRAINING))
-        fit(model, shard.x, shard.y, spec.fit, generator=generator, augmentation=spec.augment)
-    except DivergedError:
-        for parameter in model.parameters():
-            # NaN, as in the stacked engine: the caller handles diverged teachers of both engines in one place.
-            parameter.data.fill_(torch.nan)
-    return _state(model)
 
 
 def _state(model: nn.Module) -> StackedWeights:

@@ -236,7 +236,10 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _remembered_data() -> tuple[Callable[..., Any], ...]:
-    """Return a loader of the digits, a division of them, embeddings and coordinates, which remember what they made."""
+    """Return a loader of the digits, a division of them, embeddings, coordinates and principal axes, which remember
+    what they made."""
+    import torch
+
     from fairpate.data import registry
 
     load, divide = registry.find_entry("color_digits").load, registry.dataset_of
@@ -271,7 +274,17 @@ def _remembered_data() -> tuple[Callable[..., Any], ...]:
             return call(embedding, x, **given)
         return remembered("coordinates", (id(embedding), *digest(x)), lambda: call(embedding, x), embedding).clone()
 
-    return load_once, divide_once, embedding_of, coordinates
+    def axes_of(fit: Any, pca: Any, table: Any) -> Any:
+        """All axes at once, of which most pools are asked for several numbers."""
+        if pca.svd_solver != "covariance_eigh":
+            return fit(pca, table)
+        place = (str(table.dtype), *digest(torch.from_numpy(table)))
+        whole = remembered("axes", place, lambda: fit(type(pca)(svd_solver=pca.svd_solver), table))
+        pca.components_ = whole.components_[: pca.n_components]
+        pca.explained_variance_ = whole.explained_variance_[: pca.n_components]
+        return pca
+
+    return load_once, divide_once, embedding_of, coordinates, axes_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -279,13 +292,15 @@ def _data_are_made_once(
     request: pytest.FixtureRequest, _remembered_data: tuple[Callable[..., Any], ...]
 ) -> Iterator[None]:
     """Most runs read the same digits: a third of their time went into colouring, dividing and embedding them."""
+    from sklearn.decomposition import PCA
+
     from fairpate.data import registry
     from fairpate.data.embedding import Components, Embedding
 
     if request.path.parent.name == "data":  # tests of these themselves
         yield
         return
-    published, (load_once, divide_once, embedding_of, coordinates) = (
+    published, (load_once, divide_once, embedding_of, coordinates, axes_of) = (
         registry.find_entry("color_digits"),
         _remembered_data,
     )
@@ -296,6 +311,7 @@ def _data_are_made_once(
         for kind in (Components, Embedding):
             patched.setattr(kind, "of", partial(embedding_of, kind.of))
             patched.setattr(kind, "__call__", partialmethod(partial(coordinates, kind.__call__)))
+        patched.setattr(PCA, "fit", partialmethod(partial(axes_of, PCA.fit)))
         yield
     object.__setattr__(published, "load", load)
 

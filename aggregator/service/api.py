@@ -42,7 +42,7 @@ from aggregator.audit import note_action
 from aggregator.ledger import NO_LIMIT, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
-from aggregator.service.page import Advice, Latest, States, Streams, page, page_headers
+from aggregator.service.page import Advice, Latest, States, Streams, page
 from aggregator.service.writer import Batcher, Readiness, Snapshot, Verification, Writer
 from aggregator.session import (
     UNLIMITED,
@@ -757,7 +757,8 @@ def add_analyst_routes(
 
     @app.get("/", include_in_schema=False)
     async def front() -> Response:
-        return Response(page(needs_token=tokens.needs_token), media_type="text/html", headers=page_headers())
+        content, headers = page(needs_token=tokens.needs_token)
+        return Response(content, media_type="text/html", headers=headers)
 
     @app.get("/v1/about", response_model=About)
     async def about(request: Request) -> Response:

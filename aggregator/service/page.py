@@ -441,18 +441,13 @@ class _Stream(StreamingResponse):
 _STYLES = ("service.css", "terms.css")
 
 
-def page(*, needs_token: bool) -> str:
-    """Return the page; with ``needs_token`` it begins by asking for a token."""
-    policy = f"; script-src {_digest('service.js')}; connect-src 'self'"
-    return render("service.html", needs_token=needs_token, version=__version__, policy=policy)
-
-
 @cache
-def page_headers() -> dict[str, str]:
-    """Return the headers of the page."""
+def page(*, needs_token: bool) -> tuple[str, dict[str, str]]:
+    """Return the page and its headers; with ``needs_token`` it begins by asking for a token."""
+    script = _digest("service.js")
     policy = (
         "default-src 'none'",
-        f"script-src {_digest('service.js')}",
+        f"script-src {script}",
         f"style-src {_digest(*_STYLES)}",
         "connect-src 'self'",
         "img-src data:",
@@ -461,15 +456,17 @@ def page_headers() -> dict[str, str]:
         "form-action 'none'",
         "frame-ancestors 'none'",
     )
-    return {
+    headers = {
         "Content-Security-Policy": "; ".join(policy),
         "Cache-Control": "no-store",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
     }
+    # In the page as well, for where it is shown without its headers.
+    inside = f"; script-src {script}; connect-src 'self'"
+    return render("service.html", needs_token=needs_token, version=__version__, policy=inside), headers
 
 
-@cache
 def _digest(*names: str) -> str:
     """Return the digest, for a policy, of the element that contains these files."""
     # The template puts a line break before and behind them.

@@ -20,6 +20,7 @@ import io
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -218,27 +219,40 @@ def exit_with_code(app: typer.Typer) -> None:
 
     A user's mistake ends in one message and exit code 1 or 2, a signal in 128 + its number.
     """
-    code, words = 0, sys.argv[1:]
+    code, words, received = 0, sys.argv[1:], list[int]()
     # Of a line that cannot be parsed too; behind `--` no word is an option.
     asked = {*words[: words.index("--")]} if "--" in words else {*words}
+    # Click prints its help itself: for a program it is caught and becomes a fact.
+    is_help = "--json" in asked and not asked.isdisjoint(("-h", "--help"))
+
+    def end(number: int, _: object) -> None:
+        # Code that is interrupted may turn the SystemExit into another error, so the signal is kept here too.
+        received.append(number)
+        raise SystemExit(128 + number)
+
+    # Their default ends a process without `finally`, and would leave actors and temporary files. `nohup` ignores SIGHUP
+    # for what it starts, and that stays so.
+    ending = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
+    for each in ending:
+        signal.signal(each, end)
     # Also around the parser, whose errors are for the program too.
     with terminal.speaking(to_program="--json" in asked):
-        with terminal.ended_by_signals() as ending:
-            # Click prints its help itself: for a program it is caught and becomes a fact.
-            is_help = "--json" in asked and not asked.isdisjoint(("-h", "--help"))
-            try:
-                with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
-                    code = app(prog_name="fairpate", standalone_mode=False) or 0
-                if code == _INTERRUPTED:  # Click's own answer to an interrupt, without a word
-                    code = terminal.fail(_RESUMES, code=code)
-                if text is not None:
-                    terminal.show(terminal.Output(facts={"help": text.getvalue()}))
-            except BaseException as error:  # noqa: BLE001 - reported there, or raised again
-                # After a signal any error is a consequence of it.
-                if ending.number is None:
-                    code = _reported(error)
-        if ending.number is not None:
-            code = terminal.fail(_RESUMES, code=128 + ending.number)
+        try:
+            with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
+                code = app(prog_name="fairpate", standalone_mode=False) or 0
+            if code == _INTERRUPTED:  # Click's own answer to an interrupt, without a word
+                code = terminal.fail(_RESUMES, code=code)
+            if text is not None:
+                terminal.show(terminal.Output(facts={"help": text.getvalue()}))
+        except BaseException as error:  # noqa: BLE001 - reported there, or raised again
+            # After a signal any error is a consequence of it.
+            if not received:
+                code = _reported(error)
+        finally:
+            for each in ending:
+                signal.signal(each, signal.SIG_DFL)
+        if received:
+            code = terminal.fail(_RESUMES, code=128 + received[-1])
     if code:
         sys.exit(code)
 
@@ -248,7 +262,7 @@ def _reported(error: BaseException) -> int:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         # Click reports every EOFError, such as that of a damaged .pyc file, as Abort.
         if isinstance(error.__cause__, EOFError):
-            terminal.tell_program(f"EOFError: {error.__cause__}")
+            terminal.tell_program({}, error=f"EOFError: {error.__cause__}")
             raise error.__cause__ from None
         return terminal.fail(_RESUMES, code=_INTERRUPTED)
     if isinstance(error, BrokenPipeError):  # `| head` has read enough
@@ -261,7 +275,7 @@ def _reported(error: BaseException) -> int:
     is_bad_usage = isinstance(error, UsageError) or type(error).__module__.startswith(("click", "typer"))
     if not is_bad_usage and not isinstance(error, (UserError, ValueError, OSError)):
         if isinstance(error, Exception):
-            terminal.tell_program(f"{type(error).__name__}: {error}")
+            terminal.tell_program({}, error=f"{type(error).__name__}: {error}")
         raise error
     return terminal.fail(_message(error), code=2 if is_bad_usage else 1)
 

@@ -9,7 +9,6 @@ from fairpate.data.registry import (
     DatasetDescription,
     DatasetListing,
     SplitDescription,
-    data_dir_of,
     describe,
     entry_for,
     fetch,
@@ -19,6 +18,7 @@ from fairpate.data.registry import (
     load_once,
     option_showing_attribute,
     pool_size,
+    request_of,
 )
 from fairpate.types import DataError
 
@@ -34,7 +34,6 @@ __all__ = [
     "SourceFile",
     "Split",
     "SplitDescription",
-    "data_dir_of",
     "describe",
     "entry_for",
     "fetch",
@@ -44,4 +43,5 @@ __all__ = [
     "load_once",
     "option_showing_attribute",
     "pool_size",
+    "request_of",
 ]

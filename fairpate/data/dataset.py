@@ -327,7 +327,9 @@ class DatasetEntry:
     def num_persons(self, options: Mapping[str, Any], unit: Unit | None) -> int | None:
         """The publisher's number of persons, if they are protected under these options; None if rows are, or if it is
         not known."""
-        return self.persons if unit is None and holds(self.persons_when, self.complete_options(options)) else None
+        if self.persons is None or unit is not None:
+            return None
+        return self.persons if holds(self.persons_when, self.complete_options(options)) else None
 
     @property
     def public_rows(self) -> int:
@@ -503,9 +505,9 @@ def counted(units: Iterable[str]) -> Names:
     return Names(name_of.get(row, name) for row, name in enumerate(names)) if name_of else names
 
 
-def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
-    """A hash of 64 bits for each name, keyed by a public ``seed`` and ``purpose``: uniform, and independent between
-    purposes."""
+def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per name, by a hash that is keyed by a public ``seed`` and ``purpose``: uniform, and
+    independent between purposes."""
     key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     # Copied for each name: setting the key is the slow part.
     keyed = hashlib.blake2b(key=key, digest_size=8)
@@ -515,13 +517,9 @@ def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[
         hasher.update(name.encode())
         digests += hasher.digest()
     # Little-endian on every machine, so that a seed means the same splits everywhere.
-    return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
-
-
-def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per name, from :func:`keyed_hash`."""
+    hashes = np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
     # The top 53 bits, so that rounding never reaches 1.
-    return (keyed_hash(names, seed=seed, purpose=purpose) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
 SEPARATORS = ",;|"
@@ -600,7 +598,7 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
     rank_N = np.zeros(len(ids), dtype=np.int64)
     # Hashing every name is slow, and only a part that is drawn needs the ranking.
     if any(sizes.values()):
-        hashes_N = keyed_hash(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
+        hashes_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
         # Records of one unit, and units of equal hashes, share a rank.
         rank_N = np.unique(hashes_N, return_inverse=True)[1]
     free = np.ones(len(ids), dtype=bool)
@@ -691,7 +689,7 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
     neither the place of a record nor the name of one of several equal records may follow the file. Nor may a name be
     readable: it may count the rows of such a file, or contain the date on which one group was recorded.
     """
-    hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
+    hashes_N = keyed_uniform(split.unit_id, seed=seed, purpose="order")
     drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
     # Stable: within a unit names keep the order of the file, while records take the order that was drawn.
     names = Names(split.record_id).take(np.argsort(hashes_N, kind="stable"))

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -62,7 +62,7 @@ from fairpate.data.dataset import (
 )
 from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
-from fairpate.data.pictures import LEVEL, PicturesConfig, check_paths, decode, folder_table, pictures_in
+from fairpate.data.pictures import LEVEL, PicturesConfig, decode, folder_table, pictures_in
 from fairpate.data.tables import (
     Feature,
     Group,
@@ -651,8 +651,22 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         faults.rows[file] += len(rows)
         if table.pictures:
             found_paths = text_of(rows[table.pictures.column]).to_pylist()
-            check_paths(found_paths, resolve_data_dir(request.data_dir), file, table.pictures.column, faults)
             paths += found_paths
+            folder = resolve_data_dir(request.data_dir)
+            # A table from a stranger must not read files outside the data folder.
+            wrong = [
+                path
+                for path in found_paths
+                if {"..", "/"} & set(PurePosixPath(path).parts) or not (folder / path).is_file()
+            ]
+            faults.add(
+                file,
+                table.pictures.column,
+                expected="a picture",
+                remedy="correct the path, which begins in the data folder, or put the picture there",
+                rows=len(wrong),
+                values=dict.fromkeys(wrong),
+            )
         else:
             x.append(encode(rows, features, file, faults))
         label = cells(rows, table.label.column, file, faults)

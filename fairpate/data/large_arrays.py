@@ -243,10 +243,6 @@ class Names(Sequence[str]):
         # The hash of a tuple, because a tuple of the same names is equal to these.
         return hash(tuple(self))
 
-    def __repr__(self) -> str:
-        few = ", ".join(map(repr, self[:3])) + (", ..." if len(self) > 3 else "")
-        return f"Names({len(self)}: {few})"
-
     def __reduce__(self) -> tuple[Any, ...]:
         # As text: packed names may be in a file that no other process has.
         return Names, (list(self),)

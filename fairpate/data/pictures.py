@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -51,7 +51,7 @@ from fairpate.data.dataset import (
 )
 from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
-from fairpate.data.tables import TableFaults, codes, read_table, require_columns
+from fairpate.data.tables import codes, read_table, require_columns
 from fairpate.files import cache_dir
 from fairpate.types import DataError, DataSettingsError, IntArray, torch
 
@@ -177,14 +177,6 @@ def folder_table(folder: Path, below: Path) -> pa.Table:
     for place, values in enumerate(zip(*levels, strict=True), start=1):
         columns[f"{LEVEL}{place}"] = list(values)
     return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-
-
-def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faults: TableFaults) -> None:
-    """Add a fault for each path that is not a file below ``folder``."""
-    # A table from a stranger must not read files outside the data folder.
-    wrong = [path for path in paths if {"..", "/"} & set(PurePosixPath(path).parts) or not (folder / path).is_file()]
-    remedy = "correct the path, which begins in the data folder, or put the picture there"
-    faults.add(file, column, expected="a picture", remedy=remedy, rows=len(wrong), values=dict.fromkeys(wrong))
 
 
 LABEL_FLIP = 0.25
@@ -379,10 +371,6 @@ def _require_all(names: Iterable[str], present: Collection[str], where: object) 
             raise DataError(f"{where}: {name} of the publisher's list is missing; restore the publisher's files.")
 
 
-def _numbered(names: Sequence[str]) -> dict[str, int]:
-    return {name: code for code, name in enumerate(names)}
-
-
 def load_fairface(request: Request) -> LoadedRecords:
     """Gender by race (7) of the labelled faces, as (3, size, size), named by their path.
 
@@ -407,8 +395,8 @@ def load_fairface(request: Request) -> LoadedRecords:
         pictures,
         names,
         record_id=tuple(names),
-        y=codes(table, "gender", _numbered(meanings["gender"]), files["train"].path),
-        z=codes(table, "race", _numbered(meanings["race"]), files["train"].path),
+        y=codes(table, "gender", meanings["gender"], files["train"].path),
+        z=codes(table, "race", meanings["race"], files["train"].path),
         label_names=meanings["gender"],
         group_names=meanings["race"],
         sensitive_attribute="race",
@@ -431,7 +419,7 @@ def load_celeba(request: Request) -> LoadedRecords:
     files, meanings = (facts_of("celeba")[each] for each in ("files", "names"))
     attributes, partition = (_list(files[name], request) for name in ("attributes", "partition"))
     # For its refusals alone: pictures of an unknown partition would count as training ones.
-    codes(partition, "partition", _numbered(PARTITIONS), files["partition"].path)
+    codes(partition, "partition", PARTITIONS, files["partition"].path)
     part = dict(zip(*(column.to_pylist() for column in partition.columns), strict=True))
 
     require_columns(attributes, ["image_id"], files["attributes"].path)

@@ -26,7 +26,7 @@ import re
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
@@ -264,7 +264,7 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
     if config.declaration is None:
         return {config.name: True} if config.name in REGISTRY else {}
     found: dict[str, bool] = {}
-    folder = resolve_data_dir(data_dir_of(config))
+    folder = resolve_data_dir(config.data_dir or config.declaration.path.parent)
     for part, files in read_declaration(config.declaration.path).files.parts.items():
         for file in (one for each in files for one in expanded(each, folder)):
             _, path = find(file, folder) or (file, folder)
@@ -382,15 +382,11 @@ def pool_size(config: DataConfig) -> int:
 
 def request_of(config: DataConfig, entry: DatasetEntry) -> Request:
     """The request to the loader of ``entry``: folder, seed, and every option with its value."""
-    options = entry.complete_options(config.options)
-    return Request(data_dir=data_dir_of(config), seed=config.seed, options=options, unit=config.unit)
-
-
-def data_dir_of(config: DataConfig) -> Path | None:
-    """The folder of the files: the configured one, or the declaration's; None: the one that the environment names."""
-    if config.data_dir is not None or config.declaration is None:
-        return config.data_dir
-    return config.declaration.path.parent
+    options, folder = entry.complete_options(config.options), config.data_dir
+    # None: the folder that the environment names.
+    if folder is None and config.declaration is not None:
+        folder = config.declaration.path.parent
+    return Request(data_dir=folder, seed=config.seed, options=options, unit=config.unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -507,8 +503,8 @@ def load_data(
 
 def load_once(config: DataConfig) -> Dataset:
     """Load data as :func:`load_data`; consecutive calls with one configuration and unchanged files share a data set."""
-    folder = data_dir_of(config)
-    needed = entry_for(config).needed_files(config.options)
+    entry = entry_for(config)
+    folder, needed = request_of(config, entry).data_dir, entry.needed_files(config.options)
     paths = (locate(each, folder)[1].absolute() for file in needed for each in expanded(file, folder))
     stats = ((path, path.stat()) for path in paths)
     return _loaded(config.model_dump_json(), tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
@@ -816,18 +812,20 @@ def draft_declaration(
     # Public records often lack the label: a column that they do not have is likelier than the last category.
     lacking = [column for column in free if column not in seen] if public else []
     labels = [column for column in free if _LABELS.match(column)]
-    label = label or _first((*labels, *lacking, *(each for each in reversed(categories) if public and each in free)))
+    likely = (*labels, *lacking, *(each for each in reversed(categories) if public and each in free))
+    label = label or next(iter(likely), None)
     candidates = categories if public else columns
-    group = group or _first(each for each in candidates if _GROUPS.search(each) and each not in (label, person))
+    named = (each for each in candidates if _GROUPS.search(each) and each not in (label, person))
+    group = group or next(named, None)
     others = [column for column in columns if column not in (label, group)]
     is_given = person is not None
-    person = person or _first(column for column in others if _PERSONS.search(column))
+    person = person or next((column for column in others if _PERSONS.search(column)), None)
     person_words = "all rows of one person have one value; the unit of splits"
     if person is None:
         # Repeated ids: many different values, each in few rows.
         decisive = seen | seen_private
         ids = (column for column in others if column in decisive and _IDS.search(column))
-        person = _first(column for column in ids if decisive[column].is_repeated_id)
+        person = next((column for column in ids if decisive[column].is_repeated_id), None)
         if person is not None:
             person_words = f"its values repeat: {person_words}"
             if not (person in seen and seen[person].is_repeated_id):
@@ -874,10 +872,6 @@ def draft_declaration(
         lines.append(asked if public is None else f"  # {column}: not in {public.name}, so it is no feature")
     lines += [f"  # {column}: not in {file.name}, so it is no feature" for column in seen if column not in columns]
     return "\n".join(lines) + "\n"
-
-
-def _first(columns: Iterable[str]) -> str | None:
-    return next(iter(columns), None)
 
 
 def _seen(path: Path, separator: str | None, encoding: str, with_commas: Collection[str] = ()) -> dict[str, Seen]:
@@ -983,13 +977,13 @@ def _feature_line(column: str, seen: Seen) -> str:
 
     def missing(value: float) -> str:
         unknown = f", unknown: {_listed(seen.marks)}" if seen.marks else ""
-        return f", missing: {_number(value)}{unknown}" if seen.missing or seen.marks else ""
+        return f", missing: {value:.10g}{unknown}" if seen.missing or seen.marks else ""
 
     for_missing = " and for a missing one?" if seen.missing or seen.marks else ""
     if seen.kind == "number":
         low, high = outwards(seen.low, seen.high)
         asks = f"the smallest and the largest possible value?{for_missing}"
-        bounds = f"bounds: [{_number(low)}, {_number(high)}]{missing((low + high) / 2)}"
+        bounds = f"bounds: [{low:.10g}, {high:.10g}]{missing((low + high) / 2)}"
         return f"  {name}: {{{bounds}}}  {QUESTION} {asks}"
     if seen.kind == "category":
         unknown = ", missing: unknown" if seen.missing else ""
@@ -1020,11 +1014,7 @@ def outwards(low: float, high: float) -> tuple[float, float]:
     # A column of one value gets a range as wide as the value is large.
     width = high - low or abs(high) or 1.0
     step = 10.0 ** (math.floor(math.log10(width)) - 1)
-    return float(_number(math.floor(low / step) * step)), float(_number(math.ceil(high / step) * step))
-
-
-def _number(value: float) -> str:
-    return f"{value:.10g}"
+    return float(f"{math.floor(low / step) * step:.10g}"), float(f"{math.ceil(high / step) * step:.10g}")
 
 
 def _listed(values: Sequence[str] | dict[str, None]) -> str:

@@ -467,9 +467,8 @@ class TableFaults:
             # One more than is shown: its presence adds "..." to the message.
             self.found[key] = before + rows, tuple(dict.fromkeys((*shown, *some)))[: _SHOWN + 1]
 
-    @property
-    def lines(self) -> list[str]:
-        """A line of text for each fault."""
+    def require_none(self) -> None:
+        """Raise :class:`DataError` with a line for every fault."""
         lines = []
         for (file, column, expected, remedy, met), (rows, values) in self.found.items():
             shown = [repr(value) for value in values][:_SHOWN] + ["..."] * (len(values) > _SHOWN)
@@ -477,12 +476,8 @@ class TableFaults:
             lines.append(
                 f"{file}: column {column}: expected {expected}, got {', '.join(shown) or met} {where}; {remedy}."
             )
-        return lines
-
-    def require_none(self) -> None:
-        """Raise :class:`DataError` with a line for every fault."""
-        if self.found:
-            raise DataError("\n".join(self.lines))
+        if lines:
+            raise DataError("\n".join(lines))
 
 
 TYPED_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".feather": "feather", ".arrow": "feather"}
@@ -809,7 +804,7 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
             continue
         places, unmarked_N = feature.places, np.zeros(len(found.values), dtype=bool)
         if "" not in places:
-            unmarked_N = _is_empty(found)
+            unmarked_N = _mask(pc.equal(found.text, ""))
             remedy = "declare what an empty cell counts as with `missing`, or correct it"
             found.require(~unmarked_N, expected="a value", remedy=remedy, shown=False)
         if feature.bounds is not None:
@@ -866,7 +861,7 @@ def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = 
             # Declared ranges do not overlap, so that the order of these assignments does not matter.
             codes_N[meaning.holds(values_N)] = code
         known_N = (codes_N >= 0) | np.isnan(values_N)
-    empty_N = _is_empty(found) & (codes_N < 0)
+    empty_N = _mask(pc.equal(found.text, "")) & (codes_N < 0)
     names = list(published) or list(coding.meanings)
     found.require(
         known_N | empty_N,
@@ -879,10 +874,12 @@ def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = 
     return torch.from_numpy(codes_N)
 
 
-def codes(table: pa.Table, column: str, meanings: Mapping[str, int], file: str) -> Tensor:
-    """The column as int64 codes; :class:`DataError` for a value without a declared meaning."""
+def codes(table: pa.Table, column: str, meanings: Mapping[str, int] | Sequence[str], file: str) -> Tensor:
+    """The column as int64 codes: of a sequence, the place of the value. :class:`DataError` for a value without a
+    declared meaning."""
     found = cells(table, column, file, TableFaults())
-    codes_N, known_N = _codes(found, meanings)
+    published = meanings if isinstance(meanings, Mapping) else dict(zip(meanings, itertools.count()))
+    codes_N, known_N = _codes(found, published)
     found.require(known_N, expected="a declared value", remedy=f"declared: {', '.join(meanings)}")
     found.faults.require_none()
     return torch.from_numpy(codes_N)
@@ -948,10 +945,6 @@ def _encode_vector(found: ColumnCells, size: int) -> FloatArray:
     fault(expected=expected, remedy=remedy, rows=int((~right_N).sum()), values=lengths)
     fault(expected="finite numbers", remedy=remedy, rows=num_infinite)
     return block
-
-
-def _is_empty(found: ColumnCells) -> Mask:
-    return _mask(pc.equal(found.text, ""))
 
 
 def _mask(flags: pa.Array) -> Mask:

@@ -79,13 +79,19 @@ def require_shares(shares: FloatArray, floor: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCells:
-    """Labels (N,), groups (N,) and the event (N,) that each record belongs to, ``NO_EVENT`` for none."""
+    """Labels (N,), groups (N,) and the event (N,) that each record belongs to, ``NO_EVENT`` for none.
+
+    ``cells_N``: the event and the group of each record in one code, event times the number of groups plus group;
+    ``num_cells`` for no event.
+    """
 
     labels_N: IntArray
     groups_N: IntArray
     events_N: IntArray
+    cells_N: IntArray
     num_groups: int
     num_events: int
+    num_cells: int
 
     @classmethod
     def of(
@@ -116,24 +122,17 @@ class ParityCells:
             "equal_opportunity": np.where(labels == positive_label, 0, NO_EVENT),
             "equal_false_positives": np.where(labels != positive_label, 0, NO_EVENT),
         }
+        events_N, num_events = events_of[constraint], num_classes if constraint == "equalized_odds" else 1
+        num_cells = num_events * num_groups
         return cls(
             labels_N=labels,
             groups_N=groups.astype(np.int64),
-            events_N=events_of[constraint],
+            events_N=events_N,
+            cells_N=np.where(events_N == NO_EVENT, num_cells, events_N * num_groups + groups.astype(np.int64)),
             num_groups=num_groups,
-            num_events=num_classes if constraint == "equalized_odds" else 1,
+            num_events=num_events,
+            num_cells=num_cells,
         )
-
-    @property
-    def num_cells(self) -> int:
-        """Q, the number of events times the number of groups."""
-        return self.num_events * self.num_groups
-
-    @property
-    def cells_N(self) -> IntArray:
-        """The event and the group of each record in one code, event times the number of groups plus group; Q for no
-        event."""
-        return np.where(self.events_N == NO_EVENT, self.num_cells, self.events_N * self.num_groups + self.groups_N)
 
     def sums(self, values: npt.ArrayLike) -> FloatArray:
         """The sums of ``values`` (N, ...) over the records of each group and event, shape (G, E, ...)."""

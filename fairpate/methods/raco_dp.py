@@ -69,7 +69,6 @@ from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
-from fairpate.privacy.accountant import Event
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
 from fairpate.types import FloatArray, IntArray, functional, torch
 
@@ -688,10 +687,12 @@ def calibrated_steps(
     of_gradient, of_histogram = math.sqrt(1 - config.histogram_share), math.sqrt(config.histogram_share)
     silent = plan_steps(training, config, num_records=num_records, noise_multiplier=0.0, laplace_scale=0.0).event
 
-    def events(joint: float) -> list[Event]:
-        return [replace(silent, gradient_noise_multiplier=joint / of_gradient, laplace_scale=joint / of_histogram)]
-
-    joint = noise_within(target, events)
+    joint = noise_within(
+        target,
+        lambda joint: [
+            replace(silent, gradient_noise_multiplier=joint / of_gradient, laplace_scale=joint / of_histogram)
+        ],
+    )
     return plan_steps(
         training,
         config,

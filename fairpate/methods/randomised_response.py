@@ -24,7 +24,6 @@ Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -62,10 +61,6 @@ class RandomisedResponseConfig(ParityConfig):
     num_rounds: Count = 50
     dual_bound: Positive = Field(2.0, description="Bound on the sum of all multipliers.")
     learning_rate: Positive = Field(0.5, description="Learning rate of the multipliers.")
-
-
-Learner = Callable[[Tensor, Tensor, Tensor, float], nn.Module]
-"""Takes features (N, ...), labels (N,), reported groups (N,) and the gap to keep over these; gives a classifier."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,44 +139,43 @@ class RandomisedResponse(PrivateMethod):
         """True unless F-LD learns."""
         return self.randomised_response.learner == "exponentiated_gradient"
 
-    def learner(self, training: Training, shrunk: float) -> Learner:
-        """The configured learner, for gaps that are ``shrunk`` to a share of themselves.
+    def learned(
+        self, training: Training, x: Tensor, labels: Tensor, reported: Tensor, *, max_gap: float, shrunk: float
+    ) -> nn.Module:
+        """The classifier that the configured learner fits to features (N, ...), labels (N,) and reported groups (N,).
+
+        ``max_gap``: the gap to keep over reported groups, in which true gaps are ``shrunk`` to a share of themselves.
 
         The exponentiated gradient is the reduction of Agarwal et al. 2018 over logistic regression: a mixture of linear
         rules, for two classes. Its multipliers grow faster and higher by as much as gaps shrink.
         """
         config, dataset = self.randomised_response, training.dataset
-        # Uniform reports show no gap, and there is nothing to scale.
-        per_gap = 1 / shrunk if shrunk else 1.0
-
-        def exponentiated_gradient(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:
-            rules = GameRules(
-                num_rounds=config.num_rounds,
-                dual_bound=config.dual_bound * per_gap,
-                learning_rate=config.learning_rate * per_gap,
-                max_gap=max_gap,
-                reference_group=config.reference_group,
-            )
-            cells = ParityCells.of(
-                labels.numpy(), reported.numpy(), num_groups=dataset.num_groups, constraint=config.constraint
-            )
-            features = scale_bytes(x).flatten(1).double().numpy()
-            members = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
-            coefficients = []
-            for member in members:
-                if isinstance(member, sklearn.linear_model.LogisticRegression):
-                    coefficients.append(np.append(member.coef_[0], member.intercept_[0]))
-                else:  # a constant rule
-                    constant = 1.0 if member.classes_[0] == 1 else -1.0
-                    coefficients.append(np.append(np.zeros(features.shape[1]), constant))
-            return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
-
-        def f_ld(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:  # noqa: ARG001
+        if config.learner == "f_ld":
             # F-LD drives violations to 0 for any allowed gap.
             parity, generator = parity_of(self.f_ld, dataset), training.generator(Stream.TRAINING)
             return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
-
-        return f_ld if config.learner == "f_ld" else exponentiated_gradient
+        # Uniform reports show no gap, and there is nothing to scale.
+        per_gap = 1 / shrunk if shrunk else 1.0
+        rules = GameRules(
+            num_rounds=config.num_rounds,
+            dual_bound=config.dual_bound * per_gap,
+            learning_rate=config.learning_rate * per_gap,
+            max_gap=max_gap,
+            reference_group=config.reference_group,
+        )
+        cells = ParityCells.of(
+            labels.numpy(), reported.numpy(), num_groups=dataset.num_groups, constraint=config.constraint
+        )
+        features = scale_bytes(x).flatten(1).double().numpy()
+        members = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
+        coefficients = []
+        for member in members:
+            if isinstance(member, sklearn.linear_model.LogisticRegression):
+                coefficients.append(np.append(member.coef_[0], member.intercept_[0]))
+            else:  # a constant rule
+                constant = 1.0 if member.classes_[0] == 1 else -1.0
+                coefficients.append(np.append(np.zeros(features.shape[1]), constant))
+        return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
 
     def train(self, training: Training) -> ResponseTrained:
         """Randomise the group of each record once, and learn from the reported groups.
@@ -208,7 +202,8 @@ class RandomisedResponse(PrivateMethod):
         mixing = None
         # An error of the learner depends on the reports, and so reveals something about them.
         with training.reporter.stage(self.method), spent(events, noise=source.label):
-            model = self.learner(training, shrunk)(x[first], y[first], reported[first], config.max_gap * shrunk)
+            gaps = {"max_gap": config.max_gap * shrunk, "shrunk": shrunk}
+            model = self.learned(training, x[first], y[first], reported[first], **gaps)
             if inverse_GG is not None:
                 reported_GYC = joint_table(
                     said_labels(model, x[second]),

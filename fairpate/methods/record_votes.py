@@ -43,10 +43,9 @@ Shapes: N private records, M public ones, K prototypes, C classes, G groups, W n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -91,8 +90,7 @@ from fairpate.methods.base import (
 )
 from fairpate.methods.pate import fit_student, passing
 from fairpate.nn.fit import public_penalty
-from fairpate.nn.models import build_architecture
-from fairpate.privacy.accountant import Event
+from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
@@ -103,7 +101,6 @@ from student.student import Student
 UNITS = 2**14
 """U: a vote of norm one, in whole numbers."""
 _LARGEST_EPSILON = 20
-_Event = TypeVar("_Event", bound=Event)
 
 
 class TaughtConfig(Section):
@@ -245,9 +242,12 @@ class VotesOfRecords(ReleasingMethod):
                 "votes are shortened; leave it out, or set data.unit=record, which protects less."
             )
 
-    def calibrated(self, event: Callable[[float], _Event]) -> _Event:
-        """``event(noise)`` with the least noise for which it stays within the target."""
-        return event(noise_within(self.target, lambda noise: [event(noise)]))
+    def sum_event(self, unit: Unit, *, norm: float = UNITS, scale: float = UNITS) -> VoteSums:
+        """The event of a table of sums to which a unit adds a norm of ``norm`` at most, with the least noise that the
+        target allows; the noise is looked for in multiples of ``scale``."""
+        of_table = partial(VoteSums, count=1, norm=norm, unit=unit)
+        noise = noise_within(self.target, lambda noise: [of_table(noise_stddev_votes=noise * scale)])
+        return of_table(noise_stddev_votes=noise * scale)
 
     def taught(
         self, said: PoolLabels, training: Training, released: Released, *, records: Split | None = None
@@ -401,11 +401,10 @@ class RecordVotes(VotesOfRecords):
         """The event of the table, with the least noise that the target allows, and that noise in votes."""
         if unit == "person":
             # A sum in units, of which a vote has U: a power of two, so that no division rounds.
-            of_persons = partial(VoteSums, count=1, norm=UNITS, unit="person")
-            sums = self.calibrated(lambda stddev: of_persons(noise_stddev_votes=stddev * UNITS))
+            sums = self.sum_event(unit)
             return sums, sums.noise_stddev_votes / UNITS
-        table = self.calibrated(lambda stddev: VoteTables(count=1, noise_stddev_votes=stddev))
-        return table, table.noise_stddev_votes
+        noise = noise_within(self.target, lambda noise: [VoteTables(count=1, noise_stddev_votes=noise)])
+        return VoteTables(count=1, noise_stddev_votes=noise), noise
 
     def prototypes(self, dataset: Dataset) -> Prototypes:
         """Return the prototypes, which depend on public records and settings alone."""
@@ -650,19 +649,14 @@ class WeightedVotes(VotesOfRecords):
         ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
         votes = ballot.similar(dataset.public.x, num_records)
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
-        noise = self.event("record").noise_stddev_votes / UNITS * self.label_noise(dataset.num_groups)
+        noise = self.sum_event("record").noise_stddev_votes / UNITS * self.label_noise(dataset.num_groups)
         return ExpectedVotes(votes=votes, noise_stddev_votes=noise, labels=labels)
-
-    def event(self, unit: Unit) -> VoteSums:
-        """The event of the table, with the least noise that the target allows."""
-        # A person's sum is shortened to the norm of one vote: the same event, for another unit.
-        of_table = partial(VoteSums, count=1, norm=UNITS, unit=unit)
-        return self.calibrated(lambda noise: of_table(noise_stddev_votes=noise * UNITS))
 
     def measure(self, training: Training) -> Released:
         """Fit the feature map on public records and release one noisy table of sums."""
         dataset, private = training.dataset, training.dataset.private
-        event = self.event(dataset.unit)
+        # A person's sum is shortened to the norm of one vote: the same event, for another unit.
+        event = self.sum_event(dataset.unit)
         with training.reporter.stage("votes"):
             ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
             row_N, num_rows = self.rows(dataset)
@@ -741,7 +735,7 @@ def rule_network(rule_CW: FloatArray) -> tuple[ModelConfig, nn.Module]:
     """The linear rule (C, W) over votes as a network over embedded records, and its architecture."""
     architecture = ModelConfig(name="bounded_logistic")
     width, num_classes = rule_CW.shape[1] - 1, len(rule_CW)
-    network = build_architecture(architecture, input_shape=(width,), num_classes=num_classes)
+    network = build_model(architecture, input_shape=(width,), num_classes=num_classes)
     # The network's features have the norm EMBEDDED_NORM where those of votes have norm one.
     scaled_CW = torch.from_numpy(rule_CW / _LENGTH * np.array([_CONSTANT] + [1 / EMBEDDED_NORM] * width))
     *_, linear = network.children()

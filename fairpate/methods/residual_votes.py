@@ -239,7 +239,7 @@ class RecordSums:
             (self.phi_NW[part], self.labels_N[part], None if self.person_N is None else self.person_N[part])
             for part in rows
         )
-        return self.pool.sum(_sum_of_part, (left, norm), parts, lambda _: None).astype(np.int64)
+        return self.pool.sum(_sum_of_part, (left, norm), parts).astype(np.int64)
 
 
 def _votes_of_part(ballot: WeightedBallot, x: Tensor, device: str) -> Whole:  # noqa: ARG001 - whole numbers
@@ -311,9 +311,10 @@ class RulesOfRecords(VotesOfRecords):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The settings that need public records. The rule itself needs none."""
+        """The settings that need public records. The rule itself needs none, unless its curvature is theirs."""
         idp3 = () if self.student.idp3 is None else ("student.idp3",)
-        return (*self.asking_student, *idp3, *super().needing_public[1:])
+        curvature = (f"{self.section}.curvature",) if getattr(self.own, "curvature", None) == "public" else ()
+        return (*self.asking_student, *idp3, *super().needing_public[1:], *curvature)
 
     @property
     def unread(self) -> dict[str, str]:
@@ -350,12 +351,6 @@ class ResidualVotes(RulesOfRecords):
     method: str = "residual_votes"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
-
-    @property
-    def needing_public(self) -> tuple[str, ...]:
-        """The settings that need public records. The rule itself needs none, unless its curvature is theirs."""
-        is_public = self.residual_votes.curvature == "public"
-        return (*super().needing_public, *(("residual_votes.curvature",) if is_public else ()))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:
         """The votes to expect, as for weighted votes, under the noise of the sums alone; None without public

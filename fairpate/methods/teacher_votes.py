@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +34,6 @@ from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
 from fairpate.privacy.mechanism_events import VoteSums
 from fairpate.run.release_log import Released
-from fairpate.types import Unit
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.ray_pool import open_pool
 
@@ -69,17 +67,12 @@ class TeacherVotes(VotesOfRecords):
         """The public records that teachers vote on."""
         return choose_queries(dataset, QueriesConfig(num_queries=self.teacher_votes.num_queries))
 
-    def event(self, num_queries: int, unit: Unit = "record") -> VoteSums:
-        """The event of the table, with the least noise that the target allows."""
-        of_table = partial(VoteSums, count=1, norm=two_moves(num_queries), unit=unit)
-        return self.calibrated(lambda noise: of_table(noise_stddev_votes=noise))
-
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many teachers for any number
         """The votes to expect: all teachers vote on every query."""
         num_queries = len(self.queries(dataset))
         return ExpectedVotes(
             votes=self.teachers.num_teachers,
-            noise_stddev_votes=self.event(num_queries).noise_stddev_votes,
+            noise_stddev_votes=self.sum_event("record", norm=two_moves(num_queries), scale=1).noise_stddev_votes,
             labels=round(self.teacher_votes.taught_share * num_queries),
         )
 
@@ -87,7 +80,7 @@ class TeacherVotes(VotesOfRecords):
         """Train the teachers, let them vote on all queries, and release the table of their votes once."""
         dataset, reporter = training.dataset, training.reporter
         queries = self.queries(dataset)
-        event = self.event(len(queries), dataset.unit)
+        event = self.sum_event(dataset.unit, norm=two_moves(len(queries)), scale=1)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
         # Where records are elsewhere, so are all teachers. A site's own shards vote even if they are empty: one record
         # more must not add the votes of all its teachers.

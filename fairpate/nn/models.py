@@ -255,14 +255,13 @@ def build_model(
     *,
     input_shape: tuple[int, ...],
     num_classes: int,
-    generator_seed: int,
-    reads_file: bool = True,
+    generator_seed: int | None = None,
 ) -> nn.Module:
     """An initialised model ``(B, *input_shape) -> logits (B, num_classes)``; equal seeds give equal weights.
 
     ``input_shape`` is (features,) for a table and (channels, height, width) for images; logistic and mlp flatten
-    images. With ``config.weights`` all but the last layer starts from the file, unless ``reads_file`` is False.
-    ValueError if the architecture does not fit the shape or the file.
+    images. With ``config.weights`` all but the last layer starts from the file. Without a seed, the state
+    of the model is loaded next: no file is read. ValueError if the architecture does not fit the shape or the file.
     """
     name = config.name
     if num_classes < 2:
@@ -279,16 +278,11 @@ def build_model(
                 f"backbone.weights: a weights file reads images of 3 channels, or of 1 that is repeated, "
                 f"got {input_shape[0]}; leave weights out, or choose other channels."
             )
-    with seeded_torch(generator_seed):
+    # Seeded also where the state is overwritten: initialising then leaves the caller's random state as it was.
+    with seeded_torch(generator_seed or 0):
         if name in BACKBONES:
-            return _backbone(config, input_shape[0], num_classes, reads_file=reads_file)
+            return _backbone(config, input_shape[0], num_classes, reads_file=generator_seed is not None)
         return nn.Sequential(ScaleBytes(), *_layers(config, input_shape, num_classes))
-
-
-def build_architecture(config: ModelConfig, *, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """The model of :func:`build_model` for a state that is loaded next; a weights file is not read."""
-    # Seeded although it is overwritten: initialising then leaves the caller's random state as it was.
-    return build_model(config, input_shape=input_shape, num_classes=num_classes, generator_seed=0, reads_file=False)
 
 
 def memory_format_for(x: Tensor) -> torch.memory_format:

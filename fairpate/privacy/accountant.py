@@ -370,7 +370,7 @@ def _(
     match event:
         case ThresholdChecks():
             stddev = event.threshold_stddev_votes
-            single_A = gnmax.threshold_rdp_data_independent(threshold_stddev_votes=stddev, orders_A=orders_A)
+            single_A = gnmax.gaussian_rdp(1.0, "threshold_stddev_votes", stddev, orders_A)
         case NoisyArgmaxes():
             stddev = event.noise_stddev_votes
             single_A = gnmax.gnmax_rdp_data_independent(noise_stddev_votes=stddev, orders_A=orders_A)

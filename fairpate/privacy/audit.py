@@ -193,14 +193,10 @@ class IdealAttack:
             agree = 1 / (1 + math.exp(-self.epsilon / 2))
             surely = min(1.0, (agree**2 + (1 - agree) ** 2) / share)
             return surely / (1 + math.exp(-self.epsilon)) + (1 - surely) / 2
-        mu = self.mu
-
-        def reach(threshold: float) -> tuple[float, float]:
-            return float(scipy.special.ndtr(mu - threshold)), float(scipy.special.ndtr(-threshold))
-
+        mu, ndtr = self.mu, scipy.special.ndtr
         # Half of the guesses are about the upper end, and the lower end mirrors it.
-        threshold = scipy.optimize.brentq(lambda t: sum(reach(t)) - share, mu / 2 - 1e-6, mu + 40)
-        included, left_out = reach(threshold)
+        threshold = scipy.optimize.brentq(lambda t: ndtr(mu - t) + ndtr(-t) - share, mu / 2 - 1e-6, mu + 40)
+        included, left_out = float(ndtr(mu - threshold)), float(ndtr(-threshold))
         return included / (included + left_out)
 
     def guesses(self, *, num_canaries: int, delta: float) -> Guesses:

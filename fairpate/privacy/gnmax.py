@@ -414,14 +414,9 @@ def confident_gnmax_rdp(
     return rdp_QA[0] if total else rdp_QA
 
 
-def threshold_rdp_data_independent(*, threshold_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """RDP of one threshold bit for any votes, shape (A,): the largest count moves by at most 1."""
-    return _gaussian_rdp(1.0, "threshold_stddev_votes", threshold_stddev_votes, _checked_orders(orders_A))
-
-
 def gnmax_rdp_data_independent(*, noise_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
     """RDP of one noisy argmax for any votes, shape (A,): the counts move by at most sqrt(2) in Euclidean norm."""
-    return _gaussian_rdp(2.0, "noise_stddev_votes", noise_stddev_votes, _checked_orders(orders_A))
+    return gaussian_rdp(2.0, "noise_stddev_votes", noise_stddev_votes, orders_A)
 
 
 def confident_gnmax_rdp_data_independent(
@@ -440,7 +435,7 @@ def confident_gnmax_rdp_data_independent(
     argmax_A = gnmax_rdp_data_independent(noise_stddev_votes=noise_stddev_votes, orders_A=orders)
     if threshold == -math.inf:
         return argmax_A
-    return argmax_A + threshold_rdp_data_independent(threshold_stddev_votes=threshold_stddev_votes, orders_A=orders)
+    return argmax_A + gaussian_rdp(1.0, "threshold_stddev_votes", threshold_stddev_votes, orders)
 
 
 def answer_probability(
@@ -510,12 +505,15 @@ def _log_answer_probability(
     return scipy.special.log_ndtr(-margin), scipy.special.log_ndtr(margin)
 
 
-def _gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_A: FloatArray) -> FloatArray:
+def gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_A: npt.ArrayLike) -> FloatArray:
+    """RDP of noise of ``stddev`` for any votes, shape (A,); the bit of a threshold has the sensitivity 1, since the
+    largest count moves by at most 1. ``field`` names the standard deviation in errors."""
+    orders = _checked_orders(orders_A)
     if not 0 <= stddev < math.inf:
         raise ValueError(f"Expected 0 <= {field} < inf, got {stddev}.")
     if stddev == 0:
-        return np.full(len(orders_A), math.inf)
-    return orders_A * squared_sensitivity / (2 * stddev**2)
+        return np.full(len(orders), math.inf)
+    return orders * squared_sensitivity / (2 * stddev**2)
 
 
 def checked_votes(votes_QC: npt.ArrayLike) -> IntArray:

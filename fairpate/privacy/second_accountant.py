@@ -192,7 +192,9 @@ KINDS: Mapping[str, tuple[str | None, str | None]] = {
 
 def guarantee_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
     """The unit and the relation that an event is defined for. NotRecomputedError for a kind that is not known here."""
-    unit, relation = _kind(event)
+    if event.get("kind") not in KINDS:
+        raise NotRecomputedError(f"{event.get('kind')}: no independent price is known of this kind of event")
+    unit, relation = KINDS[event["kind"]]
     return unit or event["unit"], relation or event["relation"]
 
 
@@ -231,7 +233,8 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
 
 
 def _require_valid(event: Mapping[str, Any]) -> None:
-    _kind(event)  # for its error
+    # For its error: an event inside of trials may leave out what the outer one names.
+    guarantee_of({"unit": None, "relation": None} | dict(event))
     if event["kind"] == "SecretTrials":
         if not 1 < event["expected_trials"] < math.inf or not -1 < event["eta"] < math.inf or not all(event["trials"]):
             raise ValueError("SecretTrials: expected expected_trials > 1, eta > -1, and events of every trial")
@@ -253,13 +256,6 @@ def _require_valid(event: Mapping[str, Any]) -> None:
             raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
     if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
         raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
-
-
-def _kind(event: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    kind = KINDS.get(event.get("kind", ""))
-    if kind is None:
-        raise NotRecomputedError(f"{event.get('kind')}: no independent price is known of this kind of event")
-    return kind
 
 
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.config import is_read
+from fairpate.config import unread_because_of
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import decimal, delta_text, epsilon_text, most_often_right, percent, strength
 from fairpate.report.frontier import (
@@ -375,7 +375,15 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
     read = {
-        id(point): {name: value for name, value in point.settings.items() if is_read(name, value, point.settings)}
+        id(point): {
+            name: value
+            for name, value in point.settings.items()
+            # Without what is switched off, as by a share or an angle of 0.
+            if value is not None
+            and value != {}
+            and not (name.startswith("augment.") and not value)
+            and unread_because_of(name, point.settings) is None
+        }
         for point in points
     }
     shared = {

@@ -469,18 +469,14 @@ def baselines(points: Sequence[Point]) -> Baselines:
 
 @dataclass(frozen=True, kw_only=True)
 class Dominance:
-    """The number of points of ``loser`` that some point of ``winner`` dominates, and their epsilons."""
+    """The number and share of the points of ``loser`` that some point of ``winner`` dominates, and their epsilons."""
 
     winner: str
     loser: str
     num_dominated: int
     num_points: int
+    share: float
     epsilons: tuple[float, ...]
-
-    @property
-    def share(self) -> float:
-        """Share of the loser's points that are dominated."""
-        return self.num_dominated / self.num_points
 
 
 def dominance(points: Sequence[Point]) -> list[Dominance]:
@@ -505,6 +501,7 @@ def dominance(points: Sequence[Point]) -> list[Dominance]:
                     loser=loser,
                     num_dominated=len(beaten),
                     num_points=len(worse_MO),
+                    share=len(beaten) / len(worse_MO),
                     epsilons=tuple(sorted({point.value("epsilon") for point in beaten})),
                 )
             )

@@ -326,11 +326,7 @@ def _records(x: Tensor, y: IntArray, z: IntArray, *, name: str, unit: str = "rec
 
 def _joined(one: Split, other: Split) -> Split:
     joined: dict[str, Any] = {name: torch.cat([getattr(one, name), getattr(other, name)]) for name in "xyz"}
-    return Split(
-        **joined,
-        record_id=[*one.record_id, *other.record_id],
-        person_id=[*one.person_id, *other.person_id],
-    )
+    return Split(**joined, record_id=[*one.record_id, *other.record_id], person_id=[*one.person_id, *other.person_id])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -292,6 +292,8 @@ class _Check:
     recomputed: float | None = None
     head: dict[str, Any] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
+    said: PrivacyStatement = field(init=False)
+    """The same, once it is known."""
 
     def run(self, check: Callable[[], str | None]) -> None:
         """Run one check. Malformed files count as differing. Without a statement only the first two checks run."""
@@ -318,11 +320,6 @@ class _Check:
         for name in names:
             found, stated = values.get(name), getattr(statement, name)
             self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
-
-    @property
-    def said(self) -> PrivacyStatement:
-        assert self.statement is not None
-        return self.statement
 
     def files(self) -> str:
         """Compare the digest of every file with the head; no other file may be there."""
@@ -351,7 +348,7 @@ class _Check:
         self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
         self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
         self.require_claim("record.json", _json(self.bundle, "record.json"), statement)
-        self.statement = statement
+        self.statement = self.said = statement
         return f"{HEAD} and record.json claim what the statement claims"
 
     def epsilon(self) -> str | None:

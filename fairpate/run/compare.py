@@ -45,15 +45,7 @@ from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.records import RunStatement
-from fairpate.run.context import (
-    RunDirectory,
-    read_json,
-    read_votes,
-    sole_worker,
-    write_json,
-    write_text,
-    write_votes,
-)
+from fairpate.run.context import RunDirectory, read_json, read_votes, sole_worker, write_json, write_text, write_votes
 from fairpate.run.folder import create_run_directory, finished_run, load_for, read_student
 from fairpate.run.private_metrics import Assessment, assess
 from fairpate.run.publication import comparison_html, read_claims, write_reports

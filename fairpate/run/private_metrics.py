@@ -524,7 +524,8 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
         errors_R = (below_K + errors_RK).max(axis=1)
         missed_above = min(float((errors_R < -z).mean()), (1 - LEVEL) / 2)
         margin = float(np.quantile(errors_R, LEVEL + missed_above))
-        before, low = low, max(0.0, float(np.nanmax(ends(margin, table_GYC).low_EG)))
+        # With a wider margin no group may stand out any more: then the low end is 0.
+        before, low = low, float(np.fmax.reduce(ends(margin, table_GYC).low_EG, axis=None, initial=0.0))
         if low == before:  # for good
             break
     return low

@@ -310,7 +310,39 @@ def write_reports(
     if spending is None:  # a model without teachers is not called a student
         evaluations = {name.replace("student", "model"): found for name, found in evaluations.items()}
     else:
-        voting = _answered_queries(spending, statement, len(dataset.public))
+        # Public facts about the queries: their epsilon after each one is data-independent.
+        queries, terms, num_submitted = statement.queries, spending.terms, len(spending.charges_Q)
+        assert queries is not None
+        if accountant.has_loss_distributions([spending.submitted(0, num_submitted)]):
+            # Composing is slow, and the course bends most at its start.
+            spaced = num_submitted * np.linspace(0, 1, _MAX_COMPOSED_POINTS + 1)[1:] ** 2
+            ends = np.unique(np.ceil(spaced).astype(int)).tolist()
+            epsilons = [
+                accountant.least_epsilon([spending.submitted(0, end)], target_delta=terms.budget.delta)
+                for end in stepwise(ends)
+            ]
+            course = [(0.0, 0.0), *zip(ends, epsilons, strict=True)] if num_submitted else []
+        else:
+            course = _course(spending, lambda start, end: accountant.rdp([spending.submitted(start, end)]))
+        # The last reservation has the outcome: a crash left the earlier ones of a query open.
+        asked = [charges[-1] for charges in spending.charges_Q]
+        outcomes = Counter(zip((last.group for last in asked), spending.outcomes_Q, strict=True))
+        labels = Counter(
+            (last.group, last.outcome.label)
+            for last in asked
+            if last.outcome is not None and last.outcome.label is not None
+        )
+        voting = AnsweredQueries(
+            mechanism=terms.mechanism.describe(),
+            gate=terms.gate,
+            num_teachers=terms.num_teachers,
+            voters=terms.mechanism.voters,
+            num_public_records=len(dataset.public),
+            **vars(queries),
+            epsilon_course=course,
+            outcomes_GO=[[outcomes[group, each] for each in OUTCOMES] for group in range(terms.num_groups)],
+            answered_GC=[[labels[group, k] for k in range(terms.num_classes)] for group in range(terms.num_groups)],
+        )
     public = PublicReport(
         title=dataset.name,
         method=method_title(statement.method),
@@ -336,8 +368,7 @@ def write_reports(
                 spending, lambda start, end: accountant.rdp_data_dependent([spending.drawn(start, end)])
             )
             as_in_paper = _course(spending, spending.as_in_paper)
-        asked_Q = [charges[-1] for charges in spending.charges_Q]
-        ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in asked_Q]
+        ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in asked]
         operators = PrivateReport(
             public=public,
             rdp_order=best.order,
@@ -352,49 +383,14 @@ def write_reports(
             plurality_votes_Q=[votes[0] for votes in ranked_Q],
             runner_up_votes_Q=[votes[1] for votes in ranked_Q],
             num_votes_Q=[sum(votes) for votes in ranked_Q],
-            groups_Q=[reservation.group for reservation in asked_Q],
+            groups_Q=[reservation.group for reservation in asked],
             outcomes_Q=spending.outcomes_Q,
-            at_Q=[reservation.at_s for reservation in asked_Q],
-            callers_Q=[reservation.asker.caller for reservation in asked_Q],
+            at_Q=[reservation.at_s for reservation in asked],
+            callers_Q=[reservation.asker.caller for reservation in asked],
             without_privacy=without_privacy,
         )
         write_text(run.private_report, private_report(operators))
     write_text(run.public_report, public_report(public))
-
-
-def _answered_queries(spending: Spending, statement: PrivacyStatement, num_public_records: int) -> AnsweredQueries:
-    """The public facts about the queries. Their epsilon after each query is data-independent."""
-    queries, terms, submitted = statement.queries, spending.terms, len(spending.charges_Q)
-    assert queries is not None
-    if accountant.has_loss_distributions([spending.submitted(0, submitted)]):
-        # Composing is slow, and the course bends most at its start.
-        ends = np.unique(np.ceil(submitted * np.linspace(0, 1, _MAX_COMPOSED_POINTS + 1)[1:] ** 2).astype(int)).tolist()
-        epsilons = [
-            accountant.least_epsilon([spending.submitted(0, end)], target_delta=spending.terms.budget.delta)
-            for end in stepwise(ends)
-        ]
-        course = [(0.0, 0.0), *zip(ends, epsilons, strict=True)] if submitted else []
-    else:
-        course = _course(spending, lambda start, end: accountant.rdp([spending.submitted(start, end)]))
-    # The last reservation has the outcome: a crash left the earlier ones of a query open.
-    asked = [charges[-1] for charges in spending.charges_Q]
-    outcomes = Counter(zip((last.group for last in asked), spending.outcomes_Q, strict=True))
-    labels = Counter(
-        (last.group, last.outcome.label)
-        for last in asked
-        if last.outcome is not None and last.outcome.label is not None
-    )
-    return AnsweredQueries(
-        mechanism=terms.mechanism.describe(),
-        gate=terms.gate,
-        num_teachers=terms.num_teachers,
-        voters=terms.mechanism.voters,
-        num_public_records=num_public_records,
-        **vars(queries),
-        epsilon_course=course,
-        outcomes_GO=[[outcomes[group, each] for each in OUTCOMES] for group in range(terms.num_groups)],
-        answered_GC=[[labels[group, k] for k in range(terms.num_classes)] for group in range(terms.num_groups)],
-    )
 
 
 def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list[tuple[float, float]]:

@@ -990,6 +990,7 @@ _BLOCK = 256
 """Queries that a ledger may take between two writes of the odometer, and that a crash counts too many, at most."""
 
 
+@dataclass(eq=False)
 class LedgerMeter:
     """Reserves room in the odometer for the next charges of a ledger; :class:`Ledger` calls it before each charge.
 
@@ -999,27 +1000,21 @@ class LedgerMeter:
     that were fixed before the first query, as of a run; empty: none were, as of a service.
     """
 
-    def __init__(
-        self,
-        log: ReleaseLog,
-        terms: LedgerTerms,
-        *,
-        unit: Unit = "record",
-        planned: int = 0,
-        plan: Sequence[Event] = (),
-    ) -> None:
-        self._log, self._terms = log, terms
-        self._planned = queries_that_fit(terms, planned) if planned else 0
-        self._unit, self._plan = unit, plan
-        self._settled, self._held = 0, 0
-        self._ledger: Ledger | None = None
+    log: ReleaseLog
+    terms: LedgerTerms
+    unit: Unit = field(default="record", kw_only=True)
+    planned: int = field(default=0, kw_only=True)
+    plan: Sequence[Event] = field(default=(), kw_only=True)
+    _settled: int = field(default=0, init=False)
+    _held: int = field(default=0, init=False)
+    _ledger: Ledger | None = field(default=None, init=False)
 
     def settle(self, ledger: Ledger) -> None:
         """Set the odometer's count to what the ledger holds, and reserve room for its charges from now on.
 
         RunDirectoryError if the ledger holds less than was counted.
         """
-        stored = self._log.stored()
+        stored = self.log.stored()
         # `num_queries` is what the ledger surely held, not the room that was counted ahead.
         if stored is not None and len(ledger.keys) < stored.num_queries:
             raise RunDirectoryError(
@@ -1045,14 +1040,15 @@ class LedgerMeter:
         rooms = [num_reservations]
         if enforce:
             # Near the limit a whole block has no room, and the queries that are asked may have.
-            rooms.insert(0, max(num_reservations, queries_that_fit(self._terms, num_reservations + _BLOCK - 1)))
+            rooms.insert(0, max(num_reservations, queries_that_fit(self.terms, num_reservations + _BLOCK - 1)))
+        planned = queries_that_fit(self.terms, self.planned) if self.planned else 0
         for room in rooms:
-            count = max(room, self._planned) if room else 0
+            count = max(room, planned) if room else 0
             # At their worst case: statements publish the odometer's sums, which must not depend on votes.
-            events = [of_teachers(self._terms.mechanism.worst_case(count), self._unit)]
-            noise, plan = self._terms.noise, self._plan
+            events = [of_teachers(self.terms.mechanism.worst_case(count), self.unit)]
+            noise, plan = self.terms.noise, self.plan
             try:
-                self._log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
+                self.log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
             except LimitReachedError as error:
                 if room == num_reservations:
                     raise LedgerError(str(error)) from error

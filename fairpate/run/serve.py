@@ -36,15 +36,7 @@ import numpy.typing as npt
 from fastapi import FastAPI
 
 from aggregator import audit
-from aggregator.ledger import (
-    NO_LIMIT,
-    Ledger,
-    LedgerState,
-    OwnLimit,
-    back_end,
-    noted_at,
-    read_ledger,
-)
+from aggregator.ledger import NO_LIMIT, Ledger, LedgerState, OwnLimit, back_end, noted_at, read_ledger
 from aggregator.service import auth
 from aggregator.service.api import Facts
 from aggregator.service.auth import LiveTokens, TokenStore

@@ -118,24 +118,21 @@ class Offer:
     """One configuration compared with a demand.
 
     ``missed`` holds the relative excess over each limit that is not met; that of epsilon is the excess of its
-    guaranteed value, which is rounded up. ``seeds_met`` is the number of seeds whose own run meets every limit.
+    guaranteed value, which is rounded up. ``distance`` is the largest of them: 0.1 means that a limit is missed by 10 %
+    of its value; 0 where all are met. ``seeds_met`` is the number of seeds whose own run meets every limit.
     """
 
     point: Point
     missed: Mapping[str, float]
+    distance: float
     seeds_met: int
-
-    @property
-    def distance(self) -> float:
-        """The largest relative excess: 0.1 means that a limit is missed by 10 % of its value; 0 where all are met."""
-        return max(self.missed.values(), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Achievable:
     """The answer of one panel to a demand: the configurations that meet it, by accuracy, or else the nearest ones.
 
-    A degenerate predictor can meet many demands and still be useless: it is listed last and counted in
+    A degenerate predictor can meet many demands and still be useless: it is listed last in ``met`` and counted in
     ``num_degenerate``.
     """
 
@@ -143,12 +140,8 @@ class Achievable:
     nearest: tuple[Offer, ...]
     num_points: int
     num_undefined: int
+    num_degenerate: int
     baselines: Baselines
-
-    @property
-    def num_degenerate(self) -> int:
-        """The number of offers in ``met`` that are degenerate."""
-        return sum(bool(offer.point.degenerate) for offer in self.met)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +151,9 @@ class Transfer:
     ``chosen`` was the best offer on the source, None if it had none; ``there`` is the same configuration on the target,
     None if it was not run there, and ``best`` the target's own choice. Of the ``num_members`` of the source's frontier
     ``num_missing`` were not run on the target. ``hypervolume_transferred`` is that of the others on the target, and
-    ``hypervolume_own`` that of all the target's points.
+    ``hypervolume_own`` that of all the target's points. ``regret`` is the accuracy that is lost against ``best``, NaN
+    unless both meet the demand; ``regret_hypervolume`` the share of the target's hypervolume that the transferred
+    configurations do not reach, NaN if it has none.
     """
 
     chosen: Offer | None
@@ -168,27 +163,20 @@ class Transfer:
     num_missing: int
     hypervolume_transferred: float
     hypervolume_own: float
-
-    @property
-    def regret(self) -> float:
-        """Accuracy that is lost against ``best``; NaN unless both meet the demand."""
-        if self.there is None or self.best is None or self.there.missed or self.best.missed:
-            return math.nan
-        # A difference of errors is one of accuracies, positive where the choice is worse.
-        return self.there.point.value("error") - self.best.point.value("error")
-
-    @property
-    def regret_hypervolume(self) -> float:
-        """Share of the target's hypervolume that the transferred configurations do not reach; NaN if it has none."""
-        return 1 - self.hypervolume_transferred / self.hypervolume_own if self.hypervolume_own else math.nan
+    regret: float
+    regret_hypervolume: float
 
 
 def offer(point: Point, demand: Demand) -> Offer:
     """Compare ``point`` with ``demand``. An undefined objective misses its limit by an infinite excess."""
     # Means may meet a demand that no single seed meets.
     by_seed = [_missed(_values(point, demand, seed), demand) for seed in range(len(point.seeds))]
+    missed = _missed(_values(point, demand), demand)
     return Offer(
-        point=point, missed=_missed(_values(point, demand), demand), seeds_met=sum(not missed for missed in by_seed)
+        point=point,
+        missed=missed,
+        distance=max(missed.values(), default=0.0),
+        seeds_met=sum(not each for each in by_seed),
     )
 
 
@@ -250,6 +238,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
         nearest=tuple(sorted(nearest, key=_rank)[:num_nearest]),
         num_points=len(points),
         num_undefined=len(points) - len(offers),
+        num_degenerate=sum(bool(each.point.degenerate) for each in met),
         baselines=baselines(points),
     )
 
@@ -267,21 +256,30 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
     # On each side the same rule chooses, so that the difference is that of the data sets.
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
-    there = None if chosen is None else _image(chosen.point, source, target)
+    image = None if chosen is None else _image(chosen.point, source, target)
+    there, regret = None if image is None else offer(image, demand), math.nan
+    if there is not None and best is not None and not there.missed and not best.missed:
+        # A difference of errors is one of accuracies, positive where the choice is worse.
+        regret = there.point.value("error") - best.point.value("error")
     members = frontier(source, OBJECTIVES).members
     images = [_image(point, source, target) for point in members]
     found, _ = defined([image for image in images if image is not None], OBJECTIVES)
     everything, _ = defined(target, OBJECTIVES)
     # One corner for both volumes: under different ones they do not compare.
     reference_O = reference_point(target)
+    transferred, own = (
+        hypervolume(matrix(reached, OBJECTIVES), reference_O=reference_O) for reached in (found, everything)
+    )
     return Transfer(
         chosen=chosen,
-        there=None if there is None else offer(there, demand),
+        there=there,
         best=best,
         num_members=len(members),
-        num_missing=sum(image is None for image in images),
-        hypervolume_transferred=hypervolume(matrix(found, OBJECTIVES), reference_O=reference_O),
-        hypervolume_own=hypervolume(matrix(everything, OBJECTIVES), reference_O=reference_O),
+        num_missing=sum(each is None for each in images),
+        hypervolume_transferred=transferred,
+        hypervolume_own=own,
+        regret=regret,
+        regret_hypervolume=1 - transferred / own if own else math.nan,
     )
 
 

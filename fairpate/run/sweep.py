@@ -50,7 +50,7 @@ from fairpate.config import (
     read_yaml,
     unread_because_of,
 )
-from fairpate.data import REGISTRY, DataError, data_dir_of, entry_for
+from fairpate.data import REGISTRY, DataError, entry_for, request_of
 from fairpate.data.dataset import locate
 from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, private_folder, write_atomically
@@ -433,8 +433,9 @@ def _config(
         found.append(error)
     try:
         section = DataConfig.model_validate(values["data"])
-        for file in entry_for(section).needed_files(section.options):
-            locate(file, data_dir_of(section))
+        entry = entry_for(section)
+        for file in entry.needed_files(section.options):
+            locate(file, request_of(section, entry).data_dir)
     except ValidationError:
         assert found  # the section was reported with the rest
     except DataError as error:

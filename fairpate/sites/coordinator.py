@@ -21,15 +21,7 @@ from aggregator.service.auth import is_loopback
 from fairpate.http_server import FaultError, HttpServer, HttpSettings, RequestRate, new_app
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.sites.plan import (
-    Journal,
-    PlanError,
-    SitePlan,
-    config_of,
-    embedding_file,
-    loader_of,
-    read_plan,
-)
+from fairpate.sites.plan import Journal, PlanError, SitePlan, config_of, embedding_file, loader_of, read_plan
 from fairpate.sites.secure_sum import ENDED, STEPS, Coordinator, LateError, SumError
 from fairpate.types import IntArray
 
@@ -65,8 +57,9 @@ class CoordinatorSums:
         self._machines: list[Coordinator] = []
         for number in range(len(plan.sums)):
             # Messages about a model can be read once it is known.
-            if not plan.reads_model(number) or journal.get("model") is not None:
-                self._begin(number)
+            about = journal.get("model") if plan.reads_model(number) else b""
+            if about is not None:
+                self._machines.append(Coordinator(plan.draw(number, about), journal.part(f"sum {number}")))
         self._number = 0
         self._done: set[int] = set()
 
@@ -81,7 +74,8 @@ class CoordinatorSums:
                 if self._journal.setdefault("model", about) != about:
                     raise SumError("The sites were shown another model than this run has; restore its folder.")
                 if number == len(self._machines):
-                    self._begin(number)
+                    store = self._journal.part(f"sum {number}")
+                    self._machines.append(Coordinator(self._plan.draw(number, about), store))
             machine = self._machines[number]
             stage, deadline_s = -1, math.inf
             while (total_D := machine.total_D) is None:
@@ -100,11 +94,6 @@ class CoordinatorSums:
                     # Messages wake it; the timeout is for lateness, which no message reports.
                     self._changed.wait(_POLL_S)
         return total_D.reshape(exact_RW.shape)
-
-    def _begin(self, number: int) -> None:
-        about = self._journal.get("model") if self._plan.reads_model(number) else None
-        store = self._journal.part(f"sum {number}")
-        self._machines.append(Coordinator(self._plan.draw(number, about or b""), store))
 
     def wait_for_sites(self, timeout_s: float) -> None:
         """Return when all sites have signed that they need nothing more, or after ``timeout_s``."""

@@ -470,7 +470,7 @@ class Coordinator:
             text = draw.digest(self._heads) + hashlib.sha256(body).digest()
             draw.verify(place, signature, text, step)
         else:
-            draw.verify(place, signature, self._survivors_digest + body, step)
+            draw.verify(place, signature, draw.digest(self._heads, self._store.get("survivors")) + body, step)
 
     @property
     def _heads(self) -> dict[int, bytes]:
@@ -482,12 +482,6 @@ class Coordinator:
     def _survivors(self) -> dict[int, bytes]:
         survivors = self._store.get("survivors")
         return {} if survivors is None else self._draw.parts(survivors, _HASH + _SIGNATURE)
-
-    @cached_property
-    def _survivors_digest(self) -> bytes:
-        survivors = self._store.get("survivors")
-        assert survivors is not None
-        return self._draw.digest(self._heads, survivors)
 
     def _unmasked(self) -> IntArray | None:
         """The sum (D,) without masks; None if wrong shares keep a secret from being found."""

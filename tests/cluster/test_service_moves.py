@@ -20,6 +20,7 @@ from local_cluster import Cluster, make_environment
 from serving import free_port, ids
 
 from aggregator import audit
+from fairpate.cli import main
 
 pytestmark = pytest.mark.slow  # real clusters; tests/aggregator/test_database_ledgers.py has writers alone
 
@@ -47,8 +48,8 @@ def backed_up(tmp_path_factory):
     """A finished run, and a copy of its ledger."""
     folder = tmp_path_factory.mktemp("backed-up")
     (folder / "config.yaml").write_text(CONFIG)
-    command(folder, "run", "config.yaml", "--out", "run", "--set", "ray.num_actors=0")
-    command(folder, "ledger", "backup", "run", "copy.sqlite")
+    here(folder, "run", "config.yaml", "--out", "run", "--set", "ray.num_actors=0")
+    here(folder, "ledger", "backup", "run", "copy.sqlite")
     return folder
 
 
@@ -56,12 +57,24 @@ def backed_up(tmp_path_factory):
 def folder(backed_up, tmp_path, place):
     """That run, with its ledger in the database."""
     shutil.copytree(backed_up, tmp_path, dirs_exist_ok=True)
-    command(tmp_path, "ledger", "restore", "copy.sqlite", "run", "--to", place)
+    here(tmp_path, "ledger", "restore", "copy.sqlite", "run", "--to", place)
     return tmp_path
 
 
 def environment_of(folder: Path) -> dict[str, str]:
     return make_environment() | {"FAIRPATE_STATE": str(folder / "state"), "OMP_NUM_THREADS": "1"}
+
+
+def here(folder: Path, *words: str) -> None:
+    """A command in this process: another one imports for seconds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setenv("FAIRPATE_STATE", str(folder / "state"))
+        patched.setattr(sys, "argv", ["fairpate", *words])
+        try:
+            main()
+        except SystemExit as left:
+            assert not left.code
 
 
 def command(folder: Path, *words: str, **environment: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fixed_results import SMALL, TARGET, two_labels
+from method_kinds import quick_and_slow
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
@@ -41,9 +42,6 @@ QUICK: dict[str, Any] = {  # less training than where results are compared with 
     "private_knn": {"sampling_rate": 0.2},
 }
 VALUES = {**SMALL, **TARGET, **QUICK}
-# Ways to learn: by votes for labels, by a release of sums, by steps, by steps with a dual variable, by a game.
-ONE_OF_EACH_KIND = ("fairpate", "sf_pate", "weighted_votes", "residual_votes", "teacher_votes", "sgd", "dp_sgd")
-ONE_OF_EACH_KIND += ("raco_dp", "pf_ld", "dp_oracle_learner", "randomised_response")
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +66,7 @@ def estimator_of(config: Method) -> FairClassifier:
     return FairClassifier(**sections | {"method": config.method, "random_state": config.seed, "embedding": None})
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.parametrize("name", quick_and_slow(METHODS))
 def test_an_estimator_has_the_weights_and_the_price_of_the_command(name: str, digits: Dataset, tmp_path: Path) -> None:
     """Bit by bit, twice, on the same records."""
     given = arrays(digits)

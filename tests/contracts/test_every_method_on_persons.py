@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fixed_results import SMALL, TARGET, two_labels
+from method_kinds import quick_and_slow
 from test_every_method import QUICK
 
 from fairpate.config import ConfigError
@@ -46,7 +47,7 @@ def epsilon_of_curves(events: list[Event], *, target_delta: float) -> float:
     return accountant.epsilon(events, target_delta=target_delta).epsilon
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("name", quick_and_slow(all_methods()))
 def test_a_method_protects_persons_or_refuses(
     name: str, visits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

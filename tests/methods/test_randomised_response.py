@@ -18,7 +18,6 @@ from fairpate.fairness.rates import joint_table
 from fairpate.methods.base import Training
 from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, fair_mixing
 from fairpate.methods.randomised_response import (
-    Learner,
     RandomisedResponse,
     RandomisedResponseConfig,
     recovered_counts,
@@ -35,8 +34,10 @@ X, Y, Z = records(3000, 4)
 
 def train(epsilon: float, learner: Any = None, data: Any = (X, Y, Z), seed: int = 0, **changes: Any) -> Any:
     class Response(RandomisedResponse):
-        def learner(self, training: Training, shrunk: float) -> Learner:
-            return learner or super().learner(training, shrunk)
+        def learned(self, training: Training, *records: Tensor, max_gap: float, shrunk: float) -> nn.Module:
+            if learner is not None:
+                return learner(*records, max_gap)
+            return super().learned(training, *records, max_gap=max_gap, shrunk=shrunk)
 
     # An epsilon of 0, at which nothing is told, is no target of a run.
     target = PrivacyTarget.model_construct(**dict(PrivacyTarget()) | {"epsilon": epsilon})

@@ -111,14 +111,13 @@ def test_the_norm_is_rounded_up_and_exact_where_it_can_be(num_queries: int) -> N
 
 def test_both_accountants_price_the_table_within_the_target() -> None:
     for epsilon in (0.1, 1.0, 3.0):
-        event = method(epsilon=epsilon).event(NUM_QUERIES, "person")
+        event = method(epsilon=epsilon).sum_event("person", norm=two_moves(NUM_QUERIES), scale=1)
         stated = price([event], delta=1e-5).epsilon
         assert 0.99 * epsilon < stated <= epsilon
         assert recomputed_epsilon([event_json(event)], delta=1e-5) == pytest.approx(stated, rel=2e-3)
         # Half of the queries are half of the squared sensitivity: the same noise would cost less.
-        assert method(epsilon=epsilon).event(NUM_QUERIES // 2).noise_stddev_votes == pytest.approx(
-            event.noise_stddev_votes / math.sqrt(2), rel=0.05
-        )
+        half = method(epsilon=epsilon).sum_event("record", norm=two_moves(NUM_QUERIES // 2), scale=1)
+        assert half.noise_stddev_votes == pytest.approx(event.noise_stddev_votes / math.sqrt(2), rel=0.05)
 
 
 def test_a_student_learns_what_clear_counts_say_whatever_the_number_of_voters(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import (
     HEAD_OF,
     WeightsError,
-    build_architecture,
     build_model,
     imagenet_file,
     load_weights,
@@ -233,7 +232,7 @@ def test_an_architecture_takes_a_trained_state_without_the_file(files: dict[str,
     config = config_of("resnet18", files["resnet18"])
     model = build_model(config, input_shape=(3, 64, 64), num_classes=2, generator_seed=3)
     elsewhere = ModelConfig.model_validate(config.model_dump(mode="json", exclude={"weights": {"path"}}))
-    copy = build_architecture(elsewhere, input_shape=(3, 64, 64), num_classes=2)
+    copy = build_model(elsewhere, input_shape=(3, 64, 64), num_classes=2)
     copy.load_state_dict(model.state_dict())
     assert torch.equal(predict_logits(copy, pictures()), predict_logits(model, pictures()))
     with pytest.raises(WeightsError, match="give the file"):

@@ -16,9 +16,6 @@ ATTRIBUTE = ("pf_ld", "sf_pate", "dp_postprocessing", "dp_oracle_learner", "rand
 RANDOMISED = ("dp_postprocessing", "dp_oracle_learner")  # fine-tuning would undo their mixing: refused there
 LINEAR = ("dp_oracle_learner", "covariance_constraint")  # refuse a model that is not
 ASKING = ("pate", "fairpate", "pate_s_pre", "pate_s_in", "sf_pate", "private_knn")
-# Ways to learn: by votes for labels, by a release of sums, by steps, by steps with a dual variable, by a game.
-ONE_OF_EACH_KIND = ("fairpate", "sf_pate", "weighted_votes", "residual_votes", "teacher_votes", "sgd", "dp_sgd")
-ONE_OF_EACH_KIND += ("raco_dp", "pf_ld", "dp_oracle_learner", "randomised_response")
 SMALL = {
     "noise": "seeded",
     "data": {"options": {"colour_as_feature": False}, "num_public": 120, "num_test": 200},

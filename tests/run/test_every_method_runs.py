@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from each_method import ASKING, ATTRIBUTE, METHODS, RANDOMISED, UNPROTECTED, config_of, load_two_labels, train, weights
+from method_kinds import quick_and_slow
 from rich.console import Console
 from small_runs import FILES, QUIET, read_json
 
@@ -30,7 +31,7 @@ PRIVATE = {"release.json", "without_privacy.json"}
 ONE_OF_EACH_KIND = ("dp_sgd", "fairpate", "weighted_votes", "f_ld")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick_and_slow(METHODS))
 def test_every_method_leaves_the_same_files(trained, method):
     folder = trained(method)
     of_votes = {"labels.parquet"} if method in ASKING else set()
@@ -84,7 +85,7 @@ def test_of_two_that_begin_a_folder_at_once_the_second_leaves_no_configuration(t
     assert create_run_directory(config).config.exists()  # what a crash left of the first is no other run's
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick_and_slow(METHODS))
 def test_report_and_card_open_any_run(trained, method, fairpate, monkeypatch):
     folder = trained(method)
     monkeypatch.setitem(run_method.__kwdefaults__, "load", load_two_labels)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from each_method import METHODS, config_of, load_two_labels
+from method_kinds import quick_and_slow
 from rich.console import Console
 
 from aggregator.mechanism import ConfidentGnmax
@@ -53,7 +54,7 @@ def test_two_classes_are_won_as_one_gaussian_says() -> None:
     np.testing.assert_allclose(mechanism.right_probability(votes_RC, right_R), expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick_and_slow(METHODS))
 def test_a_run_publishes_what_was_planned_or_less(method, trained, tmp_path) -> None:
     config = config_of(method, tmp_path)
     dataset = load_two_labels(config.data)

@@ -165,8 +165,8 @@ def count_twice(patched: pytest.MonkeyPatch) -> None:
     table = dp_fair_learning.joint_table
     for module in (dp_fair_learning, run_audit):  # also where the attacker counts what it knows
         patched.setattr(module, "joint_table", lambda *given, **how: 2 * table(*given, **how))
-    draw = mechanism.ConfidentVotes.draw
-    patched.setattr(mechanism.ConfidentVotes, "draw", lambda self, votes_QC, **how: draw(self, 2 * votes_QC, **how))
+    answer = mechanism.ConfidentVotes.answer
+    patched.setattr(mechanism.ConfidentVotes, "answer", lambda self, votes_QC, **how: answer(self, 2 * votes_QC, **how))
     patched.setattr(private_metrics, "records_of_unit", lambda records: np.full(len(records), 0.5))
 
 
@@ -179,8 +179,15 @@ def test_a_correct_release_stays_below_its_claim_and_its_control_does_not(runs: 
 
 
 # ada_ssp adds up and draws its sums by the functions of residual_votes: each fault of one is a fault of both.
-@pytest.mark.parametrize("method", methods("ada_ssp"))
-@pytest.mark.parametrize("fault", [halve_noise, count_twice])
+@pytest.mark.parametrize(
+    ("fault", "method"),
+    [
+        pytest.param(fault, method, marks=[pytest.mark.slow] * (method in (*SLOW, *dear)))
+        for fault, dear in ((halve_noise, ()), (count_twice, ("record_votes", "dp_sgd")))
+        for method in KINDS
+        if method != "ada_ssp"
+    ],
+)
 def test_half_the_noise_and_a_record_that_counts_twice_are_found(
     runs: Any, method: str, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +230,14 @@ def test_a_person_with_several_records_is_one_canary(runs: Any, method: str, mon
     assert audited(root, wanted=is_refuted, num_canaries=1500).refuted
 
 
-@pytest.mark.parametrize("method", ["pate", "weighted_votes", "record_votes", "dp_postprocessing"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "pate",
+        "weighted_votes",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("record_votes", "dp_postprocessing")),
+    ],
+)
 def test_what_private_records_were_read_for_stays_private(
     runs: Any, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

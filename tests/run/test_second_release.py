@@ -4,7 +4,8 @@ import importlib
 import shutil
 
 import pytest
-from each_method import METHODS, ONE_OF_EACH_KIND, UNPROTECTED, train
+from each_method import METHODS, UNPROTECTED, train
+from method_kinds import quick_and_slow
 from small_runs import copied
 
 import fairpate.methods.dp_fermi
@@ -242,14 +243,7 @@ def test_a_model_that_is_trained_again_after_its_files_were_deleted_is_counted_t
     assert total.releases == 2
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.slow)
-        for name in METHODS
-        if name not in UNPROTECTED
-    ],
-)
+@pytest.mark.parametrize("method", quick_and_slow(name for name in METHODS if name not in UNPROTECTED))
 def test_a_limit_admits_one_run_that_was_planned_at_it(trained, tmp_path, monkeypatch, method):
     """And then no other one, whatever it is chosen by."""
     planned = read_statement(trained(method))

@@ -90,7 +90,7 @@ def chosen_in(out: Path) -> int:
 
 
 def parts_counted() -> list[str]:
-    with Odometer()._transaction() as database:
+    with Odometer().transaction() as database:
         return sorted(row.part.partition("/")[2] for row in release_log._rows(database))
 
 

@@ -90,7 +90,7 @@ def run(out: Path, dataset: Dataset, *overrides: str, of: Path | None = None, me
 
 def counted() -> list[list[float]]:
     """The epsilons of all events of each run that the odometer holds, in the order of the runs."""
-    with Odometer()._transaction() as database:
+    with Odometer().transaction() as database:
         rows = release_log._rows(database)
     return [[each.epsilon for each in row.events for _ in range(each.count)] for row in rows]
 

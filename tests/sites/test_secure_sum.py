@@ -205,7 +205,8 @@ def test_one_wrong_share_is_left_out_and_two_end_the_sum() -> None:
             if place < liars:
                 # Signed by the site itself: only the secret that comes out shows that it is wrong.
                 body, site = flipped(message[:-64], 0), parties.site(place)
-                digest = parties.coordinator._survivors_digest
+                coordinator = parties.coordinator
+                digest = coordinator._draw.digest(coordinator._heads, coordinator.listed("survivors"))
                 message = body + site._signed("shares", digest + body)
             parties.coordinator.receive("shares", place, message)
         assert parties.draw.threshold == 4

@@ -15,6 +15,7 @@ from fairpate.config import FitConfig, ModelConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.files import Storage, StorageError, open_storage
 from teachers.ensemble import (
+    BlockPool,
     Ensemble,
     assign_teachers,
     collect_votes,
@@ -45,11 +46,7 @@ class FakePool:
             self.num_computed += 1
             yield position, function(shared, item, self.device)
 
-    def sum(self, function: Callable[..., Any], shared: Any, items: Iterable[Any], on_done: Callable[..., Any]) -> Any:
-        counted = list(self.run(function, shared, items))
-        for position, _ in counted:
-            on_done(position)
-        return np.sum([counts for _, counts in counted], axis=0, dtype=counted[0][1].dtype)
+    sum = BlockPool.sum
 
 
 def _split(count: int = 60, seed: int = 0) -> Split:

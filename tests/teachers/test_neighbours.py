@@ -72,7 +72,7 @@ def test_a_record_enters_and_displaces_one_other_and_nothing_else(count: int) ->
     """All records against all samples of the others: sampled or not, near or far, fewer than k, of equal labels."""
     generator = np.random.default_rng(count)
     seen = set()
-    for _ in range(8):
+    for _ in range(5):
         records = some_records(generator, 5)
         query = np.array([generator.integers(-3, 4, 2)], dtype=np.int32)
         for one in records:
@@ -309,7 +309,7 @@ def test_blocks_hold_whole_persons_and_find_the_same_neighbours(size: int) -> No
     generator = np.random.default_rng(0)
     records, persons = some_records(generator, 40, reach=20), generator.integers(0, 11, 40).tolist()
     found = blocks_of_persons(records, persons, size=size)
-    assert sum(map(len, found)) == 40
+    assert sum(len(block.labels_N) for block in found) == 40
     assert sum(block.num_sampled for block in found) == len(set(persons))
     queries, names = generator.integers(-20, 21, (6, 2)).astype(np.int32), list("abcdef")
     whole = nearest_of_samples(blocks_of_persons(records, persons), queries, names, count=4, sampler=Sampler(1.0))

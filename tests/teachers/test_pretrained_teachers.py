@@ -15,7 +15,7 @@ from torch.nn import functional
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.nn.fit import predict_logits
-from fairpate.nn.models import build_architecture
+from fairpate.nn.models import build_model
 from teachers.ensemble import block_name, collect_votes, load_block, predict_votes, train_ensemble
 from teachers.teacher import Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
@@ -61,7 +61,7 @@ def test_engines_agree_and_statistics_of_the_file_stay(file: Path) -> None:
     for name in ("bn1.running_mean", "layer3.1.bn2.running_var", "bn1.weight", "bn1.bias"):
         assert torch.equal(loop[f"1.{name}"], start[name].expand(2, -1))
     assert not torch.equal(loop["1.conv1.weight"][0], start["conv1.weight"])
-    one = build_architecture(spec.model, input_shape=(3, SIDE, SIDE), num_classes=CLASSES)
+    one = build_model(spec.model, input_shape=(3, SIDE, SIDE), num_classes=CLASSES)
     one.load_state_dict({name: value[1] for name, value in loop.items()})
     queries = pictures(5, torch.Generator().manual_seed(9))
     votes = predict_votes(loop, spec, queries.numpy())

@@ -40,8 +40,8 @@ class KillingPool:
     def run(self, function: Callable[..., Any], shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         return self._pool.run(self._deadly(function), shared, items)
 
-    def sum(self, function: Callable[..., Any], shared: Any, items: Iterable[Any], on_done: Callable[..., Any]) -> Any:
-        return self._pool.sum(self._deadly(function), shared, items, on_done)
+    def sum(self, function: Callable[..., Any], shared: Any, items: Iterable[Any], **progress: Any) -> Any:
+        return self._pool.sum(self._deadly(function), shared, items, **progress)
 
     def _deadly(self, function: Callable[..., Any]) -> Callable[..., Any]:
         marker = self._markers / function.__name__
@@ -131,9 +131,10 @@ def test_a_sum_is_the_same_in_whatever_order_ray_tells(two_actors: RayPool, monk
 
     monkeypatch.setattr(two_actors, "_wait_for_one", newest)
     done: list[int] = []
-    total = two_actors.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), done.append)
-    assert done != sorted(done)
-    assert (total.tolist(), sorted(done)) == ([78, 78, 78], list(range(12)))
+    total = two_actors.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), **told(done, 12))
+    added = np.diff([0, *done]).tolist()
+    assert added != sorted(added)
+    assert (total.tolist(), done[-1]) == ([78, 78, 78], 2**12 - 1)
 
 
 def test_what_is_added_up_is_the_sum_whoever_counted_it(two_actors: RayPool) -> None:
@@ -143,12 +144,17 @@ def test_what_is_added_up_is_the_sum_whoever_counted_it(two_actors: RayPool) -> 
 
     for num_values in (10, 100_000):  # totals in the driver's memory, and in the object store
         done: list[int] = []
-        total = two_actors.sum(counts, num_values, range(20), done.append)
-        assert (sorted(done), total.dtype) == (list(range(20)), np.uint16)
+        total = two_actors.sum(counts, num_values, range(20), **told(done, 20))
+        assert (len(done), done[-1], total.dtype) == (20, 2**20 - 1, np.uint16)
         np.testing.assert_array_equal(total, np.full(num_values, 190))
-        np.testing.assert_array_equal(BlockPool().sum(counts, num_values, range(20), done.append), total)
+        np.testing.assert_array_equal(BlockPool().sum(counts, num_values, range(20)), total)
     with pytest.raises(ValueError, match="at least one item"):
-        two_actors.sum(counts, 1, [], done.append)
+        two_actors.sum(counts, 1, [])
+
+
+def told(done: list[int], count: int) -> dict[str, Any]:
+    """Progress whose last number shows that each of ``count`` items was counted, and once."""
+    return {"sizes": [2**number for number in range(count)], "on_progress": lambda counted, _: done.append(counted)}
 
 
 class LosingPool(RayPool):
@@ -171,17 +177,17 @@ def test_what_a_lost_actor_had_added_is_counted_again_and_once(ray_session: None
         for num_told in (2, 6):  # on its way, and all added up
             pool.num_told = num_told
             done: list[int] = []
-            total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 7), done.append)
-            assert (total.tolist(), set(done)) == ([21, 21, 21], set(range(6)))
+            total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 7), **told(done, 6))
+            assert (total.tolist(), done[-1]) == ([21, 21, 21], 2**6 - 1)
 
 
 def test_a_sum_that_was_interrupted_leaves_nothing_to_the_next(two_actors: RayPool) -> None:
-    def interrupt(_: int) -> None:
+    def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        two_actors.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), interrupt)
-    total = two_actors.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), lambda _: None)
+        two_actors.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), sizes=[1] * 3, on_progress=interrupt)
+    total = two_actors.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3))
     assert total.tolist() == [3, 3]
 
 

@@ -73,7 +73,7 @@ def test_many_queries_are_counted_a_few_at_a_time(
     expected = count_votes(_one_at_a_time(weights, spec, queries), 3)
     monkeypatch.setattr(teachers.ensemble, "_MAX_VALUES_AT_ONCE", queries[0].numel() * 20)
     read = _recorded(monkeypatch, "predict_logits" if model == "cnn" else "scale_bytes")
-    built = _recorded(monkeypatch, "build_architecture")
+    built = _recorded(monkeypatch, "build_model")
     np.testing.assert_array_equal(count_block(CountTask(spec=spec, queries=queries.numpy()), weights, "cpu"), expected)
     assert [len(call[-1]) for call in read] == [20, 20, 10] * (3 if model == "cnn" else 1)
     assert len(built) == (model == "cnn")
