@@ -301,7 +301,7 @@ class LedgerState:
 
 def _lacks(name: str, held: int, written: int) -> LedgerError:
     return LedgerError(
-        f"{name}: has {held} entries, but entry {written} was written; restore the whole ledger, with its head file "
+        f"{name}: has {held} entries and not the number {written} that was written; restore the ledger, with its head file "
         "and anchor, from one copy."
     )
 

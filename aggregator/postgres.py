@@ -261,7 +261,7 @@ class PostgresStore:
     def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:
         self._commits = Commits(place)
         self._place, self._name = self._commits.place, self._commits.name
-        # In the transaction that locks the row once the epoch is taken.
+        # Reads inside the transaction that has locked the row since the epoch was taken.
         self.reader = partial(PostgresReader, place, self._commits.connection)
         try:
             with as_ledger_errors(self._place):

@@ -456,7 +456,7 @@ class AggregatorSession:
                 terms.mechanism.all_vote and (totals_Q < terms.num_teachers).any()
             ):
                 raise VotesUnavailableError(
-                    f"Expected {terms.num_teachers} votes on every query, one per teacher; submit the queries again."
+                    f"Expected the votes of all {terms.num_teachers} teachers on every query; submit the queries again."
                 )
             with self._lock:
                 self._write(new, votes_QC, quota)

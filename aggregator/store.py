@@ -411,7 +411,8 @@ class SqliteReader:
 class SqliteStore:
     """One ledger in files, open for its one writer, which first reads it and then writes after :meth:`begin`.
 
-    ``remedy`` is a sentence that says what to do when the ledger cannot be written.
+    ``reader()`` opens a reader of the entries that earlier writers stored. ``remedy`` is a sentence that says what to
+    do when the ledger cannot be written.
     """
 
     remedy = "Fix the disk, then start again."

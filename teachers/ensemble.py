@@ -106,7 +106,8 @@ class BlockPool:
     ) -> Counts:
         """Return the sum of ``function(shared, item, device)`` over the items; all results have one shape and type.
 
-        ``on_done(position)`` is called after each item. ValueError without items.
+        ``on_progress(done, total)`` is called after each item; items count by their ``sizes``. ValueError without
+        items.
         """
         total: Counts | None = None
         done = 0

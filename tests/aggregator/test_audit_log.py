@@ -165,7 +165,7 @@ def test_a_log_is_checked_against_a_head_that_was_noted(log):
     assert check_log(log, heads[2]) == (7, 3, heads[-1])
     log.write_text("\n".join(lines[:5]) + "\n", encoding="utf-8")
     assert check_log(log, heads[4]) == (5, 5, heads[4])
-    with pytest.raises(LedgerError, match="none of its 5 lines has the head"):
+    with pytest.raises(LedgerError, match="none of its 5 lines has the chain"):
         check_log(log, heads[-1])
     for edited in ([*lines[:2], *lines[3:]], [lines[0].replace("alice", "carol"), *lines[1:]], [*lines, lines[-1]]):
         log.write_text("\n".join(edited) + "\n", encoding="utf-8")
