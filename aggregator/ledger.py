@@ -301,8 +301,8 @@ class LedgerState:
 
 def _lacks(name: str, held: int, written: int) -> LedgerError:
     return LedgerError(
-        f"{name}: has {held} entries and not the number {written} that was written; restore the ledger, with its head file "
-        "and anchor, from one copy."
+        f"{name}: has {held} entries and not the number {written} that was written; restore the ledger, with its head "
+        "file and anchor, from one copy."
     )
 
 
