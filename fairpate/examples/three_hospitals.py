@@ -1,12 +1,12 @@
-"""Hospitals on one laptop share a model and no record: every party is a process with files and an odometer of its own.
+"""Train one model for several hospitals that share no record: on one laptop, each party is a process.
 
     fairpate new mine --example three-hospitals
     python mine/three_hospitals.py [--sites 3] [--epsilon 0.1] [--out runs/hospitals]
 
-The records are made up here: visits whose readmission depends on age and ward. Every hospital has the same declaration,
-the same public pool, and private visits of its own; the coordinator has the pool and test records. The commands that
-run are printed, so that they can be typed on several machines instead. Afterwards the first hospital trains a model of
-its own records alone, at the same epsilon, to compare with.
+The records are simulated: visits whose readmission depends on age and ward. Every hospital has the same declaration,
+the same public pool, its own private visits and its own odometer; the coordinator has the pool and test records. The
+commands are printed, so that they can be typed on several machines instead. Afterwards the first hospital trains a
+model on its own records only, at the same epsilon, for comparison.
 """
 
 from __future__ import annotations
