@@ -57,7 +57,7 @@ class QueryError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRule:
-    """How often a request is sent at most, and the pause before the second attempt; each further pause is twice as
+    """The number of attempts to send a request, and the pause before the second; each further pause is twice as
     long."""
 
     attempts: int = 5
@@ -213,7 +213,7 @@ class QueryShell(cmd.Cmd):
             import readline
         except ImportError:  # a system without the line editor: there is no history
             path = None
-        # A home folder that cannot be read or written is no reason to refuse a question.
+        # A home folder that cannot be read or written must not prevent queries.
         if path is not None:
             with suppress(OSError):
                 readline.read_history_file(path)
@@ -295,7 +295,7 @@ class QueryShell(cmd.Cmd):
         self._tell(reply_facts(reply, names), describe(reply, names))
 
     def do_quit(self, _: str) -> bool:
-        """quit: leave."""
+        """quit: leave the shell."""
         return True
 
     def _tell(self, facts: Mapping[str, Any], *words: RenderableType) -> None:

@@ -489,7 +489,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         """Store the outcomes of reservations durably, in one transaction. Answers may leave only after this returns."""
         # An outcome that was released must never be written over by another draw.
         if self.outcomes[reserved.start : reserved.stop] != [None] * len(outcomes):
-            raise ValueError(f"Expected one outcome for each reservation in {reserved}; some are committed already.")
+            raise ValueError(f"Expected one outcome for each open reservation in {reserved}; some have one already.")
         # A refusal's verdict, an answer's label, or the label followed by the counts released with it.
         words: list[str | int | list[int]] = []
         for settled in outcomes:

@@ -611,7 +611,7 @@ class FileAnchor:
                     break
                 except BlockingIOError as error:
                     if time.monotonic() > deadline_s:
-                        raise StoreError(f"{self.path}: the anchor is held by a process that hangs; end it") from error
+                        raise StoreError(f"{self.path}: a process that hangs has locked the anchor; end it") from error
                     time.sleep(0.01)
             try:
                 noted = noted_head(Path(self.path), descriptor)

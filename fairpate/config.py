@@ -401,7 +401,7 @@ class FitConfig(LoopConfig, TrainingConfig):
 
 
 class LearningConfig(Section):
-    """How a student learns from labels and from public records without a label."""
+    """The settings with which a student learns from labels and from public records without a label."""
 
     method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
     confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels with a smaller probability are left out.")
@@ -565,7 +565,7 @@ def fair_rule(said: Any) -> FairRule:
 
 
 class EvaluationConfig(Section):
-    """How the metrics of test records are published, and which of them are left out."""
+    """The settings for metrics of test records: how they are published, and which are left out."""
 
     metrics: MetricsKind = Field(
         "outside",
@@ -586,7 +586,7 @@ class EvaluationConfig(Section):
     )
     fair_at: Annotated[str, BeforeValidator(lambda said: str(fair_rule(said)))] = Field(
         str(FairRule()),
-        description="Your definition of fair in report, card and verdict: the largest demographic-parity gap, such as 0.1; "
+        description="Your definition of fair in report, card and verdict: largest demographic-parity gap, such as 0.1; "
         "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
     )
 

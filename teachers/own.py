@@ -205,7 +205,9 @@ def ask_own_teachers(
     num_failed = sum(int(each[_FAILED].sum()) for each in stored)
     first_failure = f", the first with {failures[0]}" if failures else ""
     if num_failed == num_teachers:
-        raise OwnTeacherError(f"all {num_teachers} teachers of {named(factory)} failed{first_failure}; correct it.")
+        raise OwnTeacherError(
+            f"all {num_teachers} teachers of {named(factory)} failed{first_failure}; correct their code."
+        )
     if num_failed:
         _log.warning(
             "%d of %d teachers failed and vote for their shard's most common class%s.",

@@ -199,7 +199,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
 
 
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Options before the command."""
+    """Accept the options before the command."""
     if version:
         typer.echo(f"fairpate {__version__}")
         raise typer.Exit

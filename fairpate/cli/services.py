@@ -232,7 +232,8 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 
 @ledger_app.command("anchor")
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
-    """Also record the last entry elsewhere from the next start on, so that a rolled-back ledger is refused.
+    """Note the ledger's last entry in a second place too, from the next start on, so that a rolled-back ledger is
+    refused.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.

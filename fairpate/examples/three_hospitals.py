@@ -72,7 +72,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def published(party: Path, name: str, field: str) -> Any:
-    """A field of a published file of the party's run."""
+    """Return a field of one of the files that the party's run published."""
     return json.loads((party / "run" / "public" / name).read_text(encoding="utf-8"))[field]
 
 

@@ -223,12 +223,13 @@ def read_key(path: Path) -> SiteKey:
 
 
 def key_text(keys: PublicKeys) -> str:
-    """Return public keys as the text of a roster's entry."""
+    """Return public keys as one text, for the roster: the file that maps sites' names to their keys."""
     return (keys.signing + keys.sealing).hex()
 
 
 def read_roster(path: Path) -> dict[str, str]:
-    """Read a roster from YAML: names of sites and the texts of their keys. PlanError for a wrong or repeated key."""
+    """Read a roster, a YAML file that maps sites' names to the texts of their keys. PlanError for a wrong or repeated
+    key."""
     try:
         roster = read_yaml(path, as_text=True)
     except ConfigError as error:

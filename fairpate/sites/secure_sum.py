@@ -360,7 +360,7 @@ class Site:
 
     def _once(self, key: str, value: bytes) -> None:
         if self._store.setdefault(key, value) != value:
-            raise SumError(f"The coordinator sent another list of {key} than before; the sum ends here.")
+            raise SumError(f"The coordinator sent two different lists of {key}; the sum ends here.")
 
     def _stored(self, key: str) -> bytes:
         value = self._store.get(key)
@@ -435,7 +435,10 @@ class Coordinator:
             if total_D is not None:
                 store.setdefault("sum", total_D.astype("<i8").tobytes())
             elif time_is_up or len(shares) == len(self._survivors):
-                raise SumError("Too many sites sent wrong shares: their secrets do not fit their hashes; the sum ends.")
+                raise SumError(
+                    "Too many sites sent wrong shares, so secrets do not match their hashes; the sum ends, and a new "
+                    "attempt needs a new plan."
+                )
         return 3 if store.get("sum") is None else 4
 
     def listed(self, name: str, place: int = 0) -> bytes | None:
@@ -457,13 +460,16 @@ class Coordinator:
 
     def _is_complete(self, messages: Mapping[int, bytes], most: int, least: int, step: Step, time_is_up: bool) -> bool:
         if time_is_up and len(messages) < least:
-            raise SumError(f"Time is up: {len(messages)} sites sent '{step}', the plan needs {least}; the sum ends.")
+            raise SumError(
+                f"Time is up: {len(messages)} sites sent '{step}', the plan needs {least}; the sum ends, and a new "
+                "attempt needs a new plan."
+            )
         return len(messages) >= (least if time_is_up else most)
 
     def _check(self, step: Step, place: int, message: bytes) -> None:
         draw, is_survivor = self._draw, step in ("agreed", "shares")
         if not 0 <= place < len(draw.sites):
-            raise SumError(f"Site {place}: the plan has {len(draw.sites)} sites.")
+            raise SumError(f"Site {place}: expected a number below {len(draw.sites)}, the number of the plan's sites.")
         if step != "hello" and place not in (self._survivors if is_survivor else self._heads):
             raise LateError(f"Site {place}: '{step}' is not expected of it; an earlier message did not come in time.")
         lengths: dict[Step, int] = {
