@@ -1,14 +1,16 @@
-"""Audits of a ledger: verification, rows, an export, and the audit log.
+"""Audits of a ledger: verification, listing, export, and the audit log.
 
 Each function verifies every entry first, takes no lock and writes nothing to the ledger, so that it may run while a
-service writes. Summaries, rows and exports are for the operator: they hold votes.
+service writes. Lists and exports of charges are for the operator only: they contain votes.
 
-The audit log is JSON lines: who was charged with which queries, when; whose limits changed; and, from the run's journal
-of actions, who read, copied, restored or took over the ledger and changed tokens. Nothing in it depends on votes: it
-has no votes, labels, refusals or costs, and does not show whether a query was answered. (Under a data-dependent budget
-the number of charges depends on votes, here as elsewhere.) Every line ends with ``chain``, a digest over all lines up
-to it. So an edit is noticed, and a cut is noticed by a reader who noted the ``chain`` of an earlier line. A log kept
-away from its ledger is also an anchor of every entry: it continues only from an entry that the ledger still holds."""
+The audit log is a file of JSON lines: who was charged with which queries, and when; whose limits changed; and, from the
+run's journal of actions, who read, copied, restored or took over the ledger and changed tokens. Nothing in it depends
+on votes: it has no votes, labels, refusals or costs, and does not show whether a query was answered. (Under a
+data-dependent budget the number of charges depends on votes, here as elsewhere.) Every line ends with ``chain``, a
+digest over all lines up to this one. So an edited line is noticed, and a truncated log is noticed by a reader who kept
+the ``chain`` of a later line. A log that is stored apart from its ledger also serves as an anchor: it is continued only
+if the ledger still has the entry at which the log ended.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,10 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedLedger:
-    """The numbers of a ledger whose chain is valid. ``open`` counts reservations that a crash left: charged, but not
-    answered."""
+    """The counts and the budget of a ledger whose chain is valid.
+
+    ``open`` counts reservations that a crash left open: charged, but not answered.
+    """
 
     entries: int
     head: str
@@ -70,7 +74,11 @@ class VerifiedLedger:
 
 
 def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
-    """Verify every entry against its predecessor, and that the noted ones are there. LedgerError if one fails."""
+    """Verify every entry against its predecessor, and that the entries noted in head and anchor exist; return a
+    summary.
+
+    LedgerError at the first fault.
+    """
     terms, state = _read(place, anchor)
     budget = terms.budget
     limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
@@ -92,12 +100,12 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
 
 
 def rows(place: Place, *, anchor: Place | None = None) -> Sequence[Charge]:
-    """Return every reservation in the order it was made. LedgerError as :func:`verify`."""
+    """Return all reservations in the order they were made. LedgerError as :func:`verify`."""
     return _read(place, anchor)[1].charges
 
 
 def export(place: Place, out: Path) -> None:
-    """Write terms and rows to ``out``, whole or not at all: ``.parquet`` (terms in its metadata) or ``.json``.
+    """Write the terms and all reservations to ``out``, atomically: ``.parquet`` (terms in its metadata) or ``.json``.
 
     LedgerError as :func:`verify`; UserError for another ending and for a file that exists.
     """
@@ -128,7 +136,8 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
 
 
 class LogEnd(NamedTuple):
-    """The end of an audit log: its last entry of the ledger, its last action, and the chain of its last line."""
+    """The end of an audit log: the last entry of the ledger and the last action that it has, and the chain of its last
+    line."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")
@@ -139,9 +148,11 @@ START = LogEnd()
 
 
 def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Iterator[tuple[LogEnd, str]]:
-    """Yield the lines that follow ``end``: new entries of the ledger, then new actions of the journal ``actions``.
+    """Yield the audit log's lines after ``end``: new entries of the ledger, then new actions of the journal
+    ``actions``.
 
-    LedgerError where the ledger or the journal lacks what the log ends with.
+    Each line comes with the new end of the log. LedgerError if the entry or the action at ``end`` is not in the ledger
+    or the journal.
     """
     name = shown(place)
     with closing(back_end(place).reader(place)) as reader:
@@ -151,8 +162,8 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
         last = reader.noted
         if last.number < before.number or (last.number == before.number and last != before):
             raise LedgerError(
-                f"{name}: holds {last.number} entries, and not the number {before.number} of the log; it was rolled "
-                "back, or the log is another ledger's."
+                f"{name}: has {last.number} entries, but the log ends with entry {before.number}: the ledger was "
+                "rolled back, or the log belongs to another ledger; restore the ledger, or give its own log."
             )
         # If entries follow, the digest of the first covers `before`, so that the log of another ledger fails there.
         rows = rows_after(reader, before.number)
@@ -182,7 +193,10 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     journal = [(Head(0, ""), {}), *_actions(actions, actions.read_bytes() if actions.exists() else b"")]
     number = end.action.number
     if len(journal) <= number or journal[number][0] != end.action:
-        raise LedgerError(f"{actions}: lacks action {number} of the log; it was cut, or the log is another run's.")
+        raise LedgerError(
+            f"{actions}: has no action {number}, with which the log ends: the journal was cut, or the log belongs to "
+            "another run; restore the journal, or give its own log."
+        )
     for head, values in journal[number + 1 :]:
         line, chain = _chained({**values, "digest": head.digest}, end.chain)
         end = end._replace(action=head, chain=chain)
@@ -192,7 +206,10 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
 def follow(
     place: Place, end: LogEnd, actions: Path | None = None, *, pause_s: float = 1.0
 ) -> Iterator[tuple[LogEnd, str]]:
-    """Yield the lines of :func:`lines_after`, and then every new one as it comes; never ends."""
+    """Yield the lines of :func:`lines_after`, and then each new line as it comes; never ends.
+
+    The ledger is read every ``pause_s`` seconds.
+    """
     while True:
         for end, line in lines_after(place, end, actions):  # noqa: B020 - the next round continues from here
             yield end, line
@@ -200,9 +217,9 @@ def follow(
 
 
 def log_end(log: Path) -> LogEnd:
-    """Verify a log and return its end; an incomplete last line, left by a crash, is cut off.
+    """Verify an audit log and return its end; an incomplete last line, left by a crash, is removed.
 
-    LedgerError for a file that is not an audit log, which is not changed, and for a log with an edited line.
+    LedgerError for a log with an edited line, and for a file that is not an audit log (which stays as it is).
     """
     if not log.exists():
         return START
@@ -218,10 +235,10 @@ def log_end(log: Path) -> LogEnd:
 
 
 def check_log(log: Path, head: str) -> tuple[int, int, str]:
-    """Verify a log against the ``chain`` of a line that was noted elsewhere.
+    """Verify an audit log against ``head``, the ``chain`` of a line that was noted elsewhere.
 
-    Returns the number of lines, the number of the line with ``head``, and the chain of the last line. LedgerError for a
-    line that was edited, inserted or removed, and for a log without ``head``: it was cut, or written anew.
+    Returns the number of lines, the number of the line with ``head``, and the chain of the last line. LedgerError if a
+    line was edited, inserted or removed, and if no line has ``head``: then the log was truncated or written anew.
     """
     try:
         content = log.read_bytes()
@@ -229,7 +246,9 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
         raise LedgerError(f"{log}: cannot be read as an audit log ({error}); give the log's own file.") from error
     chains = [end.chain for end in _ends(log, content)]
     if head not in chains:
-        raise LedgerError(f"{log}: none of its {len(chains)} lines has the head {head}; it was cut, or written anew.")
+        raise LedgerError(
+            f"{log}: none of its {len(chains)} lines has the chain {head}: the log was cut or written anew; restore it."
+        )
     return len(chains), chains.index(head) + 1, chains[-1]
 
 
@@ -246,8 +265,10 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
 
 
 def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the values and the chain of each line. LedgerError, with the line's number after ``name``, at the first
-    that does not follow from the lines before."""
+    """Verify lines, and yield the values and the chain of each.
+
+    LedgerError at the first line whose chain is wrong; its message has the line's number after ``name``.
+    """
     before, text = "", content.decode("utf-8", "replace")
     # Not splitlines: a name may hold another character that breaks lines.
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], start=1):
@@ -259,23 +280,24 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
         except (ValueError, KeyError, TypeError, AttributeError):
             follows = False
         if not follows:
-            what = "or one before it was changed or removed, or the file is not an audit log"
+            what = "or a line before it was changed or removed, or the file is not an audit log"
             raise LedgerError(f"{name} {number} {what}; restore it, or give another file.")
         before = chain
         yield values, chain
 
 
 def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
-    """Return the line with these values, and its chain: SHA-256 over the chain before and the rest of the line."""
+    """Return the JSON line with ``values``, and its chain: SHA-256 over the chain ``before`` and the rest of the
+    line."""
     text = json.dumps(values, ensure_ascii=False)
     chain = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
     return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain
 
 
 def note_action(journal: Path | None, event: str, **facts: object) -> None:
-    """Add an operator's action to the journal of a run, durably; None: to no journal. Call it before the action.
+    """Append an operator's action to a run's journal, durably; call it before the action. None: there is no journal.
 
-    LedgerError where the journal cannot be written, or is damaged.
+    ``event`` names the action, ``facts`` its details. LedgerError if the journal is damaged or cannot be written.
     """
     if journal is None:
         return
@@ -301,7 +323,7 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
 
 
 def _actions(journal: Path, content: bytes) -> Iterator[tuple[Head, dict[str, Any]]]:
-    """Yield every action with its number and digest, verified as the lines of a log are."""
+    """Yield all actions of a journal with number and digest, verified like the lines of an audit log."""
     # Up to the last line break: a crash may have left a part of a line.
     whole = content[: content.rfind(b"\n") + 1]
     for number, (values, chain) in enumerate(_verified(whole, f"{journal}: action"), start=1):

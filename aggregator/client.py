@@ -1,10 +1,11 @@
-"""A typed client of the aggregator's HTTP service, an interactive shell on it, and `fairpate query`.
+"""A typed client of the aggregator's HTTP service, an interactive shell that uses it, and the command `fairpate query`.
 
-A query is identified by its content, so asking again after a lost connection is safe: the service returns the stored
-reply and charges nothing. The client therefore survives a restart of the service by asking again.
+A query is identified by its content, so repeating a request after a lost connection is safe: the service returns the
+stored reply and charges nothing. So the client survives a restart of the service by sending its request again.
 
 :class:`QueryShell` reads commands (ask, estimate, budget, statement, reply) and keeps a history between sessions. The
-same commands work one at a time from the command line, and a batch of records is written to a table.
+same commands work one at a time from the command line; there a batch of records can also be submitted, whose replies
+are written to a table.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _RETRIED_STATUSES = (502, 503, 504)
 
 
 class QueryError(UserError):
-    """The service refused a request, or does not answer. ``status`` is None where no response came."""
+    """The service refused a request, or does not answer. ``status`` is the HTTP status, None if no response came."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
@@ -56,17 +57,18 @@ class QueryError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRule:
-    """The largest number of times a request is sent, and the first pause between two; each pause doubles."""
+    """The number of attempts to send a request, and the pause before the second; each further pause is twice as
+    long."""
 
     attempts: int = 5
     first_pause_s: float = 0.25
 
 
 class AggregatorClient(AbstractContextManager["AggregatorClient"]):
-    """Sends requests to one service; use as a context manager.
+    """Sends requests to one service; use it as a context manager.
 
-    ``token`` is sent as a bearer token; ``timeout_s`` limits each attempt. QueryError for a URL that cannot be one of a
-    service, and from every method where the service refuses or does not answer.
+    ``token`` is sent as a bearer token; ``timeout_s`` limits each attempt. QueryError for a URL that is not that of a
+    service; every method raises it if the service refuses the request or does not answer.
     """
 
     def __init__(
@@ -93,13 +95,13 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
     __exit__ = close
 
     def ask(self, questions: Sequence[Question]) -> Replies:
-        """Ask at most 1024 questions in one request; one reply per question, in order."""
+        """Submit at most 1024 queries in one request; return one reply per query, in order."""
         return self._request("POST", "/v1/queries", Replies, {"queries": _queries(questions)})
 
     def ask_many(self, questions: Sequence[Question], *, batch_size: int = 256) -> Iterator[Replies]:
-        """Ask any number of questions, ``batch_size`` in a request; ends after the batch that crosses the budget.
+        """Submit any number of queries, ``batch_size`` in a request, and yield the replies of each request.
 
-        ValueError unless 1 <= batch_size <= 1024.
+        Ends after the request in which the budget was spent. ValueError unless 1 <= batch_size <= 1024.
         """
         if not 1 <= batch_size <= MAX_QUERIES_PER_REQUEST:
             raise ValueError(f"Expected 1 <= batch_size <= {MAX_QUERIES_PER_REQUEST}, got {batch_size}.")
@@ -110,19 +112,20 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
                 return
 
     def reply(self, key: str) -> Reply:
-        """Return the stored reply of a query. QueryError with status 404 without one."""
+        """Return the stored reply of the query with content hash ``key``. QueryError with status 404 if there is
+        none."""
         # Quoted in full: a slash in a mistyped key would lead to another route.
         return self._request("GET", f"/v1/queries/{quote(key, safe='')}", Reply)
 
     def estimate(self, questions: Sequence[Question] | None = None, *, count: int | None = None) -> Estimate:
-        """Return the cost of these questions, or of ``count`` new ones; nothing is asked."""
+        """Return what the given queries, or ``count`` new ones, would cost; nothing is submitted or charged."""
         if (questions is None) == (count is None):
-            raise ValueError("Expected either questions or a count.")
+            raise ValueError("Expected either questions or a count, and not both.")
         body = {"count": count} if questions is None else {"queries": _queries(questions)}
         return self._request("POST", "/v1/estimate", Estimate, body)
 
     def budget(self) -> Budget:
-        """Return the limits of the budget, and how much is spent."""
+        """Return the limits of the budget, and how much of it is spent."""
         return self._request("GET", "/v1/budget", Budget)
 
     def statement(self) -> Statement:
@@ -130,7 +133,8 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         return self._request("GET", "/v1/statement", Statement)
 
     def ledger(self, *, start: int = 0, limit: int = 100) -> LedgerPage:
-        """Return charges and the data-dependent cost; needs the operator's token."""
+        """Return ``limit`` charges from number ``start`` on, and the data-dependent cost; needs the operator's
+        token."""
         return self._request("GET", f"/v1/operator/ledger?start={start}&limit={limit}", LedgerPage)
 
     def _request(self, method: str, path: str, kind: type[BodyT], body: object = None) -> BodyT:
@@ -144,7 +148,9 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
             except httpx.RequestError as error:  # also a body that is not encoded as its header states
                 # Another scheme than HTTP fails at every attempt.
                 if is_last or isinstance(error, httpx.UnsupportedProtocol):
-                    raise QueryError(f"{self.url}: no service answers ({error}); is it running?") from error
+                    raise QueryError(
+                        f"{self.url}: no service answers ({error}); start it, or correct the URL."
+                    ) from error
             else:
                 if is_last or response.status_code not in _RETRIED_STATUSES:
                     break
@@ -164,26 +170,28 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         try:
             return kind.model_validate_json(response.content)
         except ValidationError as error:
-            raise QueryError(f"{self.url}: does not answer as an aggregator of this version does.") from error
+            raise QueryError(
+                f"{self.url}: the reply cannot be read; use the same version of fairpate here as the service."
+            ) from error
 
 
 def _queries(questions: Sequence[Question]) -> list[Mapping[str, Any]]:
     return [{"id": question} if isinstance(question, int) else question for question in questions]
 
 
-# Lines that are kept, characters of one range, and records that one command may ask.
+# Lines kept in the history, characters of one range, and records that one command may submit.
 _HISTORY_LENGTH, _LONGEST_RANGE, _MOST_QUESTIONS = 1000, 30, 1_000_000
 
 
 class CommandError(UsageError, ValueError):
-    """A command that was not understood; the message shows how it is written."""
+    """A command could not be parsed; the message shows how it is written."""
 
 
 class QueryShell(cmd.Cmd):
-    """Reads commands from a person; each is one or two requests.
+    """Reads commands that a person types; each sends one or two requests.
 
-    ``history`` is the file of typed lines, kept for the next session. ``facts`` are those of the last answer; for a
-    program no words are printed.
+    ``history`` is the file that keeps typed lines for the next session. ``facts`` holds the values of the last answer;
+    with `--json`, when a program reads the output, no words are printed.
     """
 
     intro = "Type help for the commands, quit to leave."
@@ -197,7 +205,7 @@ class QueryShell(cmd.Cmd):
         self._history = history
 
     def run(self, *, interactive: bool = True) -> None:
-        """Read and run commands until `quit` or the end of input; Ctrl-C drops a line."""
+        """Read and run commands until `quit` or the end of input; Ctrl-C discards the line that is being typed."""
         if not interactive:
             self.intro, self.prompt = "", ""
         path = self._history
@@ -205,7 +213,7 @@ class QueryShell(cmd.Cmd):
             import readline
         except ImportError:  # a system without the line editor: there is no history
             path = None
-        # A home folder that cannot be read or written is no reason to refuse a question.
+        # A home folder that cannot be read or written must not prevent queries.
         if path is not None:
             with suppress(OSError):
                 readline.read_history_file(path)
@@ -237,7 +245,7 @@ class QueryShell(cmd.Cmd):
             return False
 
     def default(self, line: str) -> bool:  # type: ignore[override]  # the base class knows no end of input
-        """Leave at the end of input; raise CommandError for an unknown command, with the nearest known one."""
+        """Leave at the end of input; raise CommandError for an unknown command, naming the most similar one."""
         word = line.split()[0]
         if word == "EOF":
             self._console.print()
@@ -287,7 +295,7 @@ class QueryShell(cmd.Cmd):
         self._tell(reply_facts(reply, names), describe(reply, names))
 
     def do_quit(self, _: str) -> bool:
-        """quit: leave."""
+        """quit: leave the shell."""
         return True
 
     def _tell(self, facts: Mapping[str, Any], *words: RenderableType) -> None:
@@ -297,7 +305,8 @@ class QueryShell(cmd.Cmd):
 
 
 def parse_questions(text: str) -> list[Question]:
-    """Return questions from ``17``, ``0:20``, ``3 5 8``, a JSON object or a list of them. CommandError otherwise."""
+    """Parse ``17``, ``0:20``, ``3 5 8``, a JSON object or a list of objects into queries. CommandError for anything
+    else."""
     stripped = text.strip()
     if stripped.startswith(("{", "[")):
         try:
@@ -316,7 +325,7 @@ def parse_questions(text: str) -> list[Question]:
 
 
 def parse_range(word: str) -> Sequence[int]:
-    """Return the numbers of ``17`` or ``0:500`` (500 not included). CommandError otherwise."""
+    """Return the numbers that ``17`` or ``0:500`` (500 not included) denotes. CommandError for anything else."""
     start, colon, stop = word.partition(":")
     # `isdecimal`, as `isdigit` accepts superscripts, which int() refuses. Length is limited, as int() refuses a number
     # of more than 4300 digits with an error of its own.
@@ -326,19 +335,19 @@ def parse_range(word: str) -> Sequence[int]:
         raise CommandError(f"{word}: an empty range; expected its first number below its end, such as 0:500.")
     # A longer range has no length in Python.
     if colon and int(stop) > sys.maxsize:
-        raise CommandError(f"{word}: expected numbers of records below {sys.maxsize}.")
+        raise CommandError(f"{word}: expected record numbers below {sys.maxsize}.")
     return range(int(start), int(stop)) if colon else [int(start)]
 
 
 def describe(reply: Reply, label_names: Sequence[str]) -> str:
-    """Return a reply in words."""
+    """Return a reply in words: the label's name, or why there is no label."""
     if reply.label is not None:
         return label_names[reply.label]
     return "no room in the budget" if reply.status == "over_budget" else "refused"
 
 
 def reply_facts(reply: Reply, label_names: Sequence[str]) -> dict[str, Any]:
-    """Return a reply as the service sends it, its label as a number and by its name."""
+    """Return a reply as plain values: key, status, and the label as a number and by its name."""
     name = None if reply.label is None else label_names[reply.label]
     return {"key": reply.key, "status": reply.status, "label": reply.label, "label_name": name}
 
@@ -347,7 +356,7 @@ CLOSED = (
     "closed: queries that were asked before are answered again, free of charge; new ones need a run that keeps room "
     "for them (`fairpate run --keep 30%`), whose epsilon adds to this one"
 )
-"""The remedies for a budget that has no room for a new query."""
+"""What a user can do when the budget has no room for a new query."""
 
 
 def _budget_line(name: str, budget: Budget) -> str:
@@ -365,14 +374,16 @@ _WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write
 
 
 def query_words(words: Sequence[str], *, token_file: Path | None, history: Path) -> Output | None:
-    """Run the command in ``words``, or a shell if there is none. A first word that contains :// is the URL.
+    """Run the command in ``words`` and return its output; without a command, run an interactive shell.
 
-    ``history`` is the file of lines typed in a shell. UsageError, before anything is asked, for a URL or a token that
-    cannot be read.
+    A first word that contains :// is the service's URL. ``history`` is the file of lines typed in a shell. UsageError,
+    before anything is submitted, for a malformed URL or a token that cannot be read.
     """
     url, command = split_url(words)
     if is_for_program() and not command:
-        raise CommandError("--json: a shell is for a person; give a command such as `budget`, or --ids.")
+        raise CommandError(
+            "--json: the interactive shell has no JSON output; give a command such as `budget`, or --ids."
+        )
     with AggregatorClient(url, token=read_token(token_file)) as client:
         shell = QueryShell(client, terminal(), history=history)
         if command:
@@ -386,12 +397,13 @@ def query_words(words: Sequence[str], *, token_file: Path | None, history: Path)
 def query_batch(
     words: Sequence[str], ids: str, *, out: Path | None, batch_size: int, token_file: Path | None
 ) -> Output:
-    """Ask the pool records ``ids`` of the service at the URL in ``words``; write ``out``, or return a line for each.
+    """Submit the pool records ``ids`` to the service at the URL in ``words``; write the replies to ``out``, or print
+    them.
 
-    ``out`` has the columns id, key, status and label. Replies from before a budget or an error ended the batch are
-    kept; then the error is raised. The service stores every reply, so the same command asks again for free. UsageError,
-    before anything is asked, for another word, for ``ids`` that are no numbers, and for an ``out`` that cannot be
-    written.
+    ``out`` has the columns id, key, status and label. If a spent budget or an error ends the batch early, the replies
+    received before are kept, and the output reports the error. The service stores every reply, so the same command gets
+    them again for free. UsageError, before anything is submitted, for a further word, for ``ids`` that are not numbers,
+    and for an ``out`` that cannot be written.
     """
     url, command = split_url(words)
     if command:
@@ -409,7 +421,7 @@ def query_batch(
         try:
             with reporter.stage("queries") as advance:
                 for batch in client.ask_many(numbers, batch_size=batch_size):
-                    # Kept batch by batch: what ends the loop must not lose what was answered, and charged.
+                    # Kept batch by batch, so that no error loses replies that were charged.
                     replies += batch.replies
                     advance(len(replies), len(numbers))
             if len(replies) < len(numbers):
@@ -419,7 +431,7 @@ def query_batch(
             failure = str(error)
             if not replies:
                 raise
-        # Ctrl-C too: what was answered so far is shown before the command ends.
+        # Also after Ctrl-C: the replies received so far are shown before the command ends.
         except BaseException:
             if replies:
                 show(_kept(numbers, replies, out, statement.label_names))
@@ -434,7 +446,7 @@ def _kept(
     label_names: Sequence[str],
     failure: str | None = None,
 ) -> Output:
-    """Write the replies to ``out`` if given, and return the output to print."""
+    """Write the replies to ``out``, if it is given, and return the output to print."""
     # A failure sets the exit code also where replies are kept, so that scripts do not take a part for the whole.
     code, counts = int(failure is not None), Counter(reply.status for reply in replies)
     counted = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
@@ -465,7 +477,11 @@ def _kept(
 
 
 def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the URL given, that of FAIRPATE_URL, or this machine's, and the command."""
+    """Split ``words`` into the service's URL and the command.
+
+    Without a URL in the first word, that of FAIRPATE_URL is taken, else this machine's. CommandError for a malformed
+    URL.
+    """
     given = bool(words) and "://" in words[0]
     url = words[0] if given else os.environ.get("FAIRPATE_URL") or DEFAULT_URL
     try:
@@ -479,7 +495,7 @@ def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def read_token(path: Path | None) -> str | None:
-    """Return the token in ``path``, or that of FAIRPATE_TOKEN; None without either."""
+    """Return the token in the file ``path``, else that of FAIRPATE_TOKEN; None without either."""
     try:
         text = path.read_text(encoding="utf-8") if path is not None else os.environ.get("FAIRPATE_TOKEN", "")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,18 +1,19 @@
-"""The ledger: what was asked, what it cost and what was released, durable before anything becomes visible.
+"""The ledger: which queries were submitted, what they cost and what was released, stored before anything is visible.
 
 Every query is reserved at its full cost before any noise is drawn, and its outcome is committed before the answer
-leaves. A crash in between wastes the reservation and never charges too little; a query asked again gets the stored
-outcome. An entry holds the reservations or the outcomes of one transaction, or the limit of one caller. A reservation
-names the caller, the request and the time; a run's own queries have no caller. Entries are only ever appended, each
-with a keyed digest over its predecessor's (:mod:`aggregator.store`).
+leaves. A crash in between wastes the reservation but never charges too little; a query that is submitted again gets the
+stored outcome. An entry holds the reservations or the outcomes of one transaction, or the limit of one caller. A
+reservation names the caller, the request and the time; a run's own queries have no caller. Entries are only ever
+appended, each with a keyed digest over its predecessor's (:mod:`aggregator.store`).
 
-The terms of a ledger (mechanism, gate, budget, teachers) are written when it is made and cannot change. The ledger
-computes no privacy cost: it lists what happened, and the accountant prices that.
+The terms of a ledger (mechanism, gate, budget, teachers) are written when it is created and cannot change. The ledger
+computes no privacy cost: it lists what happened, and the accountant computes what that costs.
 
-After a failed write nothing more is written: what was committed stays, and the ledger must be opened again, which
+After a failed write nothing more is written: committed entries stay, and the ledger must be opened again, which
 verifies and replays every entry. :func:`verified_slices` finds entries that were changed later, by hand or by a disk.
-It does not notice an older copy of a whole store: :mod:`fairpate.methods.pate` compares a ledger with the
-labels that were released, and an anchor, where there is one, notes the ledger's last entry in another place."""
+It does not notice if an older copy replaced the whole store. Against this, :mod:`fairpate.methods.pate` compares the
+ledger with the labels that were released, and an anchor, if there is one, notes the ledger's last entry elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +60,12 @@ Store: TypeAlias = "store.SqliteStore | PostgresStore"
 Anchor: TypeAlias = "store.FileAnchor | DatabaseAnchor"
 _TOLD_EVERY = 1024  # entries between two reports of progress
 _SLICE_S = 5e-4  # a request may have to wait for a slice
-# Of one slice: after short entries a long one may come, and the clock is read only after the slice.
+# Most entries in one slice: after short entries a long one may come, and the clock is read only after the slice.
 _MOST_ENTRIES = 256
 
 
 class Asker(NamedTuple):
-    """The name of the caller that is charged, and the id of its request. Both are empty for a run itself."""
+    """The name of the caller who is charged, and the id of the request. Both are empty for a run's own queries."""
 
     caller: str = ""
     request: str = ""
@@ -74,7 +75,7 @@ NOBODY = Asker()
 
 
 class Asked(NamedTuple):
-    """Consecutive reservations of one request. ``at_s``: seconds since 1970."""
+    """Consecutive reservations of one request: the first number and how many. ``at_s``: seconds since 1970."""
 
     first: int
     num_queries: int
@@ -84,10 +85,10 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLimit:
-    """The part of the shared budget that one caller may spend; None: no limit of its own.
+    """The part of the shared budget that one caller may spend; a None means no such limit for this caller.
 
     ``epsilon`` limits the data-independent cost of the caller's queries, at the budget's delta; ``max_queries`` their
-    number; ``per_day`` how many may be asked at once, refilled evenly over a day. ValueError for a limit that is
+    number; ``per_day`` how many may be submitted at once, refilled evenly over a day. ValueError for a limit that is
     negative, infinite or NaN; zero is allowed for ``max_queries`` only.
     """
 
@@ -110,8 +111,8 @@ NO_LIMIT = OwnLimit()
 class Charge:
     """The reservation of one query at its full cost, and its outcome.
 
-    ``number`` counts reservations from 0; ``votes`` are the teachers' counts per class. Without an outcome a crash left
-    the reservation open: it is charged, and nothing was released. ``at_s``: seconds since 1970.
+    ``number`` counts reservations from 0; ``votes`` are the teachers' counts per class. ``outcome`` None: a crash left
+    the reservation open, so it is charged although nothing was released. ``at_s``: seconds since 1970.
     """
 
     number: int
@@ -129,20 +130,20 @@ class Charge:
 
     @property
     def label(self) -> int | None:
-        """The label that was released."""
+        """The label that was released, None for a refusal or an open reservation."""
         return None if self.outcome is None else self.outcome.label
 
     def to_json(self) -> dict[str, Any]:
-        """Return the charge as one row of plain values."""
+        """Return the charge as a dictionary of plain values, one row of an export."""
         row: dict[str, Any] = {name: getattr(self, name) for name in ("number", "key", "group", "verdict", "label")}
         return row | {"votes": self.votes, **self.asker._asdict(), "at_s": self.at_s}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerTerms:
-    """The mechanism, gate, budget and teachers of a ledger; fixed when it is made.
+    """The mechanism, gate, budget and teachers of a ledger; fixed when the ledger is created.
 
-    ``noise`` is the label of the random source. ``ensemble`` is a digest of what determines the teachers that vote, so
+    ``noise`` is the label of the random source. ``ensemble`` is a digest of everything that determines the teachers, so
     that one ledger never mixes the votes of two ensembles.
     """
 
@@ -163,7 +164,7 @@ class LedgerTerms:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LedgerTerms:
-        """Return the terms of :meth:`to_json`. KeyError, TypeError or ValueError for other values."""
+        """Return the terms from the values of :meth:`to_json`. KeyError, TypeError or ValueError for other values."""
         mechanism = values["mechanism"]
         typed = {
             "mechanism": mechanism_named(mechanism["name"], mechanism["parameters"]),
@@ -174,17 +175,18 @@ class LedgerTerms:
 
 
 class LedgerState:
-    """The state that follows from a ledger's entries: every reservation, its outcome and caller, and callers' limits.
+    """The state that a ledger's entries add up to: all reservations with outcomes and callers, and the callers' limits.
 
-    ``keys``, ``groups`` and ``outcomes`` have an item for each reservation, by its number; an open reservation, which
-    is charged too, has the outcome None. ``outcome_of`` has the committed outcomes by key. ``asked`` lists who asked
-    for which reservations, in order; it only grows.
-    ``charged_to`` counts the queries charged to each caller; the empty name is the run itself.
-    ``limits`` are by caller. ``head`` is the last entry, ``stored_terms`` the terms as they were stored.
+    ``keys``, ``groups`` and ``outcomes`` have one item per reservation, in order; an open reservation, which is charged
+    too, has the outcome None. ``outcome_of`` maps keys to committed outcomes. ``asked`` lists which request made which
+    reservations, in order; it only grows. ``charged_to`` counts the queries charged to each caller; the empty name is
+    the run itself. ``limits`` are by caller. ``head`` is the last entry, ``stored_terms`` are the terms as they were
+    stored.
     """
 
     def __init__(self, name: str, header: Header, noted: Sequence[Head], rows: Iterable[Row]) -> None:
-        """Verify and add up the entries ``rows`` of the ledger ``name``; the entries ``noted`` must be among them."""
+        """Verify and add up the entries ``rows`` of the ledger ``name``; LedgerError unless all of ``noted`` are among
+        them."""
         self.name, self.header = name, header
         self.keys: list[str] = []
         self.groups: list[int] = []
@@ -218,7 +220,7 @@ class LedgerState:
         self.stored_terms: dict[str, Any] = json.loads(header.terms)
 
     def _add(self, kind: EntryKind, payload: dict[str, Any]) -> None:
-        """Add an entry to the state, in the form in which :class:`Ledger` stores it."""
+        """Add one stored entry, in the form that :class:`Ledger` writes, to the state."""
         if kind == "reserve":
             keys, first = payload["keys"].split(), len(self.keys)
             # Caller, request, and how many of the reservations are theirs, in order.
@@ -247,7 +249,7 @@ class LedgerState:
 
     @property
     def votes_QC(self) -> IntArray:
-        """The votes of every reservation, in order; decoded on the first call, since few callers need them."""
+        """The votes of all reservations, in order; decoded when first used, since few callers need them."""
         num_classes = self.stored_terms["num_classes"]
         # Locked: of two threads that join blocks at the same time, the second would overwrite later ones.
         with self._votes_lock:
@@ -267,7 +269,7 @@ class LedgerState:
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """Every reservation with its outcome, in the order it was made, open ones included."""
+        """All reservations with their outcomes, in the order they were made, open ones included."""
         count = len(self.keys)  # the writer may be adding to the other columns
         return tuple(
             Charge(
@@ -285,8 +287,7 @@ class LedgerState:
         )
 
     def charged(self, start: int, stop: int) -> list[tuple[str, int, Outcome | None, Asked]]:
-        """Return key, group, outcome and request of the reservations ``start`` to ``stop - 1``; open ones have no
-        outcome."""
+        """Return key, group, outcome (None if open) and request of the reservations ``start`` to ``stop - 1``."""
         # Requests are in order of their first reservation: the last that begins at or before a number holds it.
         first, last = (bisect_right(self.asked, number, key=lambda asked: asked.first) for number in (start, stop - 1))
         requests = [
@@ -300,19 +301,20 @@ class LedgerState:
 
 def _lacks(name: str, held: int, written: int) -> LedgerError:
     return LedgerError(
-        f"{name}: holds {held} entries, and not the number {written} that was written; restore all of it, head and "
-        "anchor included, from one copy."
+        f"{name}: has {held} entries and not the number {written} that was written; restore the ledger, with its head "
+        "file and anchor, from one copy."
     )
 
 
 class BackEnd(NamedTuple):
-    """What reads and writes ledgers and anchors of one kind of place, and the function that puts a whole ledger there.
+    """The classes that read and write ledgers and anchors in one kind of place, and the function that writes a whole
+    ledger.
 
-    Opening a ``store`` for its one writer with ``create`` makes a ledger where none exists; LedgerError where it was
-    lost or another process writes it, unless ``take_over`` ends the other, where the store can. A ``reader`` writes
-    nothing, while any process may write. Opening an ``anchor`` does not read it; UnreachableError where no database
-    answers.
-    ``write`` puts a whole ledger at a place, or nothing; LedgerError where one exists.
+    Opening a ``store`` for its one writer with ``create`` creates a ledger if none exists. LedgerError if the ledger
+    was lost, or if another process writes it, unless ``take_over`` ends the other writer (where the store can). A
+    ``reader`` writes nothing, and any process may write meanwhile. Opening an ``anchor`` does not read it;
+    UnreachableError if no database answers. ``write`` writes a whole ledger to a place, or nothing; LedgerError if one
+    exists there.
     """
 
     store: type[store.SqliteStore | PostgresStore]
@@ -322,7 +324,7 @@ class BackEnd(NamedTuple):
 
 
 def back_end(place: Place) -> BackEnd:
-    """Return what reads and writes the ledger or the anchor at ``place``: a file, or a name in a database."""
+    """Return the back end for ``place``: files, or a name in a database."""
     if is_database(place):
         from aggregator import postgres  # here only: psycopg is an extra
 
@@ -333,8 +335,10 @@ def back_end(place: Place) -> BackEnd:
 
 
 def noted_at(place: Place | None) -> tuple[Head, ...]:
-    """Return the entry that an anchor notes; none without an anchor. LedgerError as
-    :meth:`aggregator.store.FileAnchor.noted`."""
+    """Return the entry that the anchor at ``place`` notes, in a tuple; an empty tuple without an anchor.
+
+    LedgerError as :meth:`aggregator.store.FileAnchor.noted`.
+    """
     if place is None:
         return ()
     with closing(back_end(place).anchor(place)) as anchor:
@@ -342,16 +346,16 @@ def noted_at(place: Place | None) -> tuple[Head, ...]:
 
 
 class Ledger(LedgerState, AbstractContextManager["Ledger"]):
-    """An open ledger: the only writer of its store. Use as a context manager, or call :meth:`close`.
+    """An open ledger: the only writer of its store. Use it as a context manager, or call :meth:`close`.
 
-    Any thread may read; writes must come one after another. ``hold``, where it is set, is called before each charge
-    with the number of reservations that there would be, and may raise LedgerError to refuse it. ``store`` answers
-    questions about the state of disk or database.
+    Any thread may read; writes must come one after another. ``hold``, if set, is called before each charge with the
+    number of reservations that there would be, and may raise LedgerError to refuse the charge. ``store`` answers
+    questions about the state of the disk or database.
     """
 
     hold: Callable[[int], None] | None = None
     actions: Path | None = None
-    """The run's journal of operators' actions (:func:`aggregator.audit.note_action`)."""
+    """The file of the run's journal of operators' actions (:func:`aggregator.audit.note_action`)."""
 
     def __init__(
         self,
@@ -364,13 +368,13 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     ) -> None:
         """Open the ledger at ``place``; every entry is verified and replayed before anything is written.
 
-        With ``create``, a ledger under ``terms`` is made where none exists. ``anchor``: where else the last entry is
-        noted (:mod:`aggregator.store`). ``take_over`` ends another writer, where the store can.
+        ``create``: create a ledger under ``terms`` if none exists. ``anchor``: a second place in which the last entry
+        is noted (:mod:`aggregator.store`). ``take_over``: end another writer, where the store can.
 
-        LedgerError if no ledger exists and it must not be made, if a part of it is missing or belongs to another
-        ledger, if another process writes it, if it cannot be written, if its chain is broken, if it lacks the entry
-        that its anchor notes, or if its terms differ (both values are named). ValueError for a mechanism that is not
-        registered.
+        LedgerError if no ledger exists and ``create`` is False, if a part of it is missing or belongs to another
+        ledger, if another process writes it, if it cannot be written, if its chain is broken, if the entry that its
+        anchor notes is missing, or if its terms differ (the message names both values). ValueError for a mechanism that
+        is not registered.
         """
         self.place, self.terms, name = place, terms, shown(place)
         # Through JSON, as stored terms go: a tuple becomes a list.
@@ -378,7 +382,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         # The ledger stores a name: another class under it would be read back as the registered one.
         if mechanism_named(**wanted["mechanism"]) != terms.mechanism:
             kind = type(terms.mechanism).__qualname__
-            raise ValueError(f"{kind}: is not the mechanism named {terms.mechanism.name}.")
+            raise ValueError(
+                f"{kind}: another class is registered as {terms.mechanism.name}; give this one its own name."
+            )
         self._failure: str | None = None
         self._is_open = False
         try:
@@ -393,7 +399,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
                 noted = [] if self._anchor is None else [self._anchor.noted()]
                 with closing(self.store.reader()) as reader:
                     super().__init__(name, reader.header, [reader.noted, *noted], rows_after(reader))
-                # Before `begin`, which may write: a ledger of something else stays as it was.
+                # Before `begin`, which may write: a ledger of other terms stays as it was.
                 other = [field for field, value in wanted.items() if self.stored_terms.get(field) != value]
                 if other[:1] == ["ensemble"]:  # a digest of private shards: not to be shown
                     raise LedgerError(
@@ -412,7 +418,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
                 self._is_open = True
                 self._opened = opened.pop_all()
         except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"{name}: cannot be opened for writing ({error}); repair disk or folder.") from error
+            raise LedgerError(
+                f"{name}: cannot be opened for writing ({error}); repair the disk or the folder."
+            ) from error
 
     def close(self, *_: object) -> None:
         """Close the store, then the anchor; safe to call twice."""
@@ -423,9 +431,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     __exit__ = close
 
     def check(self) -> None:
-        """Raise LedgerError if a write would be refused: it is closed, a write failed, or its store was changed.
+        """Raise LedgerError if writing has ended: the ledger is closed, a write failed, or its store was changed.
 
-        Any thread may ask; nothing is written.
+        Any thread may call this; nothing is written.
         """
         if self._failure is None and self._is_open:
             # Remembered: files that are put back may lack what was written into those that were removed.
@@ -436,7 +444,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     def look(self) -> None:
         """Raise LedgerError as :meth:`check` does, or if the store or the anchor does not answer.
 
-        Both are queried on connections of their own. Any thread may call this; it blocks while they hang, and no write
+        Both are queried on new connections. Any thread may call this; it blocks as long as they hang, but no write
         waits for it.
         """
         self.check()
@@ -445,27 +453,27 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             self._anchor.look()
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
-        """Store, durably, how much ``caller`` may spend from now on; earlier charges count."""
+        """Store durably how much ``caller`` may spend in total from now on; queries charged before count too."""
         self._append("limit", {"at": round(time.time(), 3), "caller": caller, "limit": asdict(limit)})
 
     def reserve(
         self, keys: Sequence[str], groups: Sequence[int], votes_QC: IntArray, askers: Sequence[Asker] = ()
     ) -> range:
-        """Charge Q queries in full and make that durable in one transaction; returns the reservations' numbers.
+        """Charge Q queries at full cost, durably and in one transaction; return the numbers of the reservations.
 
-        ``askers`` are charged, one for each query; none: the run itself. ValueError for a key that already has an
-        outcome, as it must not be drawn again, and for one with white space, which separates keys. LedgerError if it
-        cannot be written: then nothing may be drawn.
+        ``askers`` are charged, one per query; if empty, the run itself. ValueError for a key that already has an
+        outcome, since it must not be drawn again, and for a key with white space, which separates keys. LedgerError if
+        the charge cannot be written: then no noise may be drawn.
         """
         # Open reservations do not count: a query that a crash left without an outcome is asked, and charged, again.
         if not self.outcome_of.keys().isdisjoint(keys):
-            raise ValueError("One of these queries has an outcome already; return that one.")
-        # Neighbours of one asker are one item: a request of a thousand queries does not repeat its caller.
+            raise ValueError("One of these queries has an outcome already; return the stored outcome instead.")
+        # Consecutive queries of one request are one item: a request of a thousand queries does not repeat its caller.
         asked = [(*asker, len(list(equal))) for asker, equal in groupby(askers or [NOBODY] * len(keys))]
         words = " ".join(keys)
         # An empty key is found too: it would vanish between the spaces.
         if len(words.split()) != len(keys):
-            raise ValueError("Expected keys without white space.")
+            raise ValueError("Expected non-empty keys without white space, which separates keys in the ledger.")
         # Counts as base64 of little-endian 32-bit integers, query by query.
         votes = base64.b64encode(votes_QC.astype("<i4").tobytes()).decode("ascii")
         # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
@@ -478,10 +486,10 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         return range(first, first + len(keys))
 
     def commit(self, reserved: range, outcomes: Sequence[Outcome]) -> None:
-        """Store the outcomes of reservations durably in one transaction. Only then may an answer leave."""
+        """Store the outcomes of reservations durably, in one transaction. Answers may leave only after this returns."""
         # An outcome that was released must never be written over by another draw.
         if self.outcomes[reserved.start : reserved.stop] != [None] * len(outcomes):
-            raise ValueError(f"Expected one outcome for each reservation in {reserved}; some are committed already.")
+            raise ValueError(f"Expected one outcome for each open reservation in {reserved}; some have one already.")
         # A refusal's verdict, an answer's label, or the label followed by the counts released with it.
         words: list[str | int | list[int]] = []
         for settled in outcomes:
@@ -495,11 +503,12 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         self._append("commit", {"first": reserved.start, "outcomes": words})
 
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
-        """Store an entry, then add it to the state: what could not be written was not charged and does not hold."""
+        """Store an entry, then add it to the state. LedgerError if it cannot be stored; then the state stays as it
+        was."""
         self.check()
         text = canonical(payload)
-        # ValueError for half of a UTF-16 pair, which no reader accepts. Without this escape there is none, and parsing
-        # every entry would be slow.
+        # ValueError for half of a UTF-16 pair, which no reader accepts. Only entries with such an escape are parsed,
+        # since parsing all of them would be slow.
         if "\\ud" in text:
             from_json(text)
         head = Head(self.head.number + 1, self.header.link(self.head.digest, kind, text))
@@ -518,9 +527,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 
 
 def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
-    """Return the content of a ledger, every digest verified; nothing is written.
+    """Read and verify the ledger at ``place``, and return its state; nothing is written.
 
-    LedgerError where a digest fails, a noted entry is missing, or this is not a ledger of this schema.
+    LedgerError if a digest is wrong, a noted entry is missing, or this is not a ledger of the current schema.
     """
     # The anchor first: read after the rows, it may note an entry that a writer appended in between.
     noted = noted_at(anchor)
@@ -529,11 +538,11 @@ def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
 
 
 def verified_slices(ledger: Ledger) -> Iterator[int]:
-    """Verify the stored entries of an open ledger; yield how many hold after each slice of half a millisecond.
+    """Verify the stored entries of an open ledger, in slices of half a millisecond; yield the number verified so far.
 
-    An edit, a gap, a lost end, and a chain written anew by somebody who has the key are all found: the last entry must
-    be the one that this process wrote. LedgerError where an entry was changed or removed, UnreachableError where they
-    cannot be read now. Exhaust it in one thread, at any pace.
+    Finds edited, missing and lost entries, and also a chain that somebody with the key recomputed: the last entry must
+    be the one that this process wrote. LedgerError if an entry was changed or removed, UnreachableError if entries
+    cannot be read now. Iterate to the end in one thread, at any pace.
     """
     # Up to the present end: what is appended meanwhile is verified in the next round.
     written, name = ledger.head, ledger.name
@@ -551,15 +560,15 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
             count = min(2 * count, _MOST_ENTRIES) if took_s < _SLICE_S / 2 else max(1, int(count * _SLICE_S / took_s))
             yield head.number
     if head != written:
-        raise LedgerError(f"{name}: was replaced by other entries; restore the ledger from a copy.")
+        raise LedgerError(f"{name}: its entries were replaced by others; restore the ledger from a copy.")
 
 
 def require_entry(ledger: Ledger, head: Head) -> None:
-    """Raise LedgerError unless a ledger stores the entry ``head``; errors as :func:`verified_slices`."""
+    """Raise LedgerError unless the ledger stores the entry ``head``; errors as :func:`verified_slices`."""
     with closing(back_end(ledger.place).reader(ledger.place)) as reader:
         # The start of the chain is not among the rows.
         found = [reader.header.start]
         if head.number:
             found = [Head(row[0], row[3]) for row in reader.rows(head.number - 1, 1)]
     if found != [head]:
-        raise LedgerError(f"{ledger.name}: lacks entry {head.number}, which was written; restore it from a copy.")
+        raise LedgerError(f"{ledger.name}: entry {head.number} is missing although it was written; restore a copy.")

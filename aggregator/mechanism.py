@@ -1,21 +1,22 @@
 """Mechanisms: how votes become released labels or counts, and which privacy events that is.
 
-A mechanism is a frozen record of its public parameters under a name; a ledger stores both. It draws outcomes from votes
-and names two events: the worst case of its queries, which a ledger reserves and which may be published, and the
-realised event, which may depend on votes and stays with the operator. It computes no epsilon (the accountant prices
-events) and knows no budget, ledger or file. To add one, subclass :class:`Mechanism` and :func:`register` the class.
+A mechanism is a frozen dataclass of public parameters with a registered name; a ledger stores name and parameters. It
+draws outcomes from votes and returns two events: the worst case of its queries, which a ledger reserves and whose cost
+may be published, and the realised event, which may depend on votes and stays with the operator. It computes no epsilon
+(the accountant turns events into costs) and knows no budget, ledger or file. To add one, subclass :class:`Mechanism`
+and :func:`register` the class.
 
 * :class:`ConfidentGnmax`: GNMax releases the class with the most votes after noise (Papernot et al. 2018, arXiv
-  1802.08908). Confident-GNMax first checks, with noise of its own, that the most votes reach a threshold (their
-  Algorithm 1). With the demographic-parity gate after it, it is CF-GNMax (FairPATE, arXiv 2302.09183, Algorithm 1).
-  Votes are integers, so the noise is discrete Gaussian and sampled exactly.
-* :class:`ConfidentCounts` releases all noisy counts with each label. The data-independent cost of GNMax is already that
-  of the counts, since one teacher moves two of them by one each. A data-dependent cost would hold for the argmax alone
+  1802.08908). Confident-GNMax first checks, with separate noise, that the largest vote count reaches a threshold (their
+  Algorithm 1). Followed by the demographic-parity gate, it is CF-GNMax (FairPATE, arXiv 2302.09183, Algorithm 1). Votes
+  are integers, so the noise is discrete Gaussian and sampled exactly.
+* :class:`ConfidentCounts` releases all noisy counts with each label. The data-independent cost of GNMax already covers
+  the counts, since one teacher changes two of them by one each. A data-dependent cost would hold for the argmax alone
   (Papernot et al. 2018, Theorem 6), so none is computed.
 * :class:`NearestRecords` (Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020): for each query every private record
-  enters a fresh secret sample, and the nearest sampled records vote for their own labels. A record moves two counts by
-  one each, and only where it was sampled, so the cost holds for any votes. :mod:`teachers.ray_pool` draws samples.
-* :class:`NearestCounts` is the same with all noisy counts.
+  enters a fresh secret sample, and the nearest sampled records vote for their own labels. A record changes two counts
+  by one each, and only if it was sampled, so the cost holds for any votes. :mod:`teachers.ray_pool` draws the samples.
+* :class:`NearestCounts` is the same, but releases all noisy counts.
 
 The noise of a query is derived from the query's key, so results do not depend on how queries are grouped into blocks.
 
@@ -57,10 +58,11 @@ _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of one query: ``answer`` with its label, or the step that refused it (``free``: before the vote).
+    """The result of one query: ``answer`` with its label, or the step that refused it.
 
+    The steps: ``free`` (before the vote, so it costs nothing), ``confidence`` (threshold check), ``fairness`` (gate).
     ``label`` is None for every refusal: the noisy argmax that the gate rejected is not kept, but it is charged.
-    ``counts`` are noisy counts released with an answer; None where the mechanism releases labels alone.
+    ``counts`` are noisy counts released with an answer; None if the mechanism releases labels only.
     """
 
     verdict: Verdict
@@ -69,7 +71,7 @@ class Outcome:
 
     @property
     def is_charged(self) -> bool:
-        """True if private votes were touched."""
+        """True if the query used private votes."""
         return self.verdict != "free"
 
 
@@ -79,11 +81,11 @@ outcome = lru_cache(maxsize=1024)(Outcome)
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism(ABC):
-    """Draws outcomes and names events; a frozen dataclass whose fields are its public parameters, plain numbers.
+    """Draws outcomes from votes and returns privacy events; a frozen dataclass of public parameters, all plain numbers.
 
-    ``name`` is stored in ledgers and never given to another mechanism. ``voters`` is the word for the voters on pages.
-    ``releases`` says what is released with an answer. ``all_vote``: whether a query needs the vote of every voter, or
-    fewer may vote, as neighbours in a small sample do.
+    ``name`` is stored in ledgers and must never be given to another mechanism. ``voters`` is the word for the voters on
+    pages. ``releases`` says what is released with an answer. ``all_vote``: True if every voter votes on every query;
+    False if fewer may vote, such as the neighbours in a small sample.
     """
 
     name: ClassVar[str]
@@ -103,24 +105,26 @@ class Mechanism(ABC):
     ) -> list[Outcome]:
         """Return one outcome per query, in order, and count answers in ``gate``.
 
-        ``votes_QC`` are integers >= 0 that every voter has cast. The noise of query i is derived from ``keys[i]``, so
-        that blocks change nothing. The session calls this once the queries are reserved, and stores the outcomes before
-        anybody sees them.
+        ``votes_QC`` are integers >= 0. The noise of query i is derived from ``keys[i]``, so that results do not depend
+        on blocks. The session calls this after the queries are reserved, and stores the outcomes before they are
+        released.
         """
 
     @abstractmethod
     def worst_case(self, num_queries: int) -> Event:
-        """Return the event of ``num_queries`` queries for any votes: it is reserved, and its cost is published."""
+        """Return the worst-case privacy event of ``num_queries`` queries, valid for any votes: reserved, and its cost
+        published."""
 
     def realised(self, votes_QC: IntArray) -> Event:
-        """Return the event of these queries, for the operator alone; it never costs more than the worst case.
+        """Return the event of these queries with these votes, for the operator only; it never costs more than the worst
+        case.
 
-        It is the worst case itself where no cost depends on votes.
+        By default it is the worst case, for mechanisms whose cost does not depend on votes.
         """
         return self.worst_case(len(votes_QC))
 
     def realised_rdp(self, votes_QC: IntArray, orders_A: FloatArray) -> FloatArray:
-        """Return the Renyi curve of each of these queries, shape (Q, A), for the operator alone."""
+        """Return the realised Renyi curve of each query, shape (Q, A), for the operator only."""
         event = self.realised(votes_QC)
         if isinstance(event, accountant.ConfidentGnmaxVotes):
             return accountant.rdp_of_each_data_dependent(event, orders_A)
@@ -131,28 +135,30 @@ class Mechanism(ABC):
 
     @abstractmethod
     def scaled(self, factor: float) -> Self:
-        """Return the same mechanism with every noise multiplied by ``factor``; a larger factor never costs more."""
+        """Return this mechanism with all noise multiplied by ``factor``; a larger factor never costs more."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Return the parameters in words: part of a sentence, with a capital first letter, that may be published."""
+        """Return the parameters in words, as part of a sentence with a capital first letter; may be published."""
 
     def columns(self) -> dict[str, str]:
-        """Return the parameters for a table: short names, and values as text."""
+        """Return the parameters for a table: short column names, and values as text."""
         return {name: f"{value:g}" for name, value in asdict(self).items()}
 
     def chances(self, counts_QC: IntArray, *, num_teachers: int) -> FloatArray:  # noqa: ARG002 - of the subclass
         """Return the probability of every label given released counts, shape (Q, C); rows sum to one.
 
-        ValueError where the mechanism releases no counts.
+        ValueError if the mechanism releases no counts.
         """
-        raise ValueError(f"{self.name} releases labels alone.")
+        raise ValueError(
+            f"{self.name} releases labels only; label probabilities need a mechanism that releases counts."
+        )
 
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:  # noqa: ARG002
         """Return the Renyi curve (A,) that the code published with the paper would charge, for comparison only.
 
-        ``rejected_Q``: queries whose label the gate refused. The default is the realised cost, because no difference in
-        the published code is known.
+        ``rejected_Q`` marks the queries whose label the gate refused. The default is the realised cost, for mechanisms
+        whose published code is not known to differ.
         """
         return accountant.rdp_data_dependent([self.realised(votes_QC)])
 
@@ -177,7 +183,7 @@ def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityG
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentVotes(MechanismParameters, Mechanism):
-    """A noisy argmax after a noisy threshold check. The voters and the kind of release are set by subclasses."""
+    """A noisy argmax after a noisy threshold check. Subclasses set the voters and the kind of release."""
 
     def answer(
         self,
@@ -188,7 +194,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        # Word 0 of a row is the check's, the others one per class: no draw shifts another, alone or in a block.
+        # Word 0 of a row is for the check, the others for one class each: a draw never shifts another, in any block.
         words = source.words(keys, 1 + votes_QC.shape[1])
         noise_Q = discrete_gaussians(self.threshold_stddev_votes, words[:, 0], source)
         (confident,) = (votes_QC.max(axis=1) + noise_Q >= self.threshold).nonzero()
@@ -234,7 +240,8 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         return f"{check}, label noise σ₂ = {self.noise_stddev_votes:g} votes{counts}"
 
     def columns(self) -> dict[str, str]:
-        """Return the symbols of the paper's algorithm; a check that never refuses has no noise to show."""
+        """Return the parameters under the symbols of the paper's algorithm; "-" for the noise of a check that never
+        refuses."""
         has_check = math.isfinite(self.threshold)
         return {
             "T": f"{self.threshold:.0f}" if has_check else "none",
@@ -251,7 +258,10 @@ class ConfidentVotes(MechanismParameters, Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentGnmax(ConfidentVotes):
-    """Labels that enough teachers agree on. Realised cost: the exact joint cost of threshold bit and noisy argmax."""
+    """Confident-GNMax: labels that enough teachers agree on.
+
+    The realised cost is the exact joint cost of the threshold check and the noisy argmax.
+    """
 
     name: ClassVar[str] = "confident_gnmax"
 
@@ -261,8 +271,8 @@ class ConfidentGnmax(ConfidentVotes):
     def right_probability(self, votes_QC: IntArray, right_Q: IntArray) -> FloatArray:
         """Return P[the noisy argmax is class ``right_Q``] per query, shape (Q,), for continuous Gaussian noise.
 
-        With X the noise of the right class, E[prod over other classes of Phi(lead / sigma + X)], by Gauss-Hermite
-        quadrature; discrete noise of several votes differs only by its rare ties.
+        With X the noise of the right class, it is E[prod over other classes of Phi(lead / sigma + X)], computed by
+        Gauss-Hermite quadrature; discrete noise of several votes differs only by its rare ties.
         """
         rows = np.arange(len(votes_QC))
         lead_QC = (votes_QC[rows, right_Q][:, None] - votes_QC) / self.noise_stddev_votes
@@ -274,13 +284,13 @@ class ConfidentGnmax(ConfidentVotes):
         return won_Q
 
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return the curve of the published code, which charges nothing where the gate refused a label."""
+        """Return the Renyi curve of the published code, which charges nothing for a label that the gate refused."""
         return as_in_paper_rdp(self.realised(votes_QC), fairness_rejected_Q=rejected_Q)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentCounts(ConfidentVotes):
-    """Confident-GNMax whose answers come with all noisy counts. The gate sees the label alone."""
+    """Confident-GNMax that releases all noisy counts with each answer. The gate sees the label only."""
 
     name: ClassVar[str] = "confident_counts"
     releases: ClassVar[ReleaseKind] = "counts"
@@ -288,10 +298,10 @@ class ConfidentCounts(ConfidentVotes):
 
 @dataclass(frozen=True, kw_only=True)
 class NearestRecords(ConfidentVotes):
-    """The noisy argmax of the labels of at most ``num_neighbours`` sampled records.
+    """The noisy argmax of the labels of the ``num_neighbours`` nearest records of a random sample.
 
-    A threshold of ``-inf`` means no check and no cost of one. ValueError for a sampling rate outside (0, 1] and for
-    fewer than one neighbour.
+    A threshold of ``-inf`` means that there is no check and no cost for one. ValueError for a sampling rate outside (0,
+    1] and for fewer than one neighbour.
     """
 
     name: ClassVar[str] = "nearest_records"
@@ -311,7 +321,7 @@ class NearestRecords(ConfidentVotes):
             count=num_queries,
             noise_stddev_votes=self.noise_stddev_votes,
             sampling_rate=self.sampling_rate,
-            # The check reads the same sample as the counts, so both are one event. A check that all pass reads none.
+            # The check reads the same sample as the counts, so both are one event. A check that all pass costs nothing.
             threshold_stddev_votes=None if self.threshold == -math.inf else self.threshold_stddev_votes,
         )
 
@@ -327,24 +337,25 @@ class NearestRecords(ConfidentVotes):
 
 @dataclass(frozen=True, kw_only=True)
 class NearestCounts(NearestRecords):
-    """:class:`NearestRecords` whose answers come with all noisy counts, at the same cost."""
+    """:class:`NearestRecords` that releases all noisy counts with each answer, at the same cost."""
 
     name: ClassVar[str] = "nearest_counts"
     releases: ClassVar[ReleaseKind] = "counts"
 
 
 def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes: float) -> FloatArray:
-    """Return P[label = c | noisy counts m], shape (Q, C), by Bayes; exact for discrete Gaussian noise.
+    """Return P[label = c | noisy counts m], shape (Q, C), by Bayes' rule; exact for discrete Gaussian noise.
 
-    The shares of the classes are uniform on the simplex, T votes n are drawn from them, m = n + N_Z(0, sigma^2), and
-    the label is one more vote:
+    The model: the shares of the classes are uniform on the simplex, T votes n are drawn from them, m = n + N_Z(0,
+    sigma^2), and the label is one more vote:
 
-        P[n | m]  ~  prod_c exp(-(m_c - n_c)^2 / (2 sigma^2)),  n_c >= 0,  sum_c n_c = T
-        P[label = c | m] = (E[n_c | m] + 1) / (T + C)
+            P[n | m]  ~  prod_c exp(-(m_c - n_c)^2 / (2 sigma^2)),  n_c >= 0,  sum_c n_c = T
+            P[label = c | m] = (E[n_c | m] + 1) / (T + C)
 
     because uniform shares make all tables of T votes equally likely, and the mean share given n is (n + 1) / (T + C)
-    (Laplace's rule of succession). The sum over tables is a convolution over classes. That the threshold check passed
-    is not used. ValueError unless there are two classes or more, a teacher and noise.
+    (Laplace's rule of succession). The sum over tables is a convolution over classes. The information that the
+    threshold check passed is not used. ValueError unless there are at least two classes, one teacher and positive
+    noise.
     """
     if counts_QC.ndim != 2 or counts_QC.shape[1] < 2:
         raise ValueError(f"Expected counts for at least two classes, got shape {counts_QC.shape}.")
@@ -360,10 +371,10 @@ def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes:
             for start in starts
         ]
         return np.concatenate([np.zeros((0, num_classes)), *parts])
-    # As votes sum to the total, adding the same to all counts of a row changes nothing but rounding, which is least
-    # where the total is a likely sum of independent classes. With u a count over sigma, the expectation of a count that
+    # As votes sum to the total, adding a constant to all counts of a row changes only rounding errors, which are least
+    # if the total is a likely sum of independent classes. With u a count over sigma, the expectation of a count that
     # is not negative is sigma (u + phi(u) / Phi(u)): below sigma / -u where u < 0, above u sigma always. The shift is
-    # found by halving between these two bounds.
+    # found by bisection between these two bounds.
     most_Q = counts_QC.max(axis=1).astype(np.float64)
     low_Q: FloatArray = -most_Q - num_classes * stddev**2 / total
     high_Q: FloatArray = total - most_Q
@@ -410,10 +421,13 @@ _KINDS: dict[str, type[Mechanism]] = {}
 
 
 def register(kind: KindT) -> KindT:
-    """Make a mechanism known by its name; also as a decorator. ValueError for a name that another one has."""
+    """Register a mechanism under its name and return it; usable as a decorator.
+
+    ValueError if another mechanism has this name.
+    """
     # A ledger knows its mechanism by this name: another class under it would price the same entries otherwise.
     if _KINDS.setdefault(kind.name, kind) is not kind:
-        raise ValueError(f"{kind.name}: names another mechanism already; give {kind.__qualname__} a name of its own.")
+        raise ValueError(f"{kind.name}: another mechanism has this name; give {kind.__qualname__} a different one.")
     return kind
 
 
@@ -422,7 +436,8 @@ for _kind in (ConfidentGnmax, ConfidentCounts, NearestRecords, NearestCounts):
 
 
 def mechanism_named(name: str, parameters: Mapping[str, Any]) -> Mechanism:
-    """Return the mechanism of this name with these parameters. ValueError for an unknown name or wrong parameters."""
+    """Return the registered mechanism ``name`` with ``parameters``. ValueError for an unknown name or wrong
+    parameters."""
     if name not in _KINDS:
         raise ValueError(f"unknown mechanism {name!r}, known: {', '.join(sorted(_KINDS))}")
     try:

@@ -1,18 +1,19 @@
-"""A ledger in a PostgreSQL database, with a fencing epoch for its one writer; and an anchor in one.
+"""A ledger in a PostgreSQL database, with a fencing epoch for its one writer; and an anchor in such a database.
 
 Needs psycopg (`pip install 'fairpate[postgresql]'`).
 
-A ledger is a row of ``fairpate_ledgers`` (header, last entry, epoch of its writer) and its entries. A new writer takes
-the next epoch in a transaction that locks the row, reads and verifies all entries in it, and commits. Every entry is
-one transaction that locks the row, checks epoch and last entry, moves the last entry and inserts. So the write of a
-deposed writer, even after a long pause, finds another epoch and changes nothing.
+A ledger is a row of ``fairpate_ledgers`` (header, last entry, epoch of its writer) and rows of ``fairpate_entries``. A
+new writer takes the next epoch in one transaction that locks the ledger's row, reads and verifies all entries, and
+commits. Every new entry is one transaction that locks the row, checks epoch and last entry, updates the last entry and
+inserts. So a write of an earlier writer, even after a long pause, finds another epoch and changes nothing.
 
-While the connection of the first writer lives, an advisory lock refuses a second one that was started by mistake. The
-lock is not part of the guarantee; ``take_over`` ends that connection.
+While the connection of the first writer is open, an advisory lock refuses a second one that was started by mistake. The
+lock is not part of the guarantee; ``take_over`` ends the connection that holds it.
 
-A server that does not wait for its disk is refused, and so is a standby: it accepts no writes, and its content may lag
-behind the primary. A commit on a server with a synchronous standby waits for it too; if the server stopped waiting, the
-commit comes with a warning and counts as failed."""
+A server that confirms commits before they are on its disk is refused. So is a standby: it accepts no writes, and its
+content may lag behind the primary. If the server has a synchronous standby, a commit waits for it too; if the server
+stopped waiting, the commit comes with a warning and counts as failed.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +65,9 @@ _SESSION: tuple[LiteralString, ...] = (
     "SET tcp_keepalives_idle = 4",
     "SET tcp_keepalives_interval = 2",
     "SET tcp_keepalives_count = 3",
-    # In a stricter one, an append that waited for a lock would fail where it should look again.
+    # In a stricter isolation, an append that waited for a lock would fail instead of seeing the new row.
     "SET default_transaction_isolation = 'read committed'",
-    # The warning of a commit that did not wait must be heard.
+    # A commit that did not wait for its standby shows only in a warning, so warnings must be sent.
     "SET client_min_messages = 'warning'",
 )
 _DAMAGE = (
@@ -80,9 +81,9 @@ _DURABLE = {"fsync": ("on",), "full_page_writes": ("on",), "synchronous_commit":
 
 
 class Commits:
-    """A connection to the database of a place, on which every statement is one transaction, durable when it returns.
+    """A connection to a database, on which every statement is one transaction that is durable when it returns.
 
-    ``place`` is as messages show it; ``name`` is that of the ledger or anchor.
+    ``place`` is the URL as messages show it, without a password; ``name`` is the name of the ledger or anchor.
     """
 
     def __init__(self, place: Place) -> None:
@@ -105,7 +106,7 @@ class Commits:
         self.connection.add_notice_handler(lambda notice: self._warnings.append(notice.message_primary or ""))
 
     def run(self, statement: LiteralString, values: Any = ()) -> psycopg.Cursor[Any]:
-        """Execute and commit a statement. StoreError where it failed, or its commit did not wait for the standby."""
+        """Execute and commit a statement. StoreError if it failed, or if its commit did not wait for the standby."""
         try:
             done = self.connection.execute(statement, values)
         except psycopg.Error as error:
@@ -120,7 +121,7 @@ class Commits:
 
 
 def split_place(place: Place) -> tuple[str, str]:
-    """Return the address of the database, and the ledger's name in it. LedgerError without a name."""
+    """Split a place into the database's URL and the ledger's name. LedgerError without a name."""
     url, _, name = str(place).partition("#")
     if not name:
         raise LedgerError(f"{shown(place)}: names no ledger; add its name, as in postgresql://HOST/DATABASE#NAME.")
@@ -128,38 +129,40 @@ def split_place(place: Place) -> tuple[str, str]:
 
 
 def connect(url: str) -> Connection[Any]:
-    """Connect, every statement being one transaction. UnreachableError where nothing answers."""
+    """Connect to a database so that every statement is one transaction. UnreachableError if the database does not
+    answer."""
     try:
         connection = psycopg.connect(url, autocommit=True, **_CONNECT)  # type: ignore[arg-type]  # libpq's own options
         for statement in _SESSION:
             connection.execute(statement)
     except psycopg.Error as error:
-        raise UnreachableError(f"{shown(url)}: no database answers ({one_line(error)}); bring it back.") from error
+        raise UnreachableError(f"{shown(url)}: no database answers ({one_line(error)}); start it.") from error
     return connection
 
 
 def require_durable(connection: Connection[Any], place: str) -> None:
-    """Raise LedgerError unless this server's commits are on its disk when they return, and it accepts writes."""
+    """Raise LedgerError unless this server's commits are on its disk when they return, and UnreachableError for a
+    standby."""
     for name, allowed in _DURABLE.items():
         (found,) = one(connection, "SELECT current_setting(%s)", name)
         if found not in allowed:
-            raise LedgerError(f"{place}: may lose commits: {name} = {found}; expected {' or '.join(allowed)}.")
+            raise LedgerError(f"{place}: may lose commits, because {name} = {found}; set it to {' or '.join(allowed)}.")
         if name == "synchronous_commit":  # set here, so that no reload changes it for this session
             connection.execute("SELECT set_config(%s, %s, false)", (name, found))
     require_primary(connection, place)
 
 
 def require_primary(connection: Connection[Any], place: str) -> None:
-    """Raise UnreachableError for a standby: entries that it does not show yet are not missing from the ledger."""
+    """Raise UnreachableError if the server is a standby, which may not show the latest entries yet."""
     (is_standby,) = one(connection, "SELECT pg_is_in_recovery()")
     if is_standby:
         raise UnreachableError(
-            f"{place}: is a standby, which takes no writes and may lag; promote it, or name the primary."
+            f"{place}: is a standby, which accepts no writes and may lag; promote it, or give the primary's URL."
         )
 
 
 def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> tuple[Any, ...]:
-    """Return the one row of a query."""
+    """Return the one row that a SQL query selects."""
     found = connection.execute(statement, values).fetchone()
     assert found is not None
     return found  # type: ignore[no-any-return]
@@ -167,17 +170,19 @@ def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> 
 
 @contextmanager
 def as_ledger_errors(place: str) -> Iterator[None]:
-    """Raise the driver's errors as UnreachableError, and as LedgerError where a table or a part of one is lost."""
+    """Convert the driver's errors: LedgerError if a table or data in it is lost, UnreachableError for all others."""
     try:
         yield
     except _DAMAGE as error:
         raise LedgerError(f"{place}: is damaged ({one_line(error)}); restore it from a copy.") from error
     except psycopg.Error as error:
-        raise UnreachableError(f"{place}: the database does not answer as a ledger's ({one_line(error)}).") from error
+        raise UnreachableError(
+            f"{place}: the database failed ({one_line(error)}); bring it back, then try again."
+        ) from error
 
 
 def one_line(error: Exception) -> str:
-    """Return a message without line breaks."""
+    """Return an error's message without line breaks."""
     return " ".join(str(error).split())
 
 
@@ -208,7 +213,10 @@ _LAST_EPOCHS: dict[tuple[str, str], int] = {}
 
 
 class PostgresReader:
-    """Reads a ledger in a database, as :class:`aggregator.store.SqliteReader`; ``connection`` None: one of its own."""
+    """Reads a ledger in a database, like :class:`aggregator.store.SqliteReader`.
+
+    ``connection`` is used for reading; None opens a new one.
+    """
 
     def __init__(self, place: Place, connection: Connection[Any] | None = None) -> None:
         self._place, (url, self._name) = shown(place), split_place(place)
@@ -222,7 +230,7 @@ class PostgresReader:
                 if one(self._connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_ledgers")[0]:
                     found = self._connection.execute(statement, (self._name,)).fetchone()
             if found is None:
-                remedy = "restore it, or give the name of one that is there"
+                remedy = "restore it, or give the name of one that exists"
                 raise LedgerError(f"{self._place}: no such ledger; {remedy}.")  # noqa: TRY301 - closed below
             version, terms, key, number, digest = found
             # Of one row, read before any entry: a writer only adds to what it names.
@@ -245,7 +253,8 @@ class PostgresReader:
 
 
 class PostgresStore:
-    """One ledger of a database, open for its one writer; methods as of :class:`aggregator.store.SqliteStore`."""
+    """One ledger in a database, open for its one writer; methods like those of
+    :class:`aggregator.store.SqliteStore`."""
 
     remedy = "Bring the database back, or stop the other writer; writing then resumes."
 
@@ -254,7 +263,7 @@ class PostgresStore:
         self._place, self._name = self._commits.place, self._commits.name
         # Ends the advisory lock too, and a transaction that was not committed.
         self.close = self._commits.connection.close
-        # In the transaction that locks the row once the epoch is taken.
+        # Reads inside the transaction that has locked the row since the epoch was taken.
         self.reader = partial(PostgresReader, place, self._commits.connection)
         try:
             with as_ledger_errors(self._place):
@@ -281,7 +290,8 @@ class PostgresStore:
         return epoch
 
     def begin(self, head: Head) -> None:
-        """Make the epoch durable: from now on this is the writer."""
+        """Make this writer's epoch durable: from now on this is the only writer. ``head`` is the last entry that was
+        verified."""
         if head != self._last:
             raise LedgerError(f"{self._place}: holds entries after number {self._last.number}; restore it from a copy.")
         # By `run`: a commit that did not wait for its standby must not make a writer.
@@ -289,11 +299,14 @@ class PostgresStore:
         _LAST_EPOCHS[self._commits.url, self._name] = self._epoch
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
-        """Store the entry in one transaction, which changes nothing under another epoch or after another entry."""
+        """Store one entry in one transaction, unless another writer took a later epoch or added an entry: then
+        StoreError."""
         values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
         done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
         if done.rowcount != 1:
-            raise StoreError("another writer took over, the last entry is another one now, or fsync was turned off")
+            raise StoreError(
+                "another writer took over, the last entry has changed, or the server's fsync was turned off"
+            )
         self._last = head
 
     def fault(self) -> str | None:
@@ -311,9 +324,9 @@ class PostgresStore:
         return True  # the server's disk cannot be seen from here
 
     def require_writable(self) -> None:
-        """Raise DeposedError if a later epoch than any of this process is in force, asked on a new connection.
+        """Raise DeposedError if another process has taken a later epoch than this one, queried on a new connection.
 
-        Only opening the ledger again can show that it takes writes.
+        Whether the ledger accepts writes shows only when it is opened again.
         """
         url = self._commits.url
         with closing(connect(url)) as connection, as_ledger_errors(self._place):
@@ -323,7 +336,10 @@ class PostgresStore:
             raise DeposedError(f"{self._place}: another writer took over; start this service again to write it.")
 
     def _take_advisory_lock(self, *, take_over: bool) -> None:
-        """Take the advisory lock, or only try to. LedgerError where another writer's connection lives."""
+        """Take the advisory lock. LedgerError if another writer's connection holds it, unless ``take_over``.
+
+        ``take_over`` ends that connection; if the lock cannot be had even then, the epoch alone protects the ledger.
+        """
         connection = self._commits.connection
         deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)
         while not one(connection, "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", self._name)[0]:
@@ -343,7 +359,7 @@ class PostgresStore:
 
 
 def write_database(place: Place, header: Header, rows: Sequence[Row]) -> None:
-    """Put a whole ledger at ``place``, in one transaction. LedgerError where one of this name exists."""
+    """Write a complete ledger to ``place`` in one transaction. LedgerError if a ledger of this name exists."""
     commits, head = Commits(place), Head(rows[-1][0], rows[-1][3]) if rows else header.start
     with commits.connection as connection, as_ledger_errors(commits.place), connection.transaction():
         made = connection.execute(_MAKE, (commits.name, SCHEMA_VERSION, header.terms, header.key.hex(), *head))
@@ -357,7 +373,7 @@ def write_database(place: Place, header: Header, rows: Sequence[Row]) -> None:
 
 
 class DatabaseAnchor:
-    """An anchor in one row of the table ``fairpate_anchors``, with the methods of
+    """An anchor in one row of the table ``fairpate_anchors``; methods like those of
     :class:`aggregator.store.FileAnchor`."""
 
     def __init__(self, place: Place) -> None:
@@ -380,9 +396,11 @@ class DatabaseAnchor:
             run = self._commits.run
             found = run("SELECT number, digest FROM fairpate_anchors WHERE name = %s", (self._name,)).fetchone()
         except StoreError as error:
-            raise UnreachableError(f"{self._place}: the anchor cannot be read ({error}); bring it back.") from error
+            raise UnreachableError(
+                f"{self._place}: the anchor cannot be read ({error}); bring its database back."
+            ) from error
         if found is None:
-            raise LedgerError(f"{self._place}: the anchor, which notes the last entry, is gone; bring it back.")
+            raise LedgerError(f"{self._place}: the anchor, which notes the ledger's last entry, is gone; restore it.")
         return Head(*found)
 
     def look(self) -> None:
@@ -398,4 +416,6 @@ class DatabaseAnchor:
             (*head, self._name, head.number, *head),
         )
         if moved.rowcount != 1:
-            raise StoreError(f"{self._place}: is gone, or another writer noted an entry that this one does not have")
+            raise StoreError(
+                f"{self._place}: the anchor is gone, or another writer noted an entry that is unknown here"
+            )

@@ -1,34 +1,33 @@
 """One querying session on a ledger: queries in, answers out, one charge each, until the budget is spent.
 
-**Budgets.** Three kinds limit a ledger. A limit on the number of queries is priced beforehand, by privacy loss
-distributions where there are any. A limit on the data-independent epsilon is a Renyi filter
-(:mod:`fairpate.privacy.accountant`) at one order that is fixed before the first query. Every query costs the same, so
-that this filter, too, admits a number of queries that is known beforehand, and stopping there is sound although
-analysts choose queries adaptively. The guarantee is then the limit, not the cost of the queries submitted so far. A
-limit on the data-dependent epsilon ends when private votes decide it, which leaks. It is also not a filter in the
-accountant's sense: costs differ from query to query, and any order may be the one that is within its limit.
-Reservations count in full, also those of refused and free queries and those that a crash left open.
+**Budgets.** A ledger has one of three kinds of limit. The cost of a limit on the *number of queries* is computed before
+the first query, by privacy loss distributions where available. A limit on the *data-independent epsilon* is a Renyi
+filter (:mod:`fairpate.privacy.accountant`) at one order that is fixed before the first query. Every query costs the
+same, so this filter, too, admits a number of queries that is known beforehand, and stopping there is sound although
+analysts choose queries adaptively. The guarantee is then the limit, not the cost of the queries submitted so far. With
+a limit on the *data-dependent epsilon*, private votes determine when the budget ends, which leaks information. It is
+also not a filter in the accountant's sense: costs differ between queries, and any order may be the one within the
+limit. Reservations count in full, including those of refused and free queries and those that a crash left open.
 
-**Callers.** A caller may have a limit of its own and a quota per day. Callers may act together, so the guarantee is
-that of the shared budget; own limits divide it. Charges and limits are entries of the ledger and outlive a restart. A
-query is charged to one caller, the first with room of those that ask for it at the same time; afterwards its answer is
-free for all callers. Own limits never depend on votes.
+**Callers.** A caller may have an individual limit and a quota per day. Callers may collude, so the guarantee is that of
+the shared budget; individual limits divide it. Charges and limits are entries of the ledger and so survive a restart.
+If several callers submit the same query at the same time, the first with room is charged; afterwards the answer is free
+for all callers. Individual limits never depend on votes.
 
 **Answers.** Vote, reserve, draw, commit, release, in this order: the reservation of a block of queries is durable
-before its first noise is drawn, and no answer of a block leaves before all its outcomes are durable. A query is
-admitted under its asker's limit and under the shared budget, both right before it is reserved. Threads may vote at the
-same time and write one after another; a service asks for many callers at once, so that they share the two waits for the
-disk.
+before its first noise is drawn, and no answer of a block leaves before all its outcomes are durable. Right before a
+query is reserved, it must fit the caller's limit and the shared budget. Threads may vote at the same time and write one
+after another; a service submits for many callers at once, so that they share the two waits for the disk.
 
-**Queries** are identified by content. Features that are posted get the public pool's type and shape before they are
-hashed, so that another spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query.
+**Queries** are identified by content. Features that are posted are converted to the public pool's type and shape before
+they are hashed, so that another spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query.
 
 **A batch.** :func:`answer_queries` submits public queries in order and collects the labels that may train a student.
 :func:`admit_queries` chooses which queries to submit next, so that the gate refuses fewer of them after they are
-charged. A label that the gate rejects costs what an answer costs, because the votes were drawn. A model of the labels
-already released predicts the next one, and the gate's counters are public; so a query that the gate would probably
-reject is left out for now, without touching a vote, and may be admitted later, when the counters have moved. All of
-this is post-processing of released labels and free of charge; the gate itself still decides.
+charged. A label that the gate rejects costs as much as an answer, because the votes were used. A model of the labels
+released so far predicts the next label, and the gate's counters are public; so a query that the gate would probably
+reject is postponed, without using a vote, and may be admitted when the counters have changed. All of this is
+post-processing of released labels and free of charge; the gate itself still decides.
 
 Shapes: N candidates, Q queries, C classes, A orders.
 """
@@ -64,7 +63,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetStatus:
-    """The public part of a budget: its limits, and how much of it is spent data-independently.
+    """The public part of a budget: its limits, and how much of it is spent by data-independent accounting.
 
     ``closed``: no new query has room. Under ``data_dependent``, both ``closed`` and ``queries_submitted`` depend on
     votes.
@@ -79,7 +78,7 @@ class BudgetStatus:
     closed: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON has them: null for an infinite epsilon."""
+        """Return the fields as JSON values; an infinite epsilon becomes null."""
         return asdict(self) | {"epsilon_submitted": strict(self.epsilon_submitted)}
 
 
@@ -98,7 +97,8 @@ def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> Budg
 
 
 def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
-    """Return how many of ``wanted`` queries a new ledger under ``terms`` admits; all where votes decide."""
+    """Return how many of ``wanted`` queries a new ledger under ``terms`` admits; all of them if the end depends on
+    votes."""
     budget = terms.budget
     if budget.max_queries is not None:
         return min(wanted, budget.max_queries)
@@ -111,15 +111,15 @@ def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
     return min(wanted, renyi.max_queries(accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)))
 
 
-# Cached: a run asks before it works, while it works and when it reports.
+# Cached: a run calls this before it works, while it works and when it reports.
 @lru_cache
 def mechanism_within(
     mechanism: Mechanism, *, target_epsilon: float, target_delta: float, num_queries: int
 ) -> Mechanism:
-    """Return ``mechanism`` with its noise scaled by the least factor that keeps ``num_queries`` within the target.
+    """Return ``mechanism`` with the least noise for which ``num_queries`` queries stay within the target.
 
-    Holds for any votes. Queries that have a loss distribution are priced by it; then no more than ``num_queries`` may
-    be submitted. ValueError for a target that no noise reaches.
+    The target holds for any votes. The cost is computed by privacy loss distributions where available; then no more
+    than ``num_queries`` may be submitted. ValueError for a target that no noise reaches.
     """
 
     def events(factor: float) -> list[Event]:
@@ -138,7 +138,7 @@ def mechanism_within(
 
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int) -> float:
-    """Return the epsilon of ``num_queries`` reservations for any votes, at the budget's delta."""
+    """Return the data-independent epsilon of ``num_queries`` reservations, at the budget's delta."""
     events: list[Event] = [terms.mechanism.worst_case(num_queries)]
     if terms.budget.kind == "query_count":
         return accountant.least_epsilon(events, target_delta=terms.budget.delta)
@@ -149,9 +149,9 @@ def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int) -> float:
 # Cached by terms, which never change once a ledger is made: statements and pages ask for it repeatedly.
 @lru_cache(maxsize=16)
 def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
-    """Return the epsilon that was fixed before the first query, for any way to choose and end queries.
+    """Return the epsilon that was fixed before the first query and holds however queries are chosen and ended.
 
-    It is stated at the budget's delta. None for a data-dependent budget, which fixes no such bound.
+    It holds at the budget's delta. None for a data-dependent budget, which fixes no such bound.
     """
     budget = terms.budget
     if budget.kind == "data_dependent":
@@ -162,13 +162,13 @@ def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
 
 
 QuotaRoom = Callable[[str], float]
-"""How many new queries a caller's quota allows now."""
+"""Returns how many new queries a caller's quota allows now."""
 
 
 # Cached: the Renyi curve behind a limit on epsilon is too slow to compute for every query.
 @lru_cache(maxsize=4096)
 def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
-    """Return how many queries a caller under ``limit`` may ever be charged with."""
+    """Return how many queries a caller under ``limit`` may be charged with in total."""
     most = UNLIMITED if limit.max_queries is None else limit.max_queries
     if limit.epsilon is None:
         return most
@@ -178,9 +178,9 @@ def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
 
 @dataclass(kw_only=True, eq=False)
 class QuotaExceededError(Exception):
-    """A request of ``num_new`` new queries of which ``allowed_now`` are left to its caller.
+    """A request with ``num_new`` new queries, more than the ``allowed_now`` that the caller's quota allows.
 
-    It fits after ``retry_after_s`` (inf: never).
+    The request fits after ``retry_after_s`` seconds (inf: never).
     """
 
     num_new: int
@@ -190,7 +190,8 @@ class QuotaExceededError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaRule:
-    """``max_queries`` new queries per caller at once, refilled evenly over ``period_s``; inf: no quota."""
+    """A quota: ``max_queries`` new queries per caller at once, refilled evenly over ``period_s``; inf means no
+    quota."""
 
     max_queries: float = math.inf
     period_s: float = DAY_S
@@ -202,7 +203,8 @@ class QuotaRule:
 
 @dataclass(kw_only=True)
 class _Bucket:
-    """A leaky bucket: the charges of one caller that have not leaked out yet. ``num_seen`` requests were counted."""
+    """A leaky bucket: ``level`` charges of one caller have not leaked out yet, after the first ``num_seen`` requests of
+    the ledger."""
 
     rule: QuotaRule
     level: float = 0.0
@@ -217,16 +219,16 @@ class _Bucket:
 
 @dataclass(eq=False)
 class Quotas:
-    """Counts how many new queries each caller may ask now: leaky buckets, filled by the charges in the ledger.
+    """Computes how many new queries each caller may submit now: one leaky bucket per caller, filled by its charges.
 
-    ``now_s`` is in seconds since 1970, on the clock of the ledger's charges.
+    ``now_s`` is in seconds since 1970, on the same clock as the ledger's charges.
     """
 
     rule: QuotaRule
     _buckets: dict[str, _Bucket] = field(default_factory=dict, init=False)
 
     def refusal(self, ledger: Ledger, caller: str, num_queries: int, *, now_s: float) -> QuotaExceededError | None:
-        """Return why ``caller`` may not be charged with ``num_queries`` now, or None; nothing is taken."""
+        """Return the error if ``caller`` may not be charged with ``num_queries`` now, else None; nothing is charged."""
         free = self.room(ledger, caller, now_s=now_s)
         if num_queries <= free:
             return None
@@ -260,18 +262,18 @@ class Quotas:
 
 
 MAX_BLOCK = 1024
-"""Largest number of queries that share a transaction, and that a crash can waste."""
+"""The largest number of queries in one transaction, and so the most that a crash can waste."""
 
 
 class VotesUnavailableError(RuntimeError):
-    """A teacher did not vote: nothing was reserved, drawn or stored, and the query may be asked again."""
+    """A teacher did not vote: nothing was reserved, drawn or stored, and the query may be submitted again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
     """A query: the hash of a record's content (see :func:`query_key`), its public group and its public name.
 
-    ``askers`` ask for it now; the first with room under its own limit and quota is charged.
+    ``askers`` are the callers who submit it now; the first with room in its own limit and quota is charged.
     """
 
     key: str
@@ -282,12 +284,14 @@ class Query:
 
 @dataclass(frozen=True)
 class OverBudget:
-    """The budget, or the asker's own limit, has no room for this query: nothing was charged, drawn or stored."""
+    """The reply to a query for which the budget, or the caller's own limit, has no room: nothing was charged or
+    drawn."""
 
 
 Reply = Outcome | OverBudget
 VoteFunction = Callable[[Sequence[Query]], IntArray]
-"""Counts of all teachers on Q queries, shape (Q, C); raises VotesUnavailableError rather than leave a teacher out."""
+"""Returns the votes of all teachers on Q queries, shape (Q, C); raises VotesUnavailableError if a teacher is
+missing."""
 
 
 def query_key(features: npt.NDArray[np.generic], group: int) -> str:
@@ -300,23 +304,24 @@ def query_key(features: npt.NDArray[np.generic], group: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A query and the features that the teachers vote on."""
+    """A query, and the record's features that the teachers vote on."""
 
     query: Query
     features: Features
 
 
 CountVotes = Callable[[Sequence[Question]], IntArray]
-"""Votes of all teachers on Q questions, shape (Q, C); raises ``VotesUnavailableError`` if one is missing."""
+"""Returns the votes of all teachers on Q questions, shape (Q, C); raises ``VotesUnavailableError`` if one is
+missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicPool:
-    """N public records that analysts ask by number, and the public names of groups and labels.
+    """N public records that analysts submit by number, and the public names of groups and labels.
 
-    ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` holds indices into ``group_names``. ``form``: the
-    declared columns of a record, if it has them; ``place`` maps their values to features. ``takes_posted``: True if
-    the voters can vote on records that are not in the pool.
+    ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` are indices into ``group_names``. ``form`` declares
+    the columns of a record, if it has columns; ``place`` maps their encoded values to features. ``takes_posted``: True
+    if the voters can vote on records that are not in the pool.
     """
 
     features: Features
@@ -330,7 +335,7 @@ class PublicPool:
 
     def __post_init__(self) -> None:
         if not len(self.features) == len(self.groups_N) == len(self.record_ids):
-            raise ValueError("Expected as many groups and record_ids as records.")
+            raise ValueError("Expected one group and one record_id per record; the numbers of the three differ.")
         # Only these two: `bodies_for` derives the range of posted values from the type.
         if self.features.dtype not in (np.uint8, np.float32):
             raise ValueError(f"Expected features of uint8 or float32, got {self.features.dtype}.")
@@ -344,7 +349,7 @@ class PublicPool:
         return tuple(self.features.shape[1:])
 
     def posted(self, features: Sequence[Any], group: str) -> Question:
-        """Return a record that came with a request; its shape and range were validated."""
+        """Return the question for a record that came with a request; its shape and range must have been validated."""
         # In the pool's type before it is hashed, and -0.0 as 0.0, which is their sum: all spellings of a number are one
         # query, and charged once.
         array: Features = np.add(np.asarray(features, dtype=self.features.dtype), self.features.dtype.type(0))
@@ -354,12 +359,12 @@ class PublicPool:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The number of each record by its content hash."""
+        """Maps the content hash of each record to its number."""
         return {question.query.key: number for number, question in enumerate(self.questions)}
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """All records by number; the first use hashes them."""
+        """All records as questions, by number; hashed on first use."""
         zero = self.features.dtype.type(0)
         return tuple(
             Question(
@@ -372,9 +377,9 @@ class PublicPool:
 
 
 class AggregatorSession:
-    """Asks the teachers of one ``ledger``, within its budget. All methods may be called from any thread.
+    """Answers queries with the teachers' votes, within the budget of one ``ledger``. Any thread may call its methods.
 
-    Where votes decide when the budget ends, it ends at the first query whose data-dependent cost has no room.
+    Under a data-dependent budget, the budget ends at the first query whose data-dependent cost has no room.
     """
 
     def __init__(self, ledger: Ledger, *, source: NoiseSource) -> None:
@@ -397,7 +402,7 @@ class AggregatorSession:
                 self._spent_A += ledger.terms.mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
 
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
-        """Return the budget after that many new queries, whether or not all of them have room: public values only."""
+        """Return the public budget as it would be after ``num_new_queries``, whether or not all of them have room."""
         return budget_status(
             self.ledger.terms,
             num_queries=len(self.ledger.keys) + num_new_queries,
@@ -406,23 +411,24 @@ class AggregatorSession:
         )
 
     def room(self, wanted: int) -> int:
-        """Return how many of ``wanted`` new queries the budget may have room for, as far as known without votes."""
+        """Return how many of ``wanted`` new queries the budget has room for, as far as this is known without votes."""
         return max(0, min(wanted, self._most_queries - len(self.ledger.keys)))
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
-        """Store how much ``caller`` may spend from now on. LedgerError if it cannot be written."""
+        """Store in the ledger how much ``caller`` may spend from now on. LedgerError if it cannot be written."""
         with self._lock:
             self.ledger.limit(caller, limit)
 
     def ask(
         self, queries: Sequence[Query], vote: VoteFunction, *, quota: QuotaRoom = lambda _: math.inf
     ) -> tuple[Reply, ...]:
-        """Return one reply per query, in order; a batch stops at the exact query that crosses the budget.
+        """Submit queries; return one reply per query, in order. A batch stops at the exact query that crosses the
+        budget.
 
-        A query with an outcome gets that one: nothing is charged or drawn, also when the budget is closed. ``vote`` is
-        called with new queries only; no caller is charged with more of them than ``quota`` allows.
-        VotesUnavailableError if not all teachers voted, LedgerError if the ledger cannot be written; what was committed
-        until then is answered when it is asked again.
+        A query with a stored outcome gets it again: nothing is charged or drawn, even if the budget is closed. ``vote``
+        is called with new queries only; no caller is charged with more of them than ``quota`` allows.
+        VotesUnavailableError if not all teachers voted, LedgerError if the ledger cannot be written; outcomes that were
+        committed before the error are returned when the queries are submitted again.
         """
         ledger, terms = self.ledger, self.ledger.terms
         # A query that is given twice is voted on and charged once.
@@ -444,22 +450,24 @@ class AggregatorSession:
                 )
                 raise ValueError(f"Expected integer votes of shape {what}.")
             if votes_QC.min() < 0:
-                raise ValueError("Expected votes >= 0.")
+                raise ValueError("Expected votes >= 0; the vote function returned a negative count.")
             totals_Q = votes_QC.sum(axis=1)
             if (totals_Q > terms.num_teachers).any() or (
                 terms.mechanism.all_vote and (totals_Q < terms.num_teachers).any()
             ):
-                raise VotesUnavailableError(f"Expected the votes of all {terms.num_teachers} teachers on every query.")
+                raise VotesUnavailableError(
+                    f"Expected the votes of all {terms.num_teachers} teachers on every query; submit the queries again."
+                )
             with self._lock:
                 self._write(new, votes_QC, quota)
-        # As the ledger has it, not as it was drawn: what is not stored does not leave.
+        # From the ledger, not from the draw: an outcome that is not stored does not leave.
         return tuple([ledger.outcome_of.get(query.key) or OverBudget() for query in queries])
 
     def _payers(self, queries: Sequence[Query], quota: QuotaRoom) -> list[Asker | None]:
-        """Return who is charged with each new query: the first asker with room; None where no asker has room.
+        """Return who is charged with each new query: the first of its askers with room, None if no asker has room.
 
-        Room is what both the caller's own limit and its ``quota`` leave. The result holds until the next charge, so
-        only the thread that holds the lock may rely on it.
+        A caller has room if both its individual limit and its ``quota`` allow one more query. The result holds until
+        the next charge, so only the thread that holds the lock may rely on it.
         """
         ledger = self.ledger
         # Counted down here: the ledger knows these charges only when their block is reserved.
@@ -479,7 +487,8 @@ class AggregatorSession:
         return payers
 
     def _write(self, queries: Sequence[Query], votes_QC: IntArray, quota: QuotaRoom) -> None:
-        """Reserve, draw and commit these queries in blocks, as far as they have no outcome and there is room."""
+        """Reserve, draw and commit, in blocks, those of these queries that have no outcome yet and for which there is
+        room."""
         ledger, terms = self.ledger, self.ledger.terms
         if self._gate is None:
             # Stored nowhere: its state is the counts of the answers that were committed. A reservation that a crash
@@ -522,7 +531,7 @@ class AggregatorSession:
                 )
                 ledger.commit(reserved, outcomes)
         except BaseException:
-            # It may have counted what was not committed; after an interrupt too.
+            # The gate may have counted answers that were not committed; also after an interrupt.
             self._gate = None
             raise
 
@@ -532,9 +541,9 @@ def admit_queries(
 ) -> list[int]:
     """Return the rows of at most ``count`` candidates that ``gate`` is expected to accept, in the order to submit them.
 
-    ``probabilities_NC`` are predicted for each candidate's label. ``gate`` counts the labels released so far and is
-    modified: each admitted candidate is counted as if answered with its likeliest label. Candidates are tried in their
-    order, and again from the start while one was admitted, as each moves the counters.
+    ``probabilities_NC`` are the predicted probabilities of each candidate's label. ``gate`` counts the labels released
+    so far and is modified: each admitted candidate is counted as if answered with its likeliest label. Candidates are
+    tried in order, and all over again as long as one was admitted, since each admission changes the counters.
     """
     likeliest_N = probabilities_NC.argmax(axis=1)
     waiting = list(range(len(groups_N)))
@@ -553,9 +562,9 @@ def admit_queries(
 
 
 class Ballot(Protocol):
-    """Public queries and the votes on them, as :class:`fairpate.types.VoteBatch` holds them; private.
+    """Public queries and the private votes on them, as in :class:`fairpate.types.VoteBatch`.
 
-    Where voters are drawn anew for each query, votes are drawn when they are asked for.
+    If voters are sampled anew for each query, the votes are drawn when :meth:`counts` is called.
     """
 
     @property
@@ -571,17 +580,17 @@ class Ballot(Protocol):
         """A digest of everything that determines the votes."""
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """Return ``votes_QC`` on the queries in ``rows``. Each result may serve one answer only."""
+        """Return ``votes_QC`` on the queries in ``rows``. A result may be used for one answer only."""
 
     def take(self, rows: Sequence[int]) -> Self:
-        """Return the queries in ``rows``, in their order."""
+        """Return a ballot of the queries in ``rows``, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionResult:
-    """Answers and refusals in the order asked, and the answered part, which may train a student.
+    """Answers and refusals in the order of the queries, and the answered records, which may train a student.
 
-    ``replies`` leaves out the ``over_budget`` queries, for which nothing was charged or drawn.
+    ``over_budget`` counts the queries for which the budget had no room; ``replies`` does not contain them.
     """
 
     replies: tuple[Outcome, ...]
@@ -597,7 +606,7 @@ def answer_queries(
     block_size: int = 256,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> SessionResult:
-    """Submit every query of ``batch`` in order, a block at a time, with its votes; ``keys[i]`` identifies query i.
+    """Submit all queries of ``batch`` with their votes, in order and in blocks; ``keys[i]`` identifies query i.
 
     ``on_progress`` is called with the number of queries that are done.
     """

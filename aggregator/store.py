@@ -1,37 +1,37 @@
-"""The store of a ledger: entries in a chain, the guarantees of every back end, and the back end of SQLite files.
+"""The store of a ledger: the chain of entries, the guarantees of every back end, and the back end of SQLite files.
 
-**Chain.** Each entry has a digest over its predecessor's, so that an edit, a gap or a lost end is noticed. The digest
-is keyed (HMAC-SHA256; the key lies in the ledger), because entries hold votes and a plain digest would let its reader
-confirm a guess about them. The chain starts from the terms of its ledger. :mod:`aggregator.ledger` gives entries their
-meaning.
+**Chain.** Each entry has a digest over its predecessor's, so that an edited, missing or lost entry is noticed. The
+digest is keyed (HMAC-SHA256, with a key stored in the ledger), because entries contain votes: with a plain digest its
+reader could confirm a guess about them. The chain starts from the terms of its ledger. :mod:`aggregator.ledger` gives
+entries their meaning.
 
-**Guarantees.** Entries are kept in files (:class:`SqliteStore`) or in ``postgresql://HOST/DATABASE#LEDGER``
+**Guarantees.** Entries are stored in files (:class:`SqliteStore`) or in ``postgresql://HOST/DATABASE#LEDGER``
 (:mod:`aggregator.postgres`, with the same methods). Every store guarantees the following, and
-``tests/aggregator/test_stores.py`` tries each point on each store:
+``tests/aggregator/test_stores.py`` tests each point on each store:
 
 1. *Durable before visible.* Once ``append`` returns, the entry survives an end of the process, its machine or the
    database server at any instant. If it raises, the entry may be stored or not, and nothing more is accepted.
-2. *In order.* Every entry is one transaction and follows the one before; none is changed or removed.
+2. *In order.* Every entry is one transaction and follows its predecessor; none is changed or removed.
 3. *One writer.* While a writer is open no other can open, unless it takes over (where the store allows it). From then
    on no write of the deposed writer succeeds, whenever it continues.
 4. *Nothing in between.* Between a writer's reading of the store and its first entry, no other process adds an entry.
-5. *Whole or not at all.* A ledger that is being made is not visible before it is complete, and one that was lost is
-   never made again.
-6. *The last entry is noted.* A ledger that lacks it is refused, and so is one with an edited entry.
+5. *Whole or not at all.* A ledger that is being created is not visible before it is complete, and a ledger that was
+   lost is never created again.
+6. *The last entry is noted.* A ledger without the noted entry is refused, and so is one with an edited entry.
 7. *Readers do not disturb the writer.* They take no lock and write nothing.
 
 A store notices if entries were removed, but not if an older copy replaced all of it. An *anchor* notes the last entry
-out of reach of such a copy: in a file on another disk (:class:`FileAnchor`), or in another database. It holds the
-number and digest of an entry, which reveal nothing without the ledger's key. It is written after the entry is durable
-and before an answer leaves, and its number never decreases: a ledger that lacks a released answer also lacks the entry
-that its anchor notes. If an anchor is missing, cannot be written or names another entry of the same number, nothing
-more is written.
+in a place that such a copy does not overwrite: in a file on another disk (:class:`FileAnchor`), or in another database.
+It contains the number and digest of an entry, which reveal nothing without the ledger's key. It is written after the
+entry is durable and before an answer leaves, and its number never decreases: if a released answer is missing from a
+ledger, so is the entry that its anchor notes. If an anchor is missing, cannot be written or notes another entry of the
+same number, nothing more is written.
 
-**Files.** SQLite in WAL mode with full synchronisation, and the last entry noted in a second file, the head. The one
-writer holds a lock on the head. An entry is made durable first, then the head, and an answer leaves when both are: so a
-write-ahead log that was removed or cut short is noticed. Making or completing a ledger happens under a lock on its
-folder. While a ledger is open, its files are checked before and after every write: if one was removed, replaced or cut
-short, nothing more is written or answered.
+**Files.** SQLite in WAL mode with full synchronisation, and a second file, the head, that notes the last entry. The one
+writer locks the head. An entry is made durable first, then the head, and an answer leaves when both are durable: so a
+write-ahead log that was removed or truncated is noticed. A ledger is created or completed under a lock on its folder.
+While a ledger is open, its files are checked before and after every write: if one was removed, replaced or truncated,
+nothing more is written or answered.
 """
 
 from __future__ import annotations
@@ -63,26 +63,27 @@ from fairpate.types import UserError
 if TYPE_CHECKING:
     from aggregator.postgres import PostgresReader
 
-# Raised with every change of entries or of the digest: a ledger of another version is refused, never converted.
+# Increased with every change of entries or of the digest: a ledger of another version is refused, never converted.
 SCHEMA_VERSION = 6
 _BLOCK_BYTES = 64  # of SHA-256
 _DATABASE = ("postgresql://", "postgres://")
 EntryKind = Literal["reserve", "commit", "limit"]
 Row: TypeAlias = tuple[int, EntryKind, str, str]
-"""Number, kind, text and digest of an entry, as they are stored."""
+"""The number, kind, text and digest of an entry, as they are stored."""
 Place: TypeAlias = Path | str
-"""The place of a ledger or an anchor: a file, or a name in a database."""
+"""A place where a ledger or an anchor is stored: a path, or a database URL that ends in #NAME."""
 
 # One spelling per value, because digests are over the text.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 class LedgerError(UserError):
-    """The ledger cannot be trusted, written or shared, or belongs to other terms. What was committed stays in it."""
+    """The ledger is damaged, cannot be written, has another writer, or has other terms. Committed entries stay in
+    it."""
 
 
 class DeposedError(LedgerError):
-    """Another writer took over the ledger; only a new start may write it again."""
+    """Another writer took over the ledger; this process can write it again only after a new start."""
 
 
 class UnreachableError(LedgerError):
@@ -90,7 +91,7 @@ class UnreachableError(LedgerError):
 
 
 class StoreError(OSError):
-    """An entry could not be stored: it may be in the store or not. The message is the reason."""
+    """An entry could not be stored completely: it may be in the store or not. The message is the reason."""
 
 
 class Head(NamedTuple):
@@ -101,10 +102,10 @@ class Head(NamedTuple):
 
 
 class Header:
-    """The beginning of a ledger, its terms as text, and the chain of keyed digests that starts from them.
+    """The header of a ledger: its terms as text, and the key of the chain of digests that starts from them.
 
-    ``key`` has at most 64 bytes; None makes a new random one. ``start`` is the head of the chain without entries:
-    number 0, and a digest of the terms.
+    ``key`` has at most 64 bytes; None creates a random one. ``start`` is the head of the chain without entries: number
+    0, and a digest of the terms.
     """
 
     def __init__(self, terms: str, key: bytes | None = None) -> None:
@@ -117,7 +118,7 @@ class Header:
         self.start = Head(0, self.link("", "terms", terms))
 
     def link(self, previous: str, kind: str, text: str) -> str:
-        """Return the digest of an entry after one with the digest ``previous``."""
+        """Return the digest of an entry whose predecessor has the digest ``previous``."""
         inner, outer = self._inner.copy(), self._outer.copy()
         # Canonical JSON holds no line break, so the parts cannot be shifted into one another.
         inner.update(f"{previous}\n{kind}\n{text}".encode())
@@ -126,7 +127,7 @@ class Header:
 
 
 def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
-    """Return the header with these stored values. LedgerError for another schema, and for a damaged key."""
+    """Return the header with these stored values. LedgerError for another schema version or a damaged key."""
     if version != SCHEMA_VERSION:
         what = f"expected ledger schema {SCHEMA_VERSION}, found {version}"
         raise LedgerError(f"{name}: {what}; start a new run folder, or use the version that wrote it.")
@@ -136,7 +137,7 @@ def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
 
 
 def verified_entries(rows: Iterable[Row], name: str, header: Header, head: Head) -> Iterator[Row]:
-    """Yield every entry after ``head``, its digest checked. LedgerError at the first that does not follow."""
+    """Verify and yield the entries after ``head``. LedgerError at the first whose number or digest is wrong."""
     number, digest = head
     for row in rows:
         # Without a `Head` for each entry, which is a tenth of the time.
@@ -148,7 +149,7 @@ def verified_entries(rows: Iterable[Row], name: str, header: Header, head: Head)
 
 
 def entry_payload(name: str, number: int, text: str) -> dict[str, Any]:
-    """Return the content of an entry of the ledger ``name``. LedgerError where it cannot be read."""
+    """Parse the text of entry ``number`` of the ledger ``name``. LedgerError if it is not JSON."""
     try:
         payload: dict[str, Any] = from_json(text)
     except (ValueError, RecursionError) as error:
@@ -157,7 +158,7 @@ def entry_payload(name: str, number: int, text: str) -> dict[str, Any]:
 
 
 def is_database(place: Place) -> bool:
-    """Return whether ``place`` names a ledger in a database. LedgerError where the driver is not installed."""
+    """Return whether ``place`` is a database URL. LedgerError if the database driver is not installed."""
     if not isinstance(place, str) or not place.startswith(_DATABASE):
         return False
     try:
@@ -168,7 +169,7 @@ def is_database(place: Place) -> bool:
 
 
 def shown(place: Place) -> str:
-    """Return a place as messages name it: without a password."""
+    """Return a place as text for messages, without the password of a URL."""
     if not isinstance(place, str) or "://" not in place:
         return str(place)
     scheme, _, rest = str(place).partition("://")
@@ -186,7 +187,7 @@ Reader: TypeAlias = "SqliteReader | PostgresReader"
 
 
 def rows_after(reader: Reader, number: int = 0) -> Iterator[Row]:
-    """Yield the entries of a ledger after ``number``; a writer may append meanwhile."""
+    """Yield the entries of a ledger after entry ``number``; a writer may append meanwhile."""
     # In pieces, each a transaction of its own: the log of a file could not be written over while one stayed open.
     while found := reader.rows(number, _READ_TOGETHER):
         yield from found
@@ -194,10 +195,10 @@ def rows_after(reader: Reader, number: int = 0) -> Iterator[Row]:
 
 
 MIN_FREE_BYTES = 2**20
-"""Room for the largest transaction: a disk with less counts as full."""
+"""Free space for the largest transaction: a disk with less counts as full."""
 # A short write-ahead log is soon written over; one that grows costs the disk half as much again.
 _CHECKPOINT_PAGES = 256
-# More than a head has, so that one with something behind it does not pass for a whole one.
+# More than a head has, so that a head followed by further bytes is found to be damaged.
 _HEAD_BYTES = 128
 # A writer holds the lock of an anchor for one write and its sync; one that takes longer hangs.
 _LOCK_S = 5.0
@@ -206,23 +207,29 @@ _ENTRIES = "SELECT number, kind, payload, digest FROM entries WHERE number > ? O
 
 
 def head_path(path: Path) -> Path:
-    """Return the file with the number and digest of the last entry of the ledger at ``path``."""
+    """Return the path of the head file, which notes the number and digest of the last entry of the ledger at
+    ``path``."""
     return path.with_suffix(".head")
 
 
 def ledger_files(path: Path) -> list[Path]:
-    """Return those files of a ledger at ``path`` that exist."""
+    """Return the files of the ledger at ``path`` that exist."""
     names = [path, Path(f"{path}-wal"), Path(f"{path}-shm"), head_path(path)]
     return [name for name in names if os.path.lexists(name)]
 
 
 def lock(path: Path) -> int:
-    """Open and lock the head of a ledger for its one writer. LedgerError if it is gone, or another process holds it."""
+    """Open and lock the head file of a ledger for its one writer, and return the file descriptor.
+
+    LedgerError if the file is gone, or if another process holds the lock.
+    """
     try:
         # Not through a link: the head is looked at under this name in this folder later on.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError as error:
-        raise LedgerError(f"{path}: is gone, and notes the ledger's last entry; restore both from one copy.") from error
+        raise LedgerError(
+            f"{path}: this file, which notes the ledger's last entry, is gone; restore both from one copy."
+        ) from error
     try:
         # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,7 +241,8 @@ def lock(path: Path) -> int:
 
 @contextmanager
 def folder_held(path: Path, *, create: bool) -> Iterator[None]:
-    """Hold a lock on the folder of ``path``: one process at a time makes or completes a ledger in it."""
+    """Hold a lock on the folder of ``path`` inside the block: one process at a time creates or completes a ledger in
+    it."""
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -252,15 +260,17 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
 
 
 def noted_head(file: Path, descriptor: int | None = None) -> Head:
-    """Return the last entry that ``file`` notes, read from ``descriptor`` where it is open. LedgerError if it is
-    missing or damaged."""
+    """Return the entry that the head or anchor ``file`` notes, read from ``descriptor`` if it is open.
+
+    LedgerError if the file is missing or damaged.
+    """
     try:
         content = file.read_bytes() if descriptor is None else os.pread(descriptor, _HEAD_BYTES, 0)
     except FileNotFoundError as error:
-        what = "is gone, and notes the ledger's last entry; restore both from one copy."
+        what = "this file, which notes the ledger's last entry, is gone; restore both from one copy."
         raise LedgerError(f"{file}: {what}") from error
     except OSError as error:
-        raise UnreachableError(f"{file}: cannot be read now ({error.strerror}); look at its disk.") from error
+        raise UnreachableError(f"{file}: cannot be read now ({error.strerror}); check its disk.") from error
     # A byte that is not ASCII is damage like any other, not an error of its own.
     number, _, digest = content.decode("ascii", "replace").strip().partition(" ")
     if not number.isdecimal() or len(digest) != 64:
@@ -274,7 +284,10 @@ def _head_text(head: Head) -> bytes:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Connect as a writer: what it commits is on the disk. LedgerError where the file system cannot do that."""
+    """Open a SQLite file for writing; every commit is on the disk when it returns.
+
+    LedgerError if the file system does not support a write-ahead log.
+    """
     # Without isolation level a statement commits by itself: an entry is durable when its INSERT returns. Threads may
     # differ, since writes come one after another.
     database = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
@@ -294,18 +307,18 @@ def connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _reading_errors(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite as LedgerError where the ledger is damaged, as UnreachableError where it may be whole."""
+    """Convert SQLite's errors: LedgerError if the ledger is damaged, UnreachableError if it may be intact."""
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the extended part
         if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB):
             raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
-        raise UnreachableError(f"{path}: cannot be read now ({error}); look at its disk.") from error
+        raise UnreachableError(f"{path}: cannot be read now ({error}); check its disk.") from error
 
 
 def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
-    """Put a whole ledger with the kinds and payloads of ``rows`` and its head at ``path``, or nothing.
+    """Write a ledger with the kinds and payloads of ``rows``, and its head file, to ``path``: complete or not at all.
 
     LedgerError unless the digests of the rows are those of the chain.
     """
@@ -328,14 +341,18 @@ def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
             database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (last.number, kind, text, last.digest))
         database.execute("COMMIT")
     if last != head:
-        raise LedgerError(f"{path}: the entries to be written do not end in entry {head.number}; nothing was made.")
+        raise LedgerError(
+            f"{path}: the digests of the given entries are wrong up to entry {head.number}; nothing was written; give "
+            "the entries of an undamaged ledger."
+        )
     # The head comes first: a ledger without one is refused, and a head alone shows that a ledger was there.
     write_atomically(head_path(path), lambda file: file.write_bytes(_head_text(head)), private=True)
     unfinished.replace(path)
 
 
 def write_file(place: Place, header: Header, rows: Sequence[Row]) -> None:
-    """Put a whole ledger and its head at ``place``, or nothing. LedgerError where a file of a ledger exists."""
+    """Write a complete ledger and its head file to ``place``, or nothing. LedgerError if a file of a ledger exists
+    there."""
     path = Path(place)
     with folder_held(path, create=True):
         left = ledger_files(path)
@@ -345,17 +362,17 @@ def write_file(place: Place, header: Header, rows: Sequence[Row]) -> None:
 
 
 class SqliteReader:
-    """Reads a ledger in files while another connection may write it; closed by its owner, used in one thread.
+    """Reads a ledger in files while another connection may write it; its owner closes it, and it is used in one thread.
 
-    All of it raises UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
-    ``header`` is read at once; ``noted`` is the last entry, as it was noted last; ``rows`` returns at most ``most``
-    entries after number ``after``; ``close()`` ends the connection.
+    UnreachableError from any method if nothing can be read now, LedgerError if there is no such ledger. ``header`` is
+    read on opening; ``noted`` is the last entry that the head file notes; ``rows`` returns at most ``most`` entries
+    after number ``after``; ``close()`` ends the connection.
     """
 
     def __init__(self, place: Place) -> None:
         path = self._path = Path(place)
         if not path.is_file():
-            remedy = "restore it, or give a run folder or a ledger file that is there"
+            remedy = "restore it, or give a run folder or a ledger file that exists"
             raise LedgerError(f"{path}: no such ledger; {remedy}.")
         # Without a write-ahead log no process has the file open, and without `immutable` reading would create one.
         alone = not Path(f"{path}-wal").exists()
@@ -383,10 +400,10 @@ class SqliteReader:
 
 
 class SqliteStore:
-    """One ledger in files, open for its one writer, which reads it first and writes from :meth:`begin` on.
+    """One ledger in files, open for its one writer, which first reads it and then writes after :meth:`begin`.
 
-    ``reader()`` opens a reader of what the last writer left. ``remedy`` says, in a sentence, what to do when it cannot
-    be written.
+    ``reader()`` opens a reader of the entries that earlier writers stored. ``remedy`` is a sentence that says what to
+    do when the ledger cannot be written.
     """
 
     remedy = "Fix the disk, then start again."
@@ -421,27 +438,29 @@ class SqliteStore:
         self._head_file: int | None = lock(head_path(path))
 
     def begin(self, head: Head) -> None:
-        """Begin to write after ``head``, the last entry that was read. LedgerError if it is not the last one stored."""
+        """Begin to write after ``head``, the last entry that was verified. LedgerError if another one is stored
+        last."""
         assert self._head_file is not None
         self._database = connect(self._path)
         # The writer must have opened what was verified, not what was put in its place since.
         last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
         is_same = os.path.samestat(self._path.lstat(), self._found)
         if not is_same or (last is not None and Head(*last) != head):
-            raise LedgerError(f"{self._path}: was replaced while it was opened; open it again.")
+            raise LedgerError(f"{self._path}: was replaced while it was being opened; start again.")
         head_file = head_path(self._path)
         files = (self._path, Path(f"{self._path}-wal"), Path(f"{self._path}-shm"), head_file)
         seen = {file: file.lstat() for file in files}
         # The lock is on the file that was opened; its name must still lead there, or it excludes no writer.
         if not os.path.samestat(seen[head_file], os.fstat(self._head_file)):
-            raise LedgerError(f"{head_file}: was replaced while it was opened; open the ledger again.")
+            raise LedgerError(f"{head_file}: was replaced while the ledger was being opened; start again.")
         self._seen = seen
         if noted_head(head_file) != head:  # a crash came between an entry and its note; what it stored may leave now
             os.pwrite(self._head_file, _head_text(head), 0)
             os.fdatasync(self._head_file)
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
-        """Store the entry that ``head`` names, in one transaction. StoreError or sqlite3.Error where that fails."""
+        """Store the entry with number and digest ``head`` in one transaction. StoreError or sqlite3.Error if that
+        fails."""
         assert self._database is not None
         assert self._head_file is not None
         # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
@@ -454,7 +473,7 @@ class SqliteStore:
             os.fdatasync(self._head_file)
 
     def fault(self) -> str | None:
-        """Return why this store can no longer be written, as far as this process can see; None without a reason."""
+        """Return why this store can no longer be written, as far as this process can see; None if it can."""
         # SQLite writes into a file that was unlinked without an error.
         for path, before in self._seen.items():
             try:
@@ -470,13 +489,14 @@ class SqliteStore:
         return None
 
     def look(self) -> None:
-        """Raise LedgerError unless the store exists and this is its writer, asked on a new connection; may hang."""
+        """Raise LedgerError unless the store exists and this process is its writer. May block if the disk or database
+        hangs."""
         fault = self.fault()
         if fault is not None:
             raise LedgerError(f"{self._path}: {fault}.")
 
     def has_room(self) -> bool:
-        """Return whether the disk is present and writable and has room for a transaction."""
+        """Return whether the disk is present and writable and has free space for a transaction."""
         try:
             disk = os.statvfs(self._path.parent)
         except OSError:
@@ -484,7 +504,7 @@ class SqliteStore:
         return not disk.f_flag & os.ST_RDONLY and disk.f_bavail * disk.f_frsize >= MIN_FREE_BYTES
 
     def require_writable(self) -> None:
-        """Raise LedgerError unless the folder takes as many bytes as a transaction may have, durably."""
+        """Raise LedgerError unless the folder accepts, durably, a file of the size of the largest transaction."""
         folder = self._path.parent
         trial = folder / ".write-test"
         try:
@@ -517,12 +537,12 @@ class SqliteStore:
 
 @dataclass(frozen=True)
 class FileAnchor:
-    """The last entry of a ledger, noted in a file of its own."""
+    """An anchor in a file: it notes the last entry of a ledger."""
 
     path: Place
 
     def make(self, head: Head) -> None:
-        """Note ``head`` in a new anchor. LedgerError if an anchor exists already, or none can be made."""
+        """Create the anchor, and note ``head`` in it. LedgerError if it exists already or cannot be created."""
         try:
             # Never over another one, which may hold another ledger to its last entry.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -537,7 +557,7 @@ class FileAnchor:
             raise LedgerError(f"{self.path}: no anchor can be made there ({error}); give another place.") from error
 
     def noted(self, *, locked: bool = True) -> Head:
-        """Return the entry that was noted last. LedgerError if none is found."""
+        """Return the entry that was noted last. LedgerError if the anchor is missing or damaged."""
         try:
             with self._opened(locked=locked) as (_, noted):
                 return noted
@@ -545,18 +565,22 @@ class FileAnchor:
             raise LedgerError(str(error)) from error
         except OSError as error:
             what = f"the ledger's anchor cannot be read ({error.strerror})"
-            raise UnreachableError(f"{self.path}: {what}, and notes the last entry; bring it back.") from error
+            raise UnreachableError(f"{self.path}: {what}; bring back the file, which notes the last entry.") from error
 
     def look(self) -> None:
-        """Raise LedgerError as :meth:`noted` does, without a lock that a writer would wait for."""
+        """Raise LedgerError if the anchor is missing or damaged; takes no lock, so that no writer waits."""
         self.noted(locked=False)
 
     def note(self, head: Head) -> None:
-        """Note ``head`` durably unless a later entry is noted. StoreError if that fails or the entry belongs to another
-        ledger."""
+        """Note ``head`` durably unless a later entry is noted.
+
+        StoreError if that fails, or if another entry with this number is noted.
+        """
         with self._opened(locked=True) as (descriptor, noted):
             if noted.number > head.number or (noted.number == head.number and noted != head):
-                raise StoreError(f"{self.path}: another writer noted entry {noted.number}; here it is {head.number}")
+                raise StoreError(
+                    f"{self.path}: another writer noted entry {noted.number}, but this one writes entry {head.number}"
+                )
             # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
             os.pwrite(descriptor, _head_text(head), 0)
             os.fdatasync(descriptor)
@@ -566,7 +590,8 @@ class FileAnchor:
 
     @contextmanager
     def _opened(self, *, locked: bool) -> Iterator[tuple[int, Head]]:
-        """Open and read the file, under a lock if it is asked for; a writer holds it only while it notes an entry."""
+        """Open and read the anchor's file, if ``locked`` under a lock; a writer holds the lock only while it notes an
+        entry."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:
@@ -578,7 +603,7 @@ class FileAnchor:
                     break
                 except BlockingIOError as error:
                     if time.monotonic() > deadline_s:
-                        raise StoreError(f"{self.path}: the anchor is held by a process that hangs; end it") from error
+                        raise StoreError(f"{self.path}: a process that hangs has locked the anchor; end it") from error
                     time.sleep(0.01)
             try:
                 noted = noted_head(Path(self.path), descriptor)

@@ -1,24 +1,23 @@
-"""The sections of a configuration and its reader.
+"""The sections of a configuration, and its reader. One schema serves YAML, the command line and Python.
 
-One schema serves YAML, the command line and Python.
+Every field documents its unit, range and special values; an unknown or impossible value is refused here, before any
+work starts. A configuration is frozen: the one that ran is written with the results.
 
-Every field documents its unit, range and sentinel; an unknown or impossible value is refused here, before any work
-starts. A configuration is frozen: what ran is what is written with the results.
+First come the sections that all methods may share, then those of methods whose voters answer queries, then those of
+`fairpate compare` (a sweep of methods, data sets, seeds and grids), and at the end the reader of YAML, `--set` and
+Python. A sweep has no settings of its own: everything in ``settings`` and ``grid`` is a field of some method and is
+checked there. For one cell (one combination of method, data set, seed and grid values) these are merged, later ones
+first: the configuration that `fairpate run` starts from, the sweep's, the data set's and the method's; settings that
+the cell's method does not read are left out.
 
-First stand the sections that all methods may share, then those of methods whose voters answer queries, then those of
-`fairpate compare`, a sweep of methods, data sets, seeds and grids, and at the end the reader of YAML, `--set` and
-Python. A sweep has no settings of its own: everything in ``settings`` and ``grid`` is a field of some method, checked
-there. For one cell they are merged, later ones on top: the configuration that `fairpate run` starts from, the sweep's,
-the data set's and the method's; settings that the cell's method does not read are left out.
+:func:`parse_config` reports every fault by field, value and what was expected, which is also the remedy. Sections mean
+the same in every method. A setting is not read if another one makes it irrelevant (:func:`unread_because_of`), such as
+the widths of an architecture that is not used or the momentum of another optimiser. ``Method.unread`` lists what one
+method's settings make irrelevant.
 
-:func:`parse_config` reports every fault in the user's words: field, value and what was expected, which is the remedy
-too. Sections mean the same in every method: a setting is unread where another one makes it irrelevant
-(:func:`unread_because_of`), such as the widths of an architecture that is not used or the momentum of another
-optimiser. What the settings of one method leave unread is in ``Method.unread``.
-
-A configuration may name the user's own code as ``module:attribute``. A name that a command or Python gives was typed
-by the user, and runs. A name in a *file* (a configuration, a sweep, the folder of a run or of an estimator) may come
-from anybody, and runs only where the user allowed it or where the code ran in this process already.
+A configuration may name the user's own code as ``module:attribute``. Such a name in a command or in Python was typed by
+the user, and the code runs. A name in a *file* (a configuration, a sweep, the folder of a run or of an estimator) may
+come from anybody: the code runs only if the user allowed it or if it ran in this process before.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ from fairpate.types import (
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
-    """Return the end of a message: the nearest known name, and all of them."""
+    """Return the end of a message: the most similar known name, if any, and all known names."""
     names = [str(name) for name in known]
     close = difflib.get_close_matches(str(value), names, n=1)
     guess = f"; did you mean {close[0]}?" if close else ";"
@@ -81,15 +80,16 @@ _imported: set[str] = set()
 
 
 def may_run(place: str) -> bool:
-    """Return whether code that a file names at ``place`` may run: it ran already, or the user allows any code."""
+    """Return whether code that a file names as ``place`` (``module:attribute``) may run: it ran before, or the user
+    allows it."""
     # What ran in this process already may have done anything by now.
     return place in _imported or os.environ.get(ALLOWED) == "1"
 
 
 def named_object(place: str) -> Any:
-    """Import what ``place`` names, from where Python looks and then from the working directory.
+    """Import and return the object that ``place`` (``module:attribute``) names.
 
-    Any error that its module raises is raised.
+    The module is searched for on Python's path, then in the working directory. Errors of the module are raised.
     """
     module, _, attribute = place.partition(":")
     try:
@@ -112,7 +112,7 @@ def named_object(place: str) -> Any:
 
 
 LARGEST = 1e12
-"""No real setting is as large; a larger value would overflow far from the field that caused it."""
+"""The largest value of a setting. No useful setting is larger, and its overflow would be hard to trace to the field."""
 # Tables of results hold seeds as int64.
 _LARGEST_INT, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -126,15 +126,15 @@ BACKBONES = ("resnet18", "resnet50", "densenet121")
 
 
 class ConfigError(UsageError, ValueError):
-    """A configuration that cannot run; the message lists every fault with its field, value and remedy."""
+    """A configuration cannot run; the message lists every fault with its field, value and remedy."""
 
 
 Refused = Mapping[str, Callable[[Any], Any]]
-"""Combinations of fields that are refused: the message, in which ``{0.field}`` is a value, and when it applies."""
+"""Refused combinations of fields: maps a message, in which ``{0.field}`` is a value, to the condition that refuses."""
 
 
 class Section(BaseModel):
-    """A part of the schema: unknown fields are refused."""
+    """A section of the schema. Unknown fields are refused."""
 
     # Defaults are validated too: a method that declares an impossible one fails at its first use.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -151,12 +151,12 @@ class Section(BaseModel):
 
 
 def short_for(name: str) -> Any:
-    """Return a validator for a section that reads plain text as ``{name: text}``."""
+    """Return a validator that lets a section be given as plain text, which is read as ``{name: text}``."""
     return model_validator(mode="before")(lambda value: {name: value} if isinstance(value, str) else value)
 
 
 class PinnedFile(Section):
-    """A file that is known by its path and its checksum; YAML may give the path alone."""
+    """A file that is identified by its path and its checksum; YAML may give only the path."""
 
     remedy: ClassVar[str]
 
@@ -190,7 +190,7 @@ Sha256 = Annotated[
 
 
 class DeclarationConfig(PinnedFile):
-    """The file that declares your own records; YAML may give its path alone."""
+    """The file that declares your own records; YAML may give only its path."""
 
     remedy = "give a declaration in YAML"
     path: Path = Field(description="Path of the YAML file; docs/data.md describes its form.")
@@ -198,22 +198,24 @@ class DeclarationConfig(PinnedFile):
 
 
 EMBEDDED_NORM = 4.0
-"""The norm of a typical embedded record, which usual learning rates suit."""
+"""The norm of a typical embedded record, for which the usual learning rates work."""
 
 
 class EmbeddingConfig(Section):
-    """Principal components of public records, which every method reads in place of a record. Records drawn evenly from
-    the declaration complete fewer than 100 public records of a table."""
+    """Principal components of public records, which replace the records in every method.
+
+    If a table has fewer than 100 public records, records drawn uniformly from the declaration are added.
+    """
 
     num_components: Count = Field(200, description="Number of components; fewer where public records have fewer.")
     mirrored: bool = Field(False, description="Pictures: average each embedding with that of the mirror image.")
     graph_share: Fraction = Field(
-        0.2, description="Pictures: share of the squared norm for the position in the pool's graph of neighbours."
+        0.2, description="Pictures: share of the squared norm that encodes the position in the pool's neighbour graph."
     )
 
 
 class HashedSplit(Section):
-    """The shares of a split by a keyed hash."""
+    """The shares of test and validation records in a split by a keyed hash."""
 
     test_share: float = Field(0.25, gt=0, lt=1, description="Expected share of test records.")
     validation_share: float = Field(0.0, ge=0, lt=1, description="Expected share of validation records.")
@@ -243,7 +245,8 @@ class DataConfig(Section):
     split: HashedSplit | None = Field(
         None,
         description="Shares of test and validation records by a keyed hash, so that a record that is added or removed "
-        "moves no other; `hashed`: the usual ones. Public records then need files of their own. null: by numbers.",
+        "moves no other; `hashed`: the default shares. Public records must then be in separate files. null: by numbers "
+        "of records.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="The loader's own options, such as `sensitive: colour`."
@@ -274,7 +277,7 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
-    """Random label-preserving changes of pictures: public knowledge, the same for teachers and students."""
+    """Random changes of pictures that preserve labels. They are public, and the same for teachers and students."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
     translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
@@ -291,7 +294,7 @@ class AugmentConfig(Section):
 
 
 class WeightsConfig(PinnedFile):
-    """A file of weights that were learned on public pictures; YAML may give its path alone."""
+    """A file of weights trained on public pictures; YAML may give only its path."""
 
     remedy = "give a .pth or .safetensors file"
     path: Path | None = Field(
@@ -317,7 +320,7 @@ Architecture = Literal[
 
 
 class NetworkConfig(Section):
-    """The architecture of a model; YAML may give its name alone."""
+    """The architecture of a model; YAML may give only its name."""
 
     name: Architecture = Field(
         "mlp",
@@ -339,15 +342,17 @@ class NetworkConfig(Section):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """``hidden``, or its default for this architecture."""
+        """The value of ``hidden``, or its default for this architecture."""
         if self.hidden is not None:
             return self.hidden
         return (32,) if self.name == "cnn" else (64,)
 
 
 class BackboneConfig(Section):
-    """How ResNets and DenseNets start, of teachers and of the published model. With weights, their BatchNorm keeps the
-    file's statistics; without, they have GroupNorm."""
+    """The initial weights of ResNets and DenseNets, for teachers and for the published model.
+
+    With weights, BatchNorm layers keep the statistics in the file; without, the networks have GroupNorm.
+    """
 
     weights: WeightsConfig | None = Field(None, description="File of initial weights; null: random weights.")
     trainable: Literal["all", "head"] = Field("all", description="`head`: the last layer only; needs weights.")
@@ -361,7 +366,7 @@ class BackboneConfig(Section):
 
 
 class ModelConfig(NetworkConfig, BackboneConfig):
-    """An architecture and what it starts from: all that building a model needs."""
+    """An architecture and its initial weights: everything that is needed to build a model."""
 
     refused: ClassVar[Refused] = {
         f"Expected no weights with {{0.name}}, got {{0.weights.path}}; only {', '.join(BACKBONES)} have them.": (
@@ -371,7 +376,7 @@ class ModelConfig(NetworkConfig, BackboneConfig):
 
 
 class TrainingConfig(Section):
-    """What all training of teachers and students has in common."""
+    """Settings that all training of teachers and students shares."""
 
     optimizer: Literal["sgd", "adam"] = "adam"
     weight_decay: NotNegative = 0.0
@@ -382,7 +387,7 @@ class TrainingConfig(Section):
 
 
 class LoopConfig(Section):
-    """One loop of an optimiser over the records."""
+    """The settings of one training loop over the records."""
 
     epochs: CountOrZero = 30
     batch_size: Count = 32
@@ -390,20 +395,20 @@ class LoopConfig(Section):
 
 
 class FitConfig(LoopConfig, TrainingConfig):
-    """One loop of stochastic gradient descent, with its optimiser."""
+    """The settings of one loop of stochastic gradient descent, with its optimiser."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
 
 class LearningConfig(Section):
-    """How a student learns from labels and from public records without a label."""
+    """The settings with which a student learns from labels and from public records without a label."""
 
     method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
     confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels with a smaller probability are left out.")
 
 
 class StudentConfig(LearningConfig):
-    """The model that is published, and how a student learns."""
+    """The model that is published, and how it learns as a student."""
 
     model: NetworkConfig = NetworkConfig()
     idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
@@ -415,18 +420,18 @@ LEARNING_FIELDS = (
     *("augment", "training"),
     *(f"student.{name}" for name in StudentConfig.model_fields if name not in ("model", "idp3")),
 )
-"""The dotted fields of a configuration that only a student's training reads."""
+"""The dotted fields of a configuration that are read only when a student is trained."""
 
 
 class StudentTraining(LearningConfig):
-    """A student's section, with the run's initial weights and optimiser."""
+    """A student's section, completed with the run's initial weights and optimiser."""
 
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
 
 
 class RayConfig(Section):
-    """The cluster: a pool of actors, each with a block of teachers."""
+    """The Ray cluster: a pool of actors, each of which trains one block of teachers at a time."""
 
     num_actors: CountOrZero | None = Field(
         None,
@@ -435,7 +440,7 @@ class RayConfig(Section):
     )
     num_cpus: Positive = Field(
         1.0,
-        description="CPUs that one actor reserves, and its threads; those of this process where it is its own pool.",
+        description="CPUs that one actor reserves, and the number of its threads (of this process if num_actors is 0).",
     )
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly fractional, that one actor reserves.")
     wait_for_nodes_s: NotNegative = Field(
@@ -444,13 +449,13 @@ class RayConfig(Section):
 
     @property
     def num_threads(self) -> int:
-        """The threads of one actor."""
+        """The number of threads of one actor."""
         # An actor with a share of a CPU still computes.
         return max(1, int(self.num_cpus))
 
 
 class Terms(Section):
-    """The delta at which epsilon is stated, for methods without any privacy too."""
+    """The delta at which epsilon is stated, also for methods without privacy."""
 
     delta: float = Field(1e-5, gt=0, lt=1)
 
@@ -462,7 +467,7 @@ class RecordTerms(Terms):
 
 
 class PrivacyTarget(Terms):
-    """The guarantee that noise is calibrated to, and the accountant that prices it."""
+    """The guarantee to which noise is calibrated, and the accountant that computes its cost."""
 
     epsilon: float = Field(
         3.0, gt=0, description="Epsilon of the guarantee; inf: no noise, for methods that can run without."
@@ -470,7 +475,7 @@ class PrivacyTarget(Terms):
     relation: Relation | None = Field(
         None,
         description="null: the method's own, `add or remove one` record or `replace one` sensitive attribute. `replace "
-        "one` record is priced by `pld` only.",
+        "one` record needs accounting: pld.",
     )
     accounting: Literal["rdp", "pld"] = Field(
         "pld", description="`rdp`: Renyi curves; `pld`: privacy loss distributions, which are tighter."
@@ -490,7 +495,7 @@ class PrivacyTarget(Terms):
 
 
 class DpfrConfig(Section):
-    """The demographic-parity regulariser on public records."""
+    """The settings of the demographic-parity regulariser on public records."""
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
     maximum: Literal["hardmax", "softmax"] = Field(
@@ -533,7 +538,7 @@ class PublicDataConfig(Section):
 
 
 def fair_rule(said: Any) -> FairRule:
-    """Return the rule that ``said`` names: a gap of demographic parity, ``four-fifths``, or ``NOTION=LIMIT``.
+    """Return the rule for ``said``: a largest demographic-parity gap, ``four-fifths``, or ``NOTION=LIMIT``.
 
     ValueError for another form, an unknown notion, or a limit that is not above 0 and at most 1.
     """
@@ -560,7 +565,7 @@ def fair_rule(said: Any) -> FairRule:
 
 
 class EvaluationConfig(Section):
-    """The metrics of test records: how they are published, and which are left out."""
+    """The settings for metrics of test records: how they are published, and which are left out."""
 
     metrics: MetricsKind = Field(
         "outside",
@@ -581,7 +586,7 @@ class EvaluationConfig(Section):
     )
     fair_at: Annotated[str, BeforeValidator(lambda said: str(fair_rule(said)))] = Field(
         str(FairRule()),
-        description="What you call fair, in report, card and verdict: the largest demographic-parity gap, such as 0.1; "
+        description="Your definition of fair in report, card and verdict: largest demographic-parity gap, such as 0.1; "
         "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
     )
 
@@ -594,16 +599,16 @@ class EvaluationConfig(Section):
 
     @property
     def rule(self) -> FairRule:
-        """What is called fair."""
+        """The rule by which a model is called fair."""
         return fair_rule(self.fair_at)
 
 
 Noise = Literal["os_entropy", "seeded"]
-"""The source of a run's noise. ``seeded`` reproduces a run and gives no privacy."""
+"""The source of a run's noise. ``seeded`` makes a run reproducible and gives no privacy."""
 
 
 class ShardsConfig(Section):
-    """The shards of the private records, one for each teacher, and the blocks that they are trained in."""
+    """The shards of the private records, one per teacher, and the blocks of teachers that are trained together."""
 
     num_teachers: Count = Field(100, ge=2)
     max_shard_size: Count | None = Field(
@@ -614,21 +619,21 @@ class ShardsConfig(Section):
 
 
 class TeachersConfig(ShardsConfig):
-    """The ensemble that votes."""
+    """The ensemble of teachers that votes."""
 
     model: NetworkConfig = NetworkConfig()
     fit: LoopConfig = LoopConfig()
 
 
 class TeachersTraining(ShardsConfig):
-    """The section of the teachers, with the run's initial weights and optimiser."""
+    """The teachers' section, completed with the run's initial weights and optimiser."""
 
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
 
 
 class BudgetConfig(Section):
-    """The total budget of a run and of the service after it; fixed when the ledger is made."""
+    """The total budget of a run and of the service after it; fixed when the ledger is created."""
 
     epsilon: Positive | None = Field(None, description="Limit on epsilon at `target.delta`.")
     max_queries: Count | None = Field(None, description="Limit on the number of queries, instead of epsilon.")
@@ -649,7 +654,7 @@ class BudgetConfig(Section):
 
     @property
     def kind(self) -> BudgetKind:
-        """The quantity that is limited; see :class:`fairpate.types.Budget`."""
+        """The kind of limit; see :class:`fairpate.types.Budget`."""
         if self.max_queries is not None:
             return "query_count"
         return "data_dependent" if self.accept_leak else "data_independent"
@@ -679,19 +684,19 @@ class GateConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Queries in rounds, each chosen by a student of the labels released before it (aggregator.session)."""
+    """Queries in rounds, each chosen by a student trained on the labels released so far (aggregator.session)."""
 
     rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
 
 
 class AskedConfig(Section):
-    """The public records that are queries."""
+    """The public records that are submitted as queries."""
 
     num_queries: Count | None = Field(None, description="Queries submitted; null submits the whole public split.")
 
 
 class QueriesConfig(AskedConfig):
-    """The public records that are queries, their order, their answers, and what they may cost."""
+    """The public records that are submitted as queries, their order, what is released, and the budget."""
 
     budget: BudgetConfig | None = Field(
         None,
@@ -711,7 +716,7 @@ class QueriesConfig(AskedConfig):
     release: ReleaseKind = Field(
         "label",
         description="`counts`: every answer has all noisy counts, which show how sure the voters were, and the student "
-        "learns from them. The price is the same, as long as no price depends on votes.",
+        "learns from them. The privacy cost is the same, unless the budget is data-dependent.",
     )
 
     refused: ClassVar[Refused] = {
@@ -775,7 +780,7 @@ Settings = dict[str, Any]
 
 
 def axis_fields(axis: str) -> list[str]:
-    """Return the fields that change together along one axis."""
+    """Return the fields that one axis of a grid, ``first, second``, changes together."""
     return [field.strip() for field in axis.split(",")]
 
 
@@ -787,7 +792,8 @@ def overlapping(one: str, other: str) -> bool:
 
 
 def _axes(values: Any) -> Any:
-    """Return nested names as dotted ones; a later value wins. ValueError for two axes that share a field."""
+    """Return nested names as dotted names; a later value replaces an earlier one. ValueError for axes that share a
+    field."""
     if not isinstance(values, dict):
         return values
     flat = {str(axis): value for axis, value in flattened(values).items() if value != {}}
@@ -799,7 +805,8 @@ def _axes(values: Any) -> Any:
 
 
 Grid = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(_axes)]
-"""Dotted fields and their values, with a cell for every combination. ``first, second`` change together."""
+"""The axes of a grid: dotted fields and their values. Every combination is a cell; ``first, second`` change
+together."""
 
 
 class SweepPart(Section):
@@ -810,7 +817,7 @@ class SweepPart(Section):
 
 
 class DataSetPart(SweepPart):
-    """Settings that one data set adds; its name is the data set's unless ``settings`` name another."""
+    """Settings that one data set adds. Its name is that of the data set unless ``settings`` name another."""
 
     file: Path | None = Field(
         None,
@@ -820,13 +827,13 @@ class DataSetPart(SweepPart):
 
 
 class MethodPart(SweepPart):
-    """Settings that one method adds, and its data sets."""
+    """Settings that one method adds, and the data sets on which it runs."""
 
     data_sets: tuple[str, ...] | None = Field(None, description="Names of data sets to run it on; null: all.")
 
 
 class TasksConfig(Section):
-    """Resources that one cell reserves on a node. ``ray.wait_for_nodes_s`` limits the wait for a node that has it."""
+    """The resources that one cell reserves on a node. ``ray.wait_for_nodes_s`` limits how long it waits for them."""
 
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly a fraction.")
@@ -836,10 +843,10 @@ class TasksConfig(Section):
 
 
 class SweepConfig(Section):
-    """Methods x data sets x seeds x grids.
+    """A sweep: methods x data sets x seeds x grids.
 
-    Where several grids name the same field, the method's wins, then the data set's. A field of the sweep or of a data
-    set varies for the methods that read it.
+    If several grids name the same field, the method's grid applies, then the data set's. A field of the sweep's or a
+    data set's grid varies only for methods that read it.
     """
 
     out: Path | None = Field(None, description="Folder of the sweep; null: named after the file.")
@@ -900,7 +907,8 @@ _FORMS = {
 
 
 def expected(fault: Mapping[str, Any]) -> str:
-    """Return what one of pydantic's errors asks for, such as ``expected > 0``; other kinds in pydantic's words."""
+    """Return what one of pydantic's errors expects, such as ``expected > 0``; for unusual kinds, pydantic's own
+    words."""
     kind, context, message = str(fault["type"]), fault.get("ctx", {}), str(fault["msg"])
     if kind == "value_error":  # raised by a check of ours
         said = message.removeprefix("Value error, ").rstrip(".")
@@ -934,7 +942,8 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection:
-    """Validate ``values``; :class:`ConfigError` lists every fault as ``field: value: remedy``."""
+    """Validate ``values`` and return the section. :class:`ConfigError` lists every fault as ``field: value:
+    remedy``."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:
@@ -960,7 +969,7 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
 
 
 def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[str]:
-    """Return the field names of the section that ``location`` points into; empty if the section takes any name."""
+    """Return the field names of the section to which ``location`` points; empty if it accepts any name."""
     section: Any = schema
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
@@ -977,9 +986,9 @@ def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[
 
 
 def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
-    """Return the mapping of sections in a YAML file; :class:`ConfigError` for anything else.
+    """Read a YAML file and return its mapping of sections; :class:`ConfigError` for anything else.
 
-    ``as_text`` reads every value as text: `no`, `1.0` and `007` too.
+    ``as_text`` reads every value as text, even `no`, `1.0` and `007`.
     """
     try:
         values = _load_yaml(Path(path).read_text(encoding="utf-8"), as_text=as_text)
@@ -993,14 +1002,16 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping of sections at the top, got {type(values).__name__}.")
+        raise ConfigError(
+            f"{path}: expected a mapping of sections, such as `data:`, at the top level, got {type(values).__name__}."
+        )
     return values
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses names that occur twice in a mapping: YAML would silently take the last one.
+    """A YAML loader that refuses names which occur twice in a mapping: YAML would silently take the last one.
 
-    Anchors that contain themselves, or that expand to too many values, are refused too.
+    It also refuses anchors that contain themselves or that expand to too many values.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -1022,7 +1033,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Return how many values ``node`` has with every alias replaced; ``counted`` holds the counts of nodes by id."""
+    """Return how many values ``node`` has when every alias is expanded; ``counted`` caches these numbers by node id."""
     if id(node) in counted:
         if not counted[id(node)]:
             raise yaml.YAMLError("an anchor contains itself; write it out")
@@ -1037,13 +1048,14 @@ def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
 
 
 class _TextLoader(_Loader):
-    """Reads no value as a number, a flag or a date, so that a published `no` or `007` stays text."""
+    """A YAML loader that reads every value as text, so that a published `no` or `007` is not converted."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the parent has it
 
 
 def _load_yaml(text: str, *, as_text: bool = False) -> Any:
-    """Return the value of ``text``. yaml.YAMLError or ValueError where it is not YAML, or gives a name twice."""
+    """Return the value that the YAML ``text`` describes. yaml.YAMLError or ValueError if it is invalid or repeats a
+    name."""
     try:
         # A copy, because `--set` writes into what was read, and the cached value must stay as the file has it.
         return deepcopy(_parsed(text, as_text)) if len(text) < _SHORT else _parsed.__wrapped__(text, as_text)
@@ -1058,7 +1070,7 @@ def _parsed(text: str, as_text: bool) -> Any:
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` over ``defaults``, section by section."""
+    """Return ``defaults`` with ``values`` merged into them, section by section."""
     merged = dict(defaults)
     for name, value in values.items():
         # A value replaces a section as a whole, and so does a section a value.
@@ -1068,11 +1080,11 @@ def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 Override = str | tuple[str, Any]
-"""``section.field=value``, as `--set` takes it, or a dotted field and its value."""
+"""An override of one field: ``section.field=value``, as `--set` takes it, or a dotted field and its value."""
 
 
 def apply_override(values: dict[str, Any], override: Override) -> None:
-    """Set one field in ``values``; the value in a text is read as YAML."""
+    """Set one field in ``values``; the value in a text is parsed as YAML. ConfigError for an invalid override."""
     if isinstance(override, str):
         dotted, separator, text = override.partition("=")
         if not separator or not dotted:
@@ -1091,7 +1103,7 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
             section[name] = {}
         section = section[name]
         if not isinstance(section, dict):
-            raise ConfigError(f"--set {override}: {name} is a value, not a section.")
+            raise ConfigError(f"--set {override}: {name} is a value, not a section; set it as a whole.")
     section[field] = value
 
 
@@ -1114,7 +1126,7 @@ PLACES = (
 
 
 def without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
-    """Return nested ``values`` without the dotted ``fields``."""
+    """Return a copy of the nested ``values`` without the dotted ``fields``; unknown fields are ignored."""
     # Sections that lose nothing are shared with ``values``: a sweep asks thousands of times.
     kept = dict(values)
     # A field that the method does not have is no error: the same list of places serves all methods.
@@ -1128,13 +1140,13 @@ def without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def values_digest(values: dict[str, Any]) -> str:
-    """Return twelve hexadecimal digits that identify plain values on any machine."""
+    """Return twelve hexadecimal digits of a hash of ``values``, the same on any machine."""
     # 48 bits: of ten thousand configurations two share a digest with a probability below 1e-6.
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the leaves by dotted paths; an empty section is a leaf."""
+    """Return nested values as a flat mapping from dotted paths to leaves; an empty section is a leaf."""
     if not isinstance(values, dict) or not values:
         return {prefix: values}
     return {
@@ -1153,11 +1165,11 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "threshold_stddev_votes": ("threshold", (None,)),
     "failure_probability": ("slack", (False,)),
 }
-"""A field, another one of its section, and the values of that other one under which nothing reads the first."""
+"""Maps a field to another field of its section, and to the values of that field with which the first is not read."""
 
 
 def unread_because_of(name: str, settings: Mapping[str, Any]) -> str | None:
-    """Return the field whose value keeps ``name`` from being read; None if ``name`` may be read."""
+    """Return the field whose value makes ``name`` irrelevant; None if ``name`` may be read."""
     section, _, field = name.rpartition(".")
     # Only these two have widths to choose.
     if section.endswith("model") and field == "hidden" and settings.get(f"{section}.name") not in ("mlp", "cnn"):

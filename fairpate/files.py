@@ -1,9 +1,10 @@
-"""Files that are complete or absent, also after a crash or a loss of power, in a local folder or an object store.
+"""Write files so that they are complete or absent, even after a crash or a power failure, locally or in an object
+store.
 
 A local file is written under a temporary name in its own folder, flushed to the disk and renamed; then the folder is
-flushed. A :class:`Storage` is a folder wherever pyarrow.fs reaches: a local or network folder, S3, Google Cloud
-Storage. There a file belongs to its owner alone, and an object appears when its upload is complete. Credentials come
-from the environment or from the role of the node.
+flushed. A :class:`Storage` is a folder that pyarrow.fs can access: a local or network folder, S3, Google Cloud Storage.
+There a file is readable by its owner only, and an object appears when its upload is complete. Credentials come from the
+environment or from the role of the node.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CACHE_VARIABLE = "FAIRPATE_CACHE"
 
 
 class PathIn:
-    """A descriptor for the path of the entry ``name`` in the folder that the object's attribute ``of`` holds."""
+    """A descriptor that returns the path ``name`` inside the folder that the object's attribute ``of`` contains."""
 
     def __init__(self, of: str, name: str) -> None:
         self._of, self._name = of, name
@@ -38,19 +39,19 @@ class PathIn:
 
 
 class PlaceError(UsageError, OSError):
-    """A place that nothing can be written to; the message names the option, the path and the remedy."""
+    """Nothing can be written to a path; the message names the option, the path and the remedy."""
 
 
 def cache_dir() -> Path:
-    """Return FAIRPATE_CACHE, or ~/.cache/fairpate, for files that can be recomputed."""
+    """Return the folder for files that can be recomputed: FAIRPATE_CACHE, or ~/.cache/fairpate."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fairpate")
 
 
 def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise PlaceError unless a folder is at ``path`` and takes files, or could be made there. Nothing stays behind.
+    """Raise PlaceError unless ``path`` is, or could be created as, a folder that accepts files. Nothing is left behind.
 
-    ``is_file``: unless a file can be written there, whose folder must exist, and whose name ends in one of
-    ``suffixes``, if there are any.
+    ``is_file``: instead, unless ``path`` can be written as a file, whose folder exists and whose name ends in one of
+    ``suffixes`` (if any). ``option`` names the path in messages.
     """
     if suffixes and path.suffix not in suffixes:
         raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}.")
@@ -74,14 +75,14 @@ def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tu
     if path.exists() and not path.is_file():  # a device would be replaced
         raise PlaceError(f"{option}: {path} is a device, expected a file; give another path.")
     if not path.parent.is_dir():
-        raise PlaceError(f"{option}: {path.parent} is not a folder; make it, or give another path.")
+        raise PlaceError(f"{option}: {path.parent} is not a folder; create it, or give another path.")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
-    """Let ``write`` fill a temporary file next to ``path``, then rename it to ``path``.
+    """Call ``write`` with a temporary path next to ``path``, then rename the file to ``path``.
 
-    ``private``: only its owner can read the file. An error in ``write`` leaves ``path`` as it was and is raised; that
-    of a full disk, in which the system names no file, gets the name of ``path``.
+    ``private``: only its owner can read the file. An error in ``write`` is raised and leaves ``path`` unchanged; a
+    full-disk error, for which the system names no file, gets the name of ``path``.
     """
     # Processes on several nodes may write the same name at once: a process id would not be unique.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -103,14 +104,14 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder for its owner alone, or restrict one that exists to its owner."""
+    """Create a folder that only its owner can access, or restrict an existing folder to its owner."""
     path.mkdir(mode=0o700, exist_ok=True)
     # mkdir sets no mode on a folder that exists already.
     path.chmod(0o700)
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -127,21 +128,22 @@ _UNUSABLE = (
 
 
 class StorageError(UserError, OSError):
-    """A place that cannot be used; the message names the field, the value and the remedy."""
+    """The shared storage cannot be used; the message names the field, the value and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """A folder that every node of a cluster reaches by the same URI; made by :func:`open_storage`.
+    """A folder that every node of a cluster reaches by the same URI; opened by :func:`open_storage`.
 
-    ``identity`` is the content of the folder's marker, which another folder of the same name on another node lacks.
+    ``identity`` is the content of the folder's marker file; a different folder at the same path on another node lacks
+    it.
     """
 
     uri: str
     identity: str
 
     def require_here(self) -> None:
-        """Raise StorageError unless ``uri`` is this very folder on the node that asks."""
+        """Raise StorageError unless ``uri`` leads to this same folder on the node that calls this."""
         if _identity(self.uri) != self.identity:
             raise StorageError(
                 f"storage: {self.uri}: not the same place on every node of the cluster; "
@@ -150,7 +152,7 @@ class Storage:
 
 
 def open_storage(uri: str) -> Storage:
-    """Return the storage at ``uri``, after writing and reading there. StorageError where that fails."""
+    """Return the storage at ``uri`` after a test of writing and reading. StorageError if that fails."""
     # An identity that exists is kept and still written again, because writing is what is tried.
     identity = _identity(uri) or secrets.token_hex(16)
     marker = join(uri, _MARKER)
@@ -173,9 +175,9 @@ def join(folder: Location, name: str) -> str:
 
 
 def write(location: Location, content: bytes) -> None:
-    """Write ``content`` there, whole or not at all; a new local folder gets mode 0700, a file 0600.
+    """Write ``content`` to ``location``, complete or not at all; a new local folder gets mode 0700, a file 0600.
 
-    OSError where that fails, ValueError for a URI that pyarrow.fs does not know.
+    OSError if that fails, ValueError for a URI that pyarrow.fs does not know.
     """
     place = _place(location)
     if not isinstance(place, Path):
@@ -189,7 +191,7 @@ def write(location: Location, content: bytes) -> None:
 
 
 def read(location: Location) -> bytes:
-    """Return the content there. FileNotFoundError or another OSError, ValueError as :func:`write`."""
+    """Return the content of the file at ``location``. OSError if it cannot be read, ValueError as :func:`write`."""
     place = _place(location)
     if isinstance(place, Path):
         return place.read_bytes()
@@ -200,7 +202,7 @@ def read(location: Location) -> bytes:
 
 
 def exists(location: Location) -> bool:
-    """Return whether something is there, without reading it. Errors as :func:`read`, but none if nothing is there."""
+    """Return whether a file exists at ``location``, without reading it. Other errors as :func:`read`."""
     place = _place(location)
     if isinstance(place, Path):
         return place.is_file()
@@ -230,7 +232,8 @@ def _place(location: Location) -> Path | tuple[FileSystem, str]:
 
 
 def file_version(path: Path) -> tuple[int, ...]:
-    """Return numbers that change when a file is replaced, edited or opened to others; empty: it cannot be read."""
+    """Return numbers that change when a file is replaced, edited or gets other permissions; empty if it is not
+    accessible."""
     try:
         found = path.stat()
     except OSError:

@@ -1,22 +1,22 @@
-"""Serve an ASGI application over HTTP: who is answered, error bodies, headers, logs, connections, TLS and uvicorn.
+"""Serve an ASGI application over HTTP: callers, rates and bodies, errors, headers, logs, connections, TLS and uvicorn.
 
-The aggregator, the published student and the coordinator of sites share this module: :func:`new_app` makes the
+The aggregator, the published student and the coordinator of sites share this module: :func:`new_app` creates the
 application with its error bodies, health routes and middleware, and :class:`HttpServer` serves it, so that every option
-of a service holds for all of them.
+of a service works for all of them.
 
 **Requests.** :class:`Guard` is middleware in front of every route: callers, request rates, body sizes. A body must
-declare its length, so the body of an unknown caller and a body that is too large are refused before they are read.
-Each error names a field, its value and the remedy.
+declare its length, so the body of an unknown caller and a body that is too large are refused before they are read. Each
+error names a field, its value and the remedy.
 
-**Connections.** Their limits hold before anything is parsed or buffered. uvicorn's protocol on h11 is the parser;
-:class:`LimitedProtocol` chooses the bytes it gets. A head has a maximum size, head and body have deadlines, a
-connection has one request at a time, and a response that the client does not fetch is abandoned. When all places are
-taken, the address with most incomplete requests loses those that have waited longest. A refused client is read for a
-moment longer, so that it receives the refusal.
+**Connections.** Their limits apply before anything is parsed or buffered. uvicorn's protocol on h11 is the parser;
+:class:`LimitedProtocol` limits the bytes that it gets. A head has a maximum size, head and body have deadlines, a
+connection has one request at a time, and a response that the client does not fetch is abandoned. When the maximum
+number of connections is reached, the address with the most incomplete requests loses those that have waited longest. A
+refused client is read for a moment longer, so that it receives the refusal.
 
-**Logs** and spans contain method, route, status, caller, number of queries and request id. All of these would be the
-same with other votes, because both kinds of refusal have one status. No line contains a duration, and nothing inside a
-request has a span of its own.
+**Logs** and spans contain method, route, status, caller, number of queries and request id. None of these depends on
+votes, because both kinds of refusal have one status. No line contains a duration, and nothing inside a request has its
+own span.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Role = Literal["analyst", "operator"]
 
 
 class Body(BaseModel):
-    """A JSON object with exactly these fields, each of its own type: "3" and true are not numbers."""
+    """A JSON object with exactly the declared fields, strictly typed: "3" and true are not numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -116,9 +116,9 @@ class Health(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownCaller:
-    """The sender of a request. Callers with one ``name`` share limits and charges.
+    """The sender of a request. Callers with the same ``name`` share limits and charges.
 
-    ``expires_s``: when the token ends, in seconds since 1970; None: never.
+    ``expires_s``: when the token expires, in seconds since 1970; None: never.
     """
 
     name: str
@@ -135,7 +135,7 @@ LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
 
 
 class Tokens(Protocol):
-    """The tokens that a service accepts now; both members may change while it runs."""
+    """The tokens that a service accepts now. Both members may change while it runs."""
 
     @property
     def needs_token(self) -> bool:
@@ -147,7 +147,10 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRate:
-    """``per_s`` requests per second, and ``burst`` at once; inf: no limit. ValueError unless per_s > 0, burst >= 1."""
+    """A limit of ``per_s`` requests per second, and ``burst`` at once; inf: no limit.
+
+    ValueError unless per_s > 0 and burst >= 1.
+    """
 
     per_s: float = math.inf
     burst: float = math.inf
@@ -158,12 +161,12 @@ class RequestRate:
 
 
 STRANGERS = RequestRate(per_s=2.0, burst=20.0)
-"""The rate of one address whose requests carry no known token; it makes guessing tokens slow."""
+"""The rate limit of one address whose requests have no known token; it slows down the guessing of tokens."""
 
 
 @dataclass(eq=False)
 class Buckets:
-    """One token bucket for each name under one rule, full at the start; the most recently used names are kept."""
+    """One token bucket per name, all with one rule and full at first; only the most recently used names are kept."""
 
     rule: RequestRate
     _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict, init=False)
@@ -185,7 +188,7 @@ class Buckets:
 
 
 class FaultError(HTTPException):
-    """A request that is refused with one error; FastAPI handles it wherever it is raised."""
+    """A request is refused with one error; FastAPI converts this exception into a response wherever it is raised."""
 
     def __init__(
         self, status: int, field: str, value: object, remedy: str, headers: Mapping[str, str] | None = None
@@ -195,7 +198,7 @@ class FaultError(HTTPException):
 
 
 def fault(field: str, value: object, remedy: str) -> dict[str, str]:
-    """Return a :class:`Fault` as JSON; a long value is cut to 80 characters."""
+    """Return a :class:`Fault` as JSON; a long value is cut off after 80 characters."""
     if isinstance(value, bytes):
         value = value[: _MAX_VALUE_CHARACTERS + 1].decode("utf-8", "backslashreplace")
     if isinstance(value, str):
@@ -213,16 +216,16 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
 
 
 def field_of(error: Mapping[str, Any]) -> list[str]:
-    """Return the path to the field of one of pydantic's errors; empty where the whole body is meant."""
+    """Return the path of the field that one of pydantic's errors is about; empty if it is about the whole body."""
     if error["type"] == "json_invalid":  # the remedy names the position in the text
         return []
     return [str(part) for part in error["loc"] if part not in ("body", "path", "query")]
 
 
 def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_records: int) -> int:
-    """Return the largest body that ``most_records`` records of this shape need.
+    """Return the size in bytes of the largest body that ``most_records`` records of this shape may need.
 
-    At most 2 MiB, or the size of one record where that is more.
+    At most 2 MiB, or the size of one record if that is more.
     """
     record = _BYTES_PER_RECORD + (_BYTES_PER_BYTE if is_bytes else _BYTES_PER_FLOAT) * math.prod(record_shape)
     return max(record, min(_MAX_BODY_BYTES, most_records * record))
@@ -231,10 +234,11 @@ def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_re
 class Guard:
     """ASGI middleware in front of all routes: tokens, roles, request rates, and the size and time of bodies.
 
-    ``tokens`` None: the service is open to all. Sets ``scope["state"]["caller"]`` (None if the service is open to all)
-    and ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted. While no
-    token is needed, a service that is not open to all answers to the names of this machine only, so that a web page
-    cannot reach it through a host name of its own (DNS rebinding). ``max_body_bytes`` is called for each request.
+    ``tokens`` None: all callers are admitted. Sets ``scope["state"]["caller"]`` (None if all callers are admitted) and
+    ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted. If a service
+    with ``tokens`` needs no token at present, it accepts only this machine's names in the Host header, so that a web
+    page cannot reach it through a host name that resolves to this machine (DNS rebinding). ``max_body_bytes`` is called
+    for each request.
     """
 
     def __init__(
@@ -254,7 +258,7 @@ class Guard:
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Admit the request, read its body and pass both on; or refuse it here."""
+        """Admit the request, read its body, and pass both to the application; or refuse the request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -325,7 +329,7 @@ class Guard:
     def _admit(
         self, scope: Scope, headers: dict[bytes, str], token: str | None, length: int
     ) -> tuple[KnownCaller | None, str]:
-        """Return the caller and the name that its requests are counted under. FaultError for a refused request."""
+        """Return the caller, and the name under which its requests are counted. FaultError for a refused request."""
         tokens = self._tokens
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
@@ -345,7 +349,7 @@ class Guard:
             if is_ambiguous:
                 raise FaultError(400, "Authorization", "(not shown)", "Expected one Authorization header; send one.")
             if caller is None and tokens is not None:
-                remedy = "Send a bearer token of this service."
+                remedy = "Send a bearer token of this service in the Authorization header."
                 raise FaultError(401, "Authorization", "(not shown)", remedy, {"WWW-Authenticate": "Bearer"})
             if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
                 raise FaultError(403, "Authorization", caller.role, "For operators; send the operator's token.")
@@ -357,8 +361,8 @@ class Guard:
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
         if length > (most := self._max_body_bytes()):
             raise FaultError(413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer records.")
-        # Bodies that are received are held in memory. The places of one caller are few, so that a caller that sends
-        # slowly over many connections leaves places for others.
+        # Bodies being received are in memory. One caller may send few at once, so that a caller that sends slowly over
+        # many connections cannot block others.
         is_full = self._large.total() >= _MAX_LARGE_BODIES or self._large[name] >= _MAX_LARGE_BODIES_PER_CALLER
         if length > _LARGE_BODY_BYTES and scope["path"] not in OPEN_PATHS and is_full:
             remedy = "Too many large requests at the same time; ask again later, or send fewer queries at once."
@@ -370,12 +374,13 @@ class Guard:
 _FAULTS: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Faults"}}}}
 _NOT_KEPT = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 _HEADERS = {"http": _NOT_KEPT, "https": [*_NOT_KEPT, (b"strict-transport-security", b"max-age=31536000")]}
-"""The headers of every response, by scheme: not cached, read as the stated type only, and TLS only once it was used."""
+"""The headers of every response, by scheme: not cached, read as the stated type only, and over HTTPS always HTTPS
+again."""
 _log = logging.getLogger(__name__)
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return ``value`` as compact JSON."""
+    """Return a response with ``value`` as compact JSON."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Response(text, status_code=status, headers=headers, media_type="application/json")
 
@@ -383,12 +388,12 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 def faults_response(
     status: int, faults: Sequence[Mapping[str, str]], headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return a :class:`fairpate.http_server.Faults` as JSON."""
+    """Return a response with a :class:`fairpate.http_server.Faults` as JSON."""
     return json_response({"errors": list(faults)}, status=status, headers=headers)
 
 
 OnResponse = Callable[[Mapping[str, Any], float], object]
-"""Called when a response starts, with the facts of its request (those of a log line) and the seconds it took."""
+"""Called when a response starts, with the fields of its log line and the seconds that it took."""
 
 
 def new_app(
@@ -406,11 +411,12 @@ def new_app(
     unrouted: str = "see /docs.",
     lifespan: Any = None,
 ) -> FastAPI:
-    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``, for more routes.
+    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``, to which routes are
+    added.
 
-    :class:`Guard` and, around it, :class:`Observed` stand in front of all routes; their arguments are passed on.
-    ``reasons`` returns what keeps the service from answering now; None: nothing does. ``field_name`` returns the field
-    of one of pydantic's errors; ``unrouted`` ends the remedy for a path without a route.
+    :class:`Guard` and, around it, :class:`Observed` are in front of all routes; their arguments are passed on.
+    ``reasons`` returns why the service cannot answer now; None: it always can. ``field_name`` returns the field that
+    one of pydantic's errors is about; ``unrouted`` ends the remedy for a path without a route.
     """
     app = FastAPI(
         title=title,
@@ -463,7 +469,7 @@ def new_app(
 
     @app.get("/livez", response_model=Health)
     async def livez() -> Response:
-        """Report that the process answers; if there is no answer, restart it."""
+        """Report that the process is alive; restart it if there is no answer."""
         return json_response({"status": "ok", "reasons": []})
 
     async def readyz() -> Response:
@@ -507,7 +513,8 @@ _id_now: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", defa
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, request id, and the fields of a request."""
+    """Formats a log record as one line of JSON: time, level, logger, message, request id, and the fields of a
+    request."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as one line of JSON."""
@@ -529,7 +536,7 @@ class JsonLines(logging.Formatter):
 
 
 def open_private(path: Path) -> Any:
-    """Open a log file for appending; a new file is readable by its owner alone, because it names callers."""
+    """Open a log file for appending. Only its owner may read a new file, because it names callers."""
     return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
@@ -539,8 +546,10 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
 
 
 def tracer_to(processor: Any = None) -> Any:
-    """Return a tracer that gives the service's spans to ``processor``; None: exports them as the variables
-    OTEL_EXPORTER_OTLP_* say. ImportError without the extra."""
+    """Return a tracer that passes the service's spans to ``processor``.
+
+    None: exports them as the variables OTEL_EXPORTER_OTLP_* specify. ImportError without the OpenTelemetry packages.
+    """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -556,10 +565,10 @@ def tracer_to(processor: Any = None) -> Any:
 
 @dataclass(eq=False)
 class Observed:
-    """The outermost ASGI middleware: a request id, a log line and a span per request, and headers of every response.
+    """The outermost ASGI middleware: request ids, one log line and span per request, and the headers of every response.
 
     Puts ``request_id`` into ``scope["state"]``: the caller's ``X-Request-Id`` if it is one plain word, else a random
-    one.
+    id.
     """
 
     app: ASGIApp
@@ -642,7 +651,7 @@ _EVICTED_SHARE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """Limits on the number of connections, the size of a request's head, and the time that each part may take.
+    """Limits on the number of connections, the size of a request's head, and the time for each part of a request.
 
     ``body_timeout_s`` is for the whole body, ``write_timeout_s`` for a response that the client does not fetch.
     """
@@ -658,8 +667,8 @@ class ConnectionLimits:
 class LimitedProtocol(H11Protocol):
     """One connection under :class:`ConnectionLimits`.
 
-    Its phase is the part of a request that is awaited: head, body, the application's answer, the next request (idle),
-    or the end of a connection whose client is only read to the end (closing).
+    Its phase says what it waits for: a request's head or body, the application's answer, the next request (idle), or,
+    after a refusal, the end of what the client sends (closing).
     """
 
     def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
@@ -671,7 +680,7 @@ class LimitedProtocol(H11Protocol):
         self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the connection, if necessary instead of others that wait."""
+        """Accept the connection; if there are too many, abort waiting connections of the busiest address."""
         super().connection_made(transport)
         # A response leaves in several pieces; asyncio does not set this for a socket that it did not make.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -697,7 +706,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Give the parser the bytes of the one request that is being received, a head in slices."""
+        """Pass received bytes to the parser, for one request at a time, a head in slices."""
         while data and self.phase != "closing" and not self.transport.is_closing():
             if self.phase == "answer":  # a second request before the first is answered
                 self.cycle.keep_alive = False
@@ -714,7 +723,7 @@ class LimitedProtocol(H11Protocol):
                 self._enter(phases.get(self.conn.their_state, "answer"))
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or close the connection if the last one was not read to its end."""
+        """Wait for the next request, or close the connection if the last request was not read completely."""
         if self.phase == "closing":
             self.server_state.total_requests += 1
             return
@@ -730,12 +739,12 @@ class LimitedProtocol(H11Protocol):
             self._enter("idle")
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, also one that does not fetch its last response."""
+        """Close an idle connection, even one whose client does not fetch its last response."""
         super().timeout_keep_alive_handler()
         self._enter("closing")
 
     def pause_writing(self) -> None:
-        """Abort the connection if the client fetches nothing of the response for too long."""
+        """Start a deadline, after which the connection is aborted if the client fetches nothing of the response."""
         super().pause_writing()
         self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self.abort)
 
@@ -761,12 +770,15 @@ class LimitedProtocol(H11Protocol):
 
     @property
     def is_read(self) -> bool:
-        """True if all that the client sent has been parsed."""
+        """True if everything that the client sent has been parsed."""
         return self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]
 
     def finish(self, *, is_refused: bool = False) -> None:
-        """Close the connection after a response; if the client is still sending, or was refused, end the response and
-        discard what it sends for a moment."""
+        """Close the connection after a response.
+
+        If the client is still sending, or was refused, end the response and discard what it sends for two seconds
+        first.
+        """
         if self.is_read and not is_refused:
             self.transport.close()
             return
@@ -800,7 +812,7 @@ class LimitedProtocol(H11Protocol):
             self.cycle.message_event.set()
 
     def _refuse(self, status: int, found: dict[str, str]) -> None:
-        """Write a response without the parser, which has no request to answer."""
+        """Write an error response directly, without the parser, which has no request to answer."""
         body = json.dumps({"errors": [found]}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(b"connection", b"close"), *_HEADERS[self.scheme or "http"]]
@@ -811,7 +823,8 @@ class LimitedProtocol(H11Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TlsFiles:
-    """A certificate with its chain, and its key without a password, as PEM. ValueError if they cannot be used."""
+    """The PEM files of a certificate with its chain, and of its key without a password. ValueError if they cannot be
+    used."""
 
     cert: Path
     key: Path
@@ -827,18 +840,19 @@ class TlsFiles:
 
     @classmethod
     def given(cls, cert: Path | None, key: Path | None) -> TlsFiles | None:
-        """Return the files of the options --tls-cert and --tls-key; None without both. ValueError for one alone."""
+        """Return the files that the options --tls-cert and --tls-key name; None without both. ValueError for only
+        one."""
         if (cert is None) != (key is None):
             raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
         # Absolute: the actor that reads them may run in another working directory.
         return cls(cert=cert.absolute(), key=key.absolute()) if cert and key else None
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Load both files into ``context``: new connections get this certificate."""
+        """Load both files into ``context``, so that new connections get this certificate."""
 
         def no_password() -> str:
             # Without a function that refuses, OpenSSL asks on the terminal and waits there.
-            raise ValueError("the key has a password")
+            raise ValueError("the key has a password; give one without")
 
         context.load_cert_chain(self.cert, self.key, password=no_password)
 
@@ -851,16 +865,16 @@ _TICKS_PER_LOOK = 20  # ticks of a tenth of a second
 
 
 class ServiceError(UserError, RuntimeError):
-    """A service that cannot start or went away; the message names the remedy."""
+    """A service cannot start or has ended; the message names the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """Address, limits and logs of a service.
+    """The address, limits and logs of a service.
 
-    ``rate`` limits the requests of one caller, ``strangers`` those of one address without a known token. ``tls``: files
-    of a certificate; None: plain HTTP. ``log_file`` gets one JSON line per request. ``traces`` exports spans as the
-    variables OTEL_EXPORTER_OTLP_* say.
+    ``rate`` limits the requests of one caller, ``strangers`` those of one address without a known token. ``tls``: the
+    files of a certificate; None: plain HTTP. ``log_file`` gets one JSON line per request. ``traces``: export spans as
+    the variables OTEL_EXPORTER_OTLP_* specify.
     """
 
     host: str = "127.0.0.1"
@@ -893,9 +907,9 @@ class HttpServer:
     """uvicorn in a thread, on a socket that is bound before the thread starts."""
 
     def __init__(self, make_app: Callable[..., FastAPI], settings: HttpSettings, *, tracer: Any = None) -> None:
-        """Start to serve what ``make_app`` makes of ``settings`` and a ``tracer``, which makes a span of each request.
+        """Start to serve the application ``make_app(settings, tracer=tracer)``.
 
-        ``tracer`` replaces the one that the settings ask for.
+        ``tracer`` creates a span for each request; None: the one that the settings ask for.
         """
         # First: a port that is taken ends the start before anything else is opened.
         listening = bind(settings.host, settings.port)
@@ -942,7 +956,7 @@ class HttpServer:
         self.is_alive = self._thread.is_alive
 
     def stop(self) -> None:
-        """Answer the requests under way, then close."""
+        """Finish the requests under way, then stop the server."""
         # Streams first: a graceful stop waits for responses, and a stream may last for minutes.
         if hasattr(self._app.state, "streams"):
             self._app.state.streams.close()
@@ -951,7 +965,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with a long backlog, and a certificate that is read again when its files change."""
+    """A uvicorn server with a long backlog, which reads its certificate again when the files change."""
 
     def __init__(self, config: uvicorn.Config, listening: socket.socket, tls: TlsFiles | None) -> None:
         super().__init__(config)
@@ -980,7 +994,7 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int, *, timeout_s: float = _BIND_TIMEOUT_S) -> socket.socket:
-    """Return a listening socket; wait while a process that just died still holds the port, then raise ServiceError."""
+    """Return a listening socket. If the port is in use, try again until ``timeout_s``, then raise ServiceError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline_s = time.monotonic() + timeout_s
     while True:

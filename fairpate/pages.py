@@ -1,22 +1,22 @@
-"""Pages and their words: the glossary, what an (epsilon, delta) means, numbers as text, and HTML from templates.
+"""Text and HTML of pages: the glossary, the meaning of (epsilon, delta), numbers as text, and templates.
 
-The glossary is ``glossary.yaml``; ``python -m fairpate.pages`` writes ``docs/glossary.md`` from it. On a page a word of
-the glossary is a button that opens its meaning (``parts.html``); each page holds the meanings of its own words.
+The glossary is ``glossary.yaml``; ``python -m fairpate.pages`` writes ``docs/glossary.md`` from it. On a page a term of
+the glossary is a button that opens its definition (``parts.html``); each page contains the definitions of its terms.
 
-Every value that enters a page is escaped, a name that a template lacks is an error, and the frame of every page forbids
-a browser to fetch anything. Style sheets, scripts and drawings are HTML already and are marked as such here and where
-they are drawn. The documentation of an HTTP service is made from its OpenAPI document: a page that loads a viewer from
-another server is blank without a network, and shows that server who reads it.
+Every value on a page is escaped, a name that a template does not get is an error, and the frame of every page forbids a
+browser to fetch anything. Style sheets, scripts and drawings are HTML already and are marked as such here and where
+they are drawn. The documentation page of an HTTP service is rendered here from its OpenAPI document: a page that loads
+a viewer from another server would be blank without a network, and would show that server who reads it.
 
 The meaning of an epsilon is how often an attacker can be right (:func:`least_wrong`). The attacker knows all private
-data but one unit, and of that unit that one of two equally likely cases holds: present or absent ("add or remove one"),
-or one of two contents ("replace one"). From what was published it chooses one. Let S be the outputs for which it
-chooses the first case, a = P[S] in the first case and b = P[S] in the second. It is right with probability
-(1 + a - b) / 2. Differential privacy gives a <= e^eps b + delta and 1 - b <= e^eps (1 - a) + delta, whose sum is
-a - b <= (e^eps - 1 + 2 delta) / (e^eps + 1). Hence it is right with probability at most (e^eps + delta) / (e^eps + 1),
-which randomised response that leaks with probability delta reaches (Kairouz, Oh and Viswanath, arXiv 1311.0776).
+data but one unit, and knows that one of two equally likely cases holds for this unit: present or absent ("add or remove
+one"), or one of two contents ("replace one"). From what was published it chooses one case. Let S be the outputs for
+which it chooses the first, a = P[S] in the first case and b = P[S] in the second. It is right with probability (1 + a -
+b) / 2. Differential privacy gives a <= e^eps b + delta and 1 - b <= e^eps (1 - a) + delta, whose sum is a - b <= (e^eps
+- 1 + 2 delta) / (e^eps + 1). Hence it is right with probability at most (e^eps + delta) / (e^eps + 1), which randomised
+response that leaks with probability delta reaches (Kairouz, Oh and Viswanath, arXiv 1311.0776).
 
-Shapes: Q charges, in the order in which they came; costs are Renyi divergences of one order, which add up.
+Shapes: Q charges, in order; costs are Renyi divergences of one order, which add up.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LEAD = "The terms on FairPATE's pages. The pages show the same definitions for 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """A word, its other names, the labels of pages that it explains, and its meaning."""
+    """A term of the glossary: its name, other names, the labels on pages that it explains, and its meaning."""
 
     name: str
     also: tuple[str, ...]
@@ -56,13 +56,13 @@ class Term:
 
     @property
     def key(self) -> str:
-        """The id of the HTML element that holds the meaning."""
+        """The id of the HTML element with the term's meaning."""
         return "term-" + "".join(letter if letter.isalnum() else "-" for letter in self.name.lower())
 
 
 @cache
 def glossary() -> Mapping[str, tuple[Term, ...]]:
-    """Return all words by chapter, in the order of the file."""
+    """Return all terms by chapter, in the order of the file."""
     text = files("fairpate").joinpath("glossary.yaml").read_text(encoding="utf-8")
     return {
         chapter: tuple(
@@ -80,8 +80,7 @@ def glossary() -> Mapping[str, tuple[Term, ...]]:
 
 @lru_cache(maxsize=1024)
 def term_of(word: str) -> Term | None:
-    """Return the term that explains ``word`` in upper or lower case, or whose HTML element has this id; None for a word
-    that is not in the glossary."""
+    """Return the glossary's term for ``word`` (a name, label or element id, in any case); None if there is none."""
     terms = (term for chapter in glossary().values() for term in chapter)
     named = ((term, (term.key, term.name, *term.also, *term.labels)) for term in terms)
     return next((term for term, names in named if word.lower() in map(str.lower, names)), None)
@@ -116,7 +115,7 @@ _WHICH: dict[Unit, str] = {
 
 
 def least_wrong(epsilon: float, delta: float) -> float:
-    """Return the least share of guesses in which the attacker is wrong: 1/2 is a coin, 0 is certainty."""
+    """Return the least share of an attacker's guesses that are wrong: 1/2 is a coin, 0 is certainty."""
     if math.isinf(epsilon):
         return 0.0
     # By e^-eps, because e^eps overflows.
@@ -124,10 +123,10 @@ def least_wrong(epsilon: float, delta: float) -> float:
 
 
 def most_detected(false_alarms: float, epsilon: float, delta: float) -> float:
-    """Return the largest share of units that an attacker can find, with this share of false alarms.
+    """Return the largest share of units that an attacker can detect at a given share of false alarms.
 
-    The trade-off curve of an (epsilon, delta) guarantee (Kairouz, Oh and Viswanath, arXiv 1311.0776): P[found] <=
-    e^eps P[false alarm] + delta, and the same for what is not found, with the two exchanged.
+    The trade-off curve of an (epsilon, delta) guarantee (Kairouz, Oh and Viswanath, arXiv 1311.0776): P[detected] <=
+    e^eps P[false alarm] + delta, and the same with 1 - P[false alarm] and 1 - P[detected] exchanged.
     """
     missed = max(0.0, math.exp(-epsilon) * (1 - delta - false_alarms))
     # Compared as logarithms: e^eps may overflow.
@@ -152,7 +151,7 @@ def most_often_right(epsilon: float, delta: float) -> str:
 
 
 def delta_text(value: float) -> str:
-    """Return a delta in powers of ten, as people write it; on pages, in remarks and on a terminal alike."""
+    """Return a delta as text in powers of ten, for pages, remarks and the terminal."""
     rounded = f"{value:.0e}"
     if value == 0 or float(rounded) != value:
         return f"{value:g}"
@@ -187,12 +186,11 @@ _NEARLY = 0.99  # of the worst case
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedCosts:
-    """The cost of queries compared with their worst case; for the operator alone.
+    """The cost of queries compared with their worst case; for the operator only.
 
-    ``of_worst_Q``: shares of the worst case, 0 to 1; NaN where that is not finite, as without noise. ``varies``:
-    whether votes change the cost of a query that was voted on. ``dearest``: the queries that cost most, the most
-    expensive first; empty where the cost does not vary. ``words`` say how costs compare, and the share of the most
-    expensive ones.
+    ``of_worst_Q``: each cost as a share of the worst case, 0 to 1; NaN if the worst case is infinite, as without noise.
+    ``varies``: whether votes change the cost of a query that was voted on. ``dearest``: the most expensive queries,
+    highest first; empty if the cost does not vary. ``words`` is a summary in sentences.
     """
 
     of_worst_Q: FloatArray
@@ -202,7 +200,7 @@ class ComparedCosts:
 
 
 def compared_costs(cost_Q: FloatArray, worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> ComparedCosts:
-    """Compare the cost of each query with its worst case. ``voted_Q``: whether it was voted on."""
+    """Compare the cost of each query with its worst case. ``voted_Q`` marks the queries that were voted on."""
     known_Q = np.isfinite(worst_Q) & (worst_Q > 0)
     of_worst_Q, total = np.full(len(cost_Q), math.nan), float(cost_Q.sum())
     of_worst_Q[known_Q] = np.clip(cost_Q[known_Q] / worst_Q[known_Q], 0, 1)
@@ -243,42 +241,41 @@ _MONTHS = (
 
 
 def count(value: int | None) -> str:
-    """A whole number with separators; None: a number that is too small to be shown."""
+    """Return a whole number with separators; None means a number that is too small to be shown."""
     return "too few" if value is None else f"{value:,}"
 
 
 def counted(value: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun, such as ``1 seed`` or ``2 seeds``; ``plural`` if the noun does not just take an s."""
+    """Return a number with its noun, such as ``1 seed`` or ``2 seeds``; ``plural`` if it is not the noun with an s."""
     return f"{value:,} {noun if value == 1 else plural or f'{noun}s'}"
 
 
 def percent(share: float, *, digits: int = 1) -> str:
-    """A share in per cent, or the word undefined. 0 % and 100 % have no decimals when they are exact."""
+    """Return a share in per cent, or "undefined" for NaN. Exact 0 % and 100 % have no decimals."""
     if math.isnan(share):
         return "undefined"
     return f"{100 * share:.0f}\u00a0%" if share in (0, 1) else f"{100 * share:.{digits}f}\u00a0%"
 
 
 def decimal(value: float) -> str:
-    """A number with three decimals, or the word undefined."""
+    """Return a number with three decimals; "undefined" for NaN."""
     if math.isnan(value):
         return "undefined"
     return "∞" if math.isinf(value) else f"{value:.3f}"
 
 
 def interval(found: Any, words: Callable[[float], str] = decimal) -> str:
-    """The ends of an interval in ``words``. ``found`` has ``low`` and ``high``, which are NaN if there is no
-    interval."""
+    """Return the ends of the interval of an estimate, each formatted by ``words``; "undefined" if ``low`` is NaN."""
     return "undefined" if math.isnan(found.low) else f"{words(found.low)} to {words(found.high)}"
 
 
 def estimated(found: Any) -> str:
-    """A share with its interval."""
+    """Return an estimated share with its interval."""
     return percent(found.value) + ("" if math.isnan(found.low) else f" ({interval(found, percent)})")
 
 
 def estimate(found: Any) -> tuple[str, str]:
-    """The value and the interval of an estimated share, ratio or count."""
+    """Return the value and the interval of an estimated share, ratio or count, as text."""
     kinds: dict[str, Callable[[float], str]] = {
         "share": percent,
         "ratio": decimal,
@@ -289,14 +286,15 @@ def estimate(found: Any) -> tuple[str, str]:
 
 
 def number(value: float) -> str:
-    """A number in its shortest readable form: whole numbers in full, others with three digits."""
+    """Return a number in its shortest readable form: whole numbers in full, others with three digits."""
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def epsilon_text(value: float) -> str:
-    """An epsilon to two decimals, rounded up: a printed budget is never below the true one.
+    """Return an epsilon with two decimals, rounded up: a printed epsilon is never below the true one.
 
-    The true one is the decimal that ``value`` prints as: 0.07 stays 0.07. For pages, command line and benchmarks.
+    The true one is the decimal number as which ``value`` prints: 0.07 stays 0.07. For pages, command line and
+    benchmarks.
     """
     if not math.isfinite(value):
         return decimal(value)
@@ -305,7 +303,7 @@ def epsilon_text(value: float) -> str:
 
 
 def made_words(made_on: str | None, version: str) -> str:
-    """Say when and with which version a page was made. ``made_on`` is an ISO 8601 date; None: unknown."""
+    """Return the date and version for the end of a page. ``made_on`` is an ISO 8601 date; None: unknown."""
     if made_on is None:
         return f"FairPATE {version}"
     day = date.fromisoformat(made_on)
@@ -313,19 +311,19 @@ def made_words(made_on: str | None, version: str) -> str:
 
 
 def in_two_lines(measure: str) -> str:
-    """Break the name of a measure into two lines, after its first hyphen or else its first space."""
+    """Return the name of a measure with a line break after its first hyphen, or else its first space."""
     mark = "-" if "-" in measure else " "
     first, _, second = measure.partition(mark)
     return f"{first}{mark.strip()}\n{second}"
 
 
 def place(value: float, *, largest: float) -> float:
-    """The position of a value between 0 and ``largest``, in per cent."""
+    """Return the position of a value between 0 and ``largest``, in per cent, limited to 0..100."""
     return round(100 * min(max(value / largest, 0), 1), 1) if largest > 0 else 0.0
 
 
 def scale_end(values: Sequence[float]) -> float:
-    """The end of an axis that starts at 0: a round number, at least .01, that no finite value exceeds."""
+    """Return the end of an axis that starts at 0: a round number >= 0.01 that is at least the largest finite value."""
     largest = max((value for value in values if math.isfinite(value)), default=0.0)
     power = 10.0 ** math.floor(math.log10(max(largest, 0.01)))
     # Rounded, as 3 * 0.1 is a little more than 0.3 in floating point and would be printed so.
@@ -333,7 +331,7 @@ def scale_end(values: Sequence[float]) -> float:
 
 
 def name_of(schema: Mapping[str, Any]) -> str:
-    """The name of a schema of an OpenAPI document, or its kind where it has none."""
+    """Return the name of a schema in an OpenAPI document, or its kind if it has no name."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema or "oneOf" in schema:
@@ -371,7 +369,7 @@ def render(template: str, **view: Any) -> str:
 
 
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
-"""With these a browser fetches nothing for the page, even if a value in it asks for that."""
+"""Headers with which a browser fetches nothing for the page, even if a value in it asks for that."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Output of commands as text or one JSON document, their progress, and the optional packages that can be imported.
+"""Output of commands as text or one JSON document, progress display, and checks of optional packages.
 
-A command returns an :class:`Output`: its facts, in words for a person or, with `--json`, as one document of strict
-JSON. Standard output then holds the document alone; remarks go to standard error, and no progress is shown. An error is
-a document too, ``{"error": {"message": ..., "exit_code": ...}}``, unless one is printed already.
+A command returns an :class:`Output`: its facts, with words for a person, or, with `--json`, as one document of strict
+JSON. Standard output then contains only the document; remarks go to standard error, and no progress is shown. An error
+is also a document, ``{"error": {"message": ..., "exit_code": ...}}``, unless one was printed already.
 
 A person sees progress bars on a terminal and plain lines in a job's log, where no line is cut or wrapped. Signals end a
 command cleanly.
@@ -35,12 +35,12 @@ from fairpate.types import Advance, UsageError, heard_by, strict, tell
 
 _UNLIMITED = 100_000  # columns; no line is that long
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal obeys and does not show, except ends of lines and tabs: controls, and changes of direction."""
+"""Characters that control a terminal and are not shown, except line breaks and tabs: controls, and changes of
+direction."""
 
 
 class _Console(Console):
-    """A console that replaces control characters in the text that it prints. BrokenPipeError if the reader of the
-    output is gone."""
+    """A console that replaces control characters in printed text. BrokenPipeError if the output's reader has ended."""
 
     def on_broken_pipe(self) -> None:
         raise  # rich would exit with 1, as if the command had failed
@@ -60,7 +60,7 @@ def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return names and values, one pair a line; on a narrow terminal a long value is wrapped."""
+    """Return a table of names and values, one pair per line; on a narrow terminal a long value is wrapped."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -70,7 +70,8 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def listing(*headers: str | Column) -> Table:
-    """Return a table whose first column is never wrapped; on a narrow terminal the others are, and never cut."""
+    """Return an empty table whose first column is never wrapped; on a narrow terminal the others are wrapped, never
+    cut."""
     first, *others = (Column(header) if isinstance(header, str) else header for header in headers)
     folded = (replace(column, overflow="fold") for column in others)
     # Without edges, which are blank lines: `| head -1` shows the names.
@@ -81,8 +82,8 @@ def listing(*headers: str | Column) -> Table:
 class Output:
     """The result of a command: ``facts`` for a program, ``words`` for a person.
 
-    ``words`` None: a line for each fact; an iterator: line by line, as they come. ``code`` is the exit code, and
-    ``failure`` explains on standard error why it is not 0.
+    ``words`` None: a line for each fact; an iterator: printed line by line. ``code`` is the exit code; ``failure`` is
+    printed on standard error and explains why the code is not 0.
     """
 
     facts: Mapping[str, Any]
@@ -93,7 +94,7 @@ class Output:
 
 @dataclass
 class _Document:
-    """The stream for the command's one JSON document, and whether the document was written."""
+    """The output stream for the command's one JSON document, and whether the document was written."""
 
     stream: TextIO
     is_written: bool = False
@@ -109,7 +110,10 @@ def is_for_program() -> bool:
 
 @contextmanager
 def speaking(*, to_program: bool) -> Iterator[None]:
-    """Inside, :func:`show` prints words or, to a program, the document; all other prints then go to standard error."""
+    """Choose the output inside the block: words for a person, or one JSON document for a program (``to_program``).
+
+    For a program, everything else that is printed goes to standard error.
+    """
     # Entered around the parser and again around the command: both write the same document.
     document = (_document.get() or _Document(stream=sys.stdout)) if to_program else None
     token = _document.set(document)
@@ -141,7 +145,7 @@ def show(output: Output) -> int:
 
 
 def fail(message: str, *, code: int = 1) -> int:
-    """Report an error to a person and, where no document is written yet, to a program; return ``code``."""
+    """Print an error for a person, and for a program as the document if none is written yet; return ``code``."""
     tell_program({}, error=message, code=code)
     terminal(stderr=True).print(Text.assemble(("error", "bold red"), " ", message), soft_wrap=True)
     return code
@@ -153,7 +157,8 @@ def say(text: str) -> None:
 
 
 def tell_program(facts: Mapping[str, Any], *, error: str | None = None, code: int = 1) -> None:
-    """Write ``facts``, and the error if any, as the document, where a program asked and none is written yet."""
+    """Write ``facts``, and the error if any, as the JSON document, if `--json` was given and no document is written
+    yet."""
     document = _document.get()
     # A second document would make neither of them readable.
     if document is None or document.is_written:
@@ -181,15 +186,17 @@ _LEAST_S = 1.0  # a pace over less time is not shown
 
 @dataclass
 class Pace:
-    """The pace of steps since the first report: steps that were done before it do not count."""
+    """Estimates the remaining time from the pace of steps since the first report."""
 
     clock: Callable[[], float] = lambda: time.monotonic()
     _first: tuple[float, int] | None = field(default=None, init=False)
     _last: tuple[int, int] = field(default=(0, 0), init=False)
 
     def left(self, done: int, total: int) -> str:
-        """Report ``done`` of ``total`` steps; return the time until all are done, in words; empty while it is not
-        known. If ``done`` falls or ``total`` changes, the measurement starts again."""
+        """Record that ``done`` of ``total`` steps are done; return the remaining time in words, empty while unknown.
+
+        If ``done`` falls or ``total`` changes, the measurement starts again.
+        """
         now = self.clock()
         if self._first is None or done < self._last[0] or total != self._last[1]:
             self._first = (now, done)
@@ -210,7 +217,10 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Announces stages. :meth:`stage` yields ``advance(done, total)``; :meth:`note` adds what a stage found."""
+    """Displays the stages of a command: :meth:`stage` shows one with its progress, :meth:`note` prints a line under it.
+
+    ``quiet``: displays nothing; ``asks``: :meth:`consent` asks the person at the terminal.
+    """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, asks: bool = False) -> None:
         self.console = console or terminal(stderr=True, quiet=quiet or is_for_program())
@@ -218,9 +228,10 @@ class Reporter:
 
     @contextmanager
     def stage(self, name: str, *, patience_s: float = 0.0) -> Iterator[Advance]:
-        """Show a stage and its progress, including steps that loops report (:mod:`fairpate.types`).
+        """Show a stage and its progress inside the block, including steps that loops report (:mod:`fairpate.types`).
 
-        With ``patience_s``, a stage that takes less is not shown. A quiet reporter passes steps on to its listener.
+        Yields ``advance(done, total)``. With ``patience_s``, a stage that takes less time is not shown. A quiet
+        reporter passes steps on to the listener outside it.
         """
         if self.console.quiet:
             yield tell
@@ -234,7 +245,8 @@ class Reporter:
             yield advance
 
     def consent(self, question: str) -> None:
-        """Ask the person at the terminal, if this reporter asks. UsageError without a terminal, or without consent."""
+        """Ask the person at the terminal to agree, if this reporter asks. UsageError without agreement, or without a
+        terminal."""
         if not self.asks:
             return
         if is_for_program() or not sys.stdin.isatty():
@@ -250,7 +262,7 @@ class Reporter:
 
 @contextmanager
 def waiting(name: str) -> Iterator[Advance]:
-    """Show a stage of a command that is mostly quick once it has taken two seconds."""
+    """Show the stage ``name`` of a command that usually ends quickly: only if it takes longer than two seconds."""
     with Reporter().stage(name, patience_s=_PATIENCE_S) as advance:
         yield advance
 
@@ -286,8 +298,8 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 
 @contextmanager
 def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
-    """Print the beginning and the end of a stage, and in between progress lines at growing intervals, each with the
-    time left."""
+    """Print lines at the start and end of a stage, and in between, at growing intervals, its progress and remaining
+    time."""
     started, pace, next_line_s, is_shown = time.monotonic(), Pace(), _FIRST_LINE_S, patience_s == 0
     if is_shown:
         console.print(f"{name} started")
@@ -314,25 +326,28 @@ MODULES = {
     "serve": ("ray.serve",),
     "traces": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),
 }
-"""Modules that each extra of `pip install 'fairpate[EXTRA]'` brings, imported only where they are needed."""
+"""The modules that each extra of `pip install 'fairpate[EXTRA]'` installs; imported only where they are needed."""
 
 
 class MissingExtraError(UsageError):
-    """An option that needs an extra which cannot be imported; the message says how to install it."""
+    """An option needs an extra that cannot be imported; the message says how to install it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraFault:
-    """Why an extra cannot be imported, with the command that installs it; not ``is_broken``: it is not installed."""
+    """Why an extra cannot be imported, and the command that installs it.
+
+    ``is_broken``: it is installed and cannot be imported; otherwise it is not installed.
+    """
 
     is_broken: bool
     words: str
 
 
 def extra_fault(extra: str) -> ExtraFault | None:
-    """Import the modules of ``extra``; return what is wrong with the first that cannot be imported, or None.
+    """Import the modules of ``extra``; return the fault of the first that cannot be imported, or None.
 
-    A module that is found may still not work: `ray.serve` comes with Ray and needs packages that only the extra
+    A module that is installed may still fail: `ray.serve` comes with Ray and needs packages that only the extra
     installs, and psycopg needs libpq.
     """
     try:
@@ -351,6 +366,6 @@ def extra_fault(extra: str) -> ExtraFault | None:
 
 
 def require_extra(extra: str, option: str) -> None:
-    """Raise MissingExtraError, naming ``option`` as what needs ``extra``, unless the extra can be imported."""
+    """Raise MissingExtraError unless ``extra`` can be imported; ``option`` names in the message what needs it."""
     if fault := extra_fault(extra):
         raise MissingExtraError(f"{option}: needs the extra {extra}, which is {fault.words}")

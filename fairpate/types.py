@@ -1,8 +1,8 @@
-"""Frozen records that pass from one stage to the next, errors of users, strict JSON values and the progress hook.
+"""Frozen records that pass from one stage to the next, errors of users, strict JSON values and progress reports.
 
-Records carry results and parameters, never behaviour. The meaning, unit and range of a value are stated here once, and
-every package may import this module. Long loops report their progress here (:func:`tell`), and a command that listens
-shows it. Libraries that take a second to import are imported when they are first used (:class:`Later`).
+Records carry results and parameters, and have no behaviour. The meaning, unit and range of a value are documented here
+once, and every package may import this module. Long loops report their progress with :func:`tell`, and a command that
+listens shows it. Libraries that take a second to import are imported when they are first used (:class:`Later`).
 
 Shapes: Q queries, C classes, G groups.
 """
@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_THRESHOLD_VOTES = 2.0**23
-"""Largest finite threshold that noise tables reach; no ensemble has as many teachers."""
+"""The largest finite threshold for which noise tables exist; no ensemble has so many teachers."""
 STOPPED_BY_VOTES = (
     "Queries stop where the price of private votes reaches its limit: the number of submitted queries, and the epsilon "
     "that prices them, depend on those votes and leak."
 )
-"""Remark of a statement where ``accept_leak`` allowed that."""
+"""Remark of a privacy statement if ``accept_leak`` let private votes determine when the budget ends."""
 # Chances may be float32, whose sums over many classes are off by their rounding.
 _SUM_TOLERANCE = 1e-4
 
@@ -42,7 +42,7 @@ ColdStart = Literal["group", "cell", "all_groups"]
 GapDefinition = Literal["one_vs_rest", "pairwise", "overall"]
 Tail = Literal["gaussian", "discrete"]
 Unit = str
-"""One of :data:`UNITS`, or what the operator declares for votes that were made elsewhere."""
+"""The unit of privacy: one of :data:`UNITS`, or a word that the operator declares for votes made elsewhere."""
 UNITS: tuple[Unit, ...] = ("record", "person", "sensitive attribute")
 NotionName = Literal[
     "demographic_parity",
@@ -54,15 +54,15 @@ NotionName = Literal[
     "false_positive_rate",
     "false_discovery_rate",
 ]
-"""Notions of fairness; `fairpate.fairness.rates` says what they are."""
+"""The notions of fairness, which `fairpate.fairness.rates` defines."""
 DEFAULT_NOTION: NotionName = "demographic_parity"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FairRule:
-    """The user's threshold: a model is called fair while the value of ``notion`` is at most ``limit``.
+    """The user's definition of fair: a model is called fair if the value of ``notion`` is at most ``limit``.
 
-    ``limit`` is above 0 and at most 1. ValueError for another limit.
+    ValueError unless 0 < ``limit`` <= 1.
     """
 
     notion: NotionName = DEFAULT_NOTION
@@ -74,14 +74,15 @@ class FairRule:
             raise ValueError(f"fair_at: expected a limit above 0 and at most 1, got {self.limit}.")
 
     def __str__(self) -> str:
-        """Return the rule as a configuration has it: NOTION=LIMIT."""
+        """Return the rule in the form that a configuration takes: NOTION=LIMIT."""
         return f"{self.notion}={self.limit}"
 
 
 FOUR_FIFTHS = FairRule(notion="impact_ratio", limit=0.2)
-"""Every group is selected at a rate of at least four fifths of the highest group's (29 CFR 1607.4 D)."""
+"""The four-fifths rule: every group's selection rate is at least four fifths of the highest group's (29 CFR 1607.4
+D)."""
 MetricsKind = Literal["outside", "public", "private"]
-"""Whether metrics are outside every guarantee, of public test records, or estimated from a private release."""
+"""How metrics are published: outside every guarantee, from public test records, or from a private release."""
 Relation = Literal["add or remove one", "replace one"]
 
 
@@ -90,30 +91,30 @@ TELLS_SIZE: Mapping[Unit, str] = {
     "counts as public here: ε covers no change of it. A declared size (dp_sgd.num_records) reveals nothing."
     for unit in ("record", "person")
 }
-"""Remark of a statement about these units where no size was declared."""
+"""Remark of a privacy statement, by unit, if no number of records was declared."""
 
 
 RECORDS_ALONE = "Each record is protected by itself: what several records of one person reveal together is not covered."
-"""Remark of a statement where persons have records and each record is protected by itself."""
+"""Remark of a privacy statement if persons have several records and each record is protected by itself."""
 
 IN_PARALLEL = (
     "ε covers the metrics too: they are estimated from one noisy table of test records, which nothing else read. A "
     "keyed hash of names divides records into parts, so that a record that is added or removed moves no other, and the "
     "largest cost of a part holds for all."
 )
-"""Remark of a statement that covers metrics of test records."""
+"""Remark of a privacy statement that covers metrics of test records."""
 
 KEEPS_KEY = (
     "ε covers a record or person that is replaced by another one with the same key: a keyed hash of it decides whether "
     "records are training, validation or test records."
 )
-"""Remark of a statement whose parts are disjoint under the relation `replace one`."""
+"""Remark of a privacy statement whose training, validation and test parts are disjoint, for `replace one`."""
 
 TABLES_LOST = (
     "The table of test records was drawn more than once, because an earlier one was deleted or was not finished; ε "
     "covers all of them."
 )
-"""Remark of a statement that prices earlier tables of metrics too."""
+"""Remark of a privacy statement that includes the cost of earlier tables of metrics."""
 
 _NOT_COVERED = (
     "It does not cover how the list was made, nor the defaults of this package, which were compared on the test "
@@ -123,26 +124,26 @@ CHOSEN = (
     "The settings were chosen among several that were fixed beforehand, by the exponential mechanism on validation "
     f"records, which nothing else read; ε covers this choice. {_NOT_COVERED}"
 )
-"""Remark of a statement that covers a choice of settings among models of one release."""
+"""Remark of a privacy statement that covers a choice of settings among models of one release."""
 
 TRIED = (
     "The settings are those of the best of a secret random number of trials. Each trial drew its settings from a list "
     "that was fixed beforehand, and was private together with its score on validation records, which nothing else "
     f"read; ε covers all trials and the choice. {_NOT_COVERED}"
 )
-"""Remark of a statement that covers a choice of settings among trainings."""
+"""Remark of a privacy statement that covers a choice of settings among several trainings."""
 
 _DEFAULTS = "The defaults of this package were compared on the test records of {}, "
 TESTED_DEFAULTS = f"{_DEFAULTS}so on them no choice of settings is accounted for."
 PUBLIC_DEFAULTS = f"{_DEFAULTS}which are public records of this run."
-"""Remarks of a statement that covers a choice of settings on records of a data set that this package knows."""
+"""Remarks of a privacy statement that covers a choice of settings on a data set that this package knows."""
 
 READING_TELLS = (
     "Whether the records could be read is not covered: a value that was not declared, a class or group without a "
     "private record and equal keys end a run with an error, and anyone who sees the error, or that nothing was "
     "published, learns that about the records."
 )
-"""Remark of a statement about records of a declaration; `fairpate data check` begins with it."""
+"""Remark of a privacy statement about declared records; also the first line of `fairpate data check`."""
 
 
 class UserError(Exception):
@@ -150,28 +151,28 @@ class UserError(Exception):
 
 
 class UsageError(UserError):
-    """A request that is wrong on any machine: an option, a name, a configuration.
+    """A request is wrong on any machine: an option, a name or a configuration.
 
-    A command ends with exit code 2 for it, and with 1 where the request is sound and something else failed.
+    A command ends with exit code 2 for this error, and with 1 for other failures.
     """
 
 
 class DataError(UserError, ValueError):
-    """Records that cannot be used; the message names the file, column or option, the value and the remedy."""
+    """Records cannot be used; the message names the file, column or option, the value and the remedy."""
 
 
 class DataSettingsError(DataError, UsageError):
-    """A data set, an option or a size that does not exist, independent of the files present."""
+    """A data set, an option or a size does not exist, whatever files are present."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateRule:
-    """The demographic-parity rule that CF-GNMax, P_pre and IDP3 share.
+    """The rule of the demographic-parity gate, for CF-GNMax, P_pre and IDP3.
 
-    ``max_disparity`` is the margin gamma, at least 0: a label is answered only while its tentative gap stays strictly
-    below it; ``inf`` switches the gate off. ``min_count`` is M, at least 0, the answers that ``cold_start`` waits for
-    before the margin applies: per ``group`` (Algorithm 1 of FairPATE), per ``cell`` (group and label) or in
-    ``all_groups``.
+    ``max_disparity`` is the margin gamma, at least 0: a label is answered only if its tentative gap is strictly below
+    it; ``inf`` switches the gate off. ``min_count`` is M, at least 0: the number of answers before which the margin
+    does not apply, counted as ``cold_start`` says: per ``group`` (Algorithm 1 of FairPATE), per ``cell`` (group and
+    label), or in every group (``all_groups``).
     """
 
     max_disparity: float
@@ -189,10 +190,10 @@ class GateRule:
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismParameters:
-    """Parameters of Confident-GNMax: threshold T and the standard deviations of its two noises, all in votes.
+    """The parameters of Confident-GNMax: threshold T and the standard deviations of its two noises, all in votes.
 
-    ``threshold`` may be ``-inf`` (always confident) or ``inf`` (never). A standard deviation is at least 0; 0 means
-    no noise: useful to a test, priced as infinite.
+    ``threshold`` may be ``-inf`` (always confident) or ``inf`` (never). A standard deviation is at least 0; 0 means no
+    noise, which is useful for tests and has infinite cost.
     """
 
     threshold: float
@@ -201,7 +202,7 @@ class MechanismParameters:
 
     def __post_init__(self) -> None:
         if math.isnan(self.threshold):
-            raise ValueError("Expected threshold to be a number, got nan.")
+            raise ValueError("Expected threshold to be a number, inf or -inf; got nan.")
         # Tables of noise end there; an infinite threshold needs none.
         if MAX_THRESHOLD_VOTES < abs(self.threshold) < math.inf:
             raise ValueError(f"Expected |threshold| <= {MAX_THRESHOLD_VOTES:.0f} or infinite, got {self.threshold}.")
@@ -213,12 +214,12 @@ class MechanismParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The limit of what a ledger may spend; fixed when the ledger is made.
+    """The limit on the queries of a ledger; fixed when the ledger is created.
 
-    ``data_independent`` stops before the data-independent price of the queries submitted passes (``epsilon``,
-    ``delta``), ``query_count`` after ``max_queries``. ``data_dependent`` stops on the price that depends on votes, as
-    the paper does: the moment at which it stops is a function of private votes, and leaks. ``delta`` is also the delta
-    at which prices are stated.
+    ``data_independent`` stops before the data-independent cost of the submitted queries exceeds (``epsilon``,
+    ``delta``), ``query_count`` after ``max_queries``. ``data_dependent`` stops by the cost that depends on votes, as
+    the paper does: when it stops is a function of private votes, and leaks. ``delta`` is also the delta at which costs
+    are stated.
     """
 
     kind: BudgetKind
@@ -239,11 +240,11 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class VoteBatch:
-    """Votes of teachers on public queries, private to the operator.
+    """The votes of teachers on public queries; private to the operator.
 
-    ``votes_QC[i, k]`` counts the teachers that chose class k for ``record_ids[i]``, a member of public group
-    ``groups_Q[i]``; every row sums to the number of teachers. ``ensemble`` names the teachers that voted: a digest of
-    what they were trained on and how.
+    ``votes_QC[i, k]`` counts the teachers that chose class k for ``record_ids[i]``, whose public group is
+    ``groups_Q[i]``; every row sums to the number of teachers. ``ensemble`` identifies the teachers: a digest of their
+    training data and settings.
     """
 
     record_ids: Sequence[str]
@@ -255,14 +256,16 @@ class VoteBatch:
         num_queries = len(self.record_ids)
         if self.votes_QC.ndim != 2 or not num_queries == len(self.groups_Q) == len(self.votes_QC):
             sizes = num_queries, len(self.groups_Q), self.votes_QC.shape
-            raise ValueError(f"Expected as many records, groups and rows of votes (record, class), got {sizes}.")
+            raise ValueError(
+                f"Expected one group and one row of votes per record, got records, groups, votes: {sizes}."
+            )
 
     def counts(self, rows: Sequence[int]) -> IntArray:
         """Return the votes on the queries in ``rows``."""
         return self.votes_QC[list(rows)]
 
     def take(self, rows: Sequence[int]) -> VoteBatch:
-        """Return the queries in ``rows``, in their order."""
+        """Return a batch of the queries in ``rows``, in this order."""
         return VoteBatch(
             record_ids=[self.record_ids[row] for row in rows],
             groups_Q=self.groups_Q[list(rows)],
@@ -273,10 +276,10 @@ class VoteBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSet:
-    """The public records that were answered, in the order of their queries, and their released labels.
+    """The public records that were answered, in the order of their queries, with their released labels.
 
     ``counts`` (Q, C) are the noisy votes, if they were released with every label. ``chances`` (Q, C), if any, are the
-    probabilities of all classes given the release: a student learns from them instead of ``labels``.
+    probabilities of all classes given the release; a student learns from these instead of ``labels``.
     """
 
     record_ids: tuple[str, ...]
@@ -287,7 +290,7 @@ class LabelledSet:
 
     def __post_init__(self) -> None:
         if not len(self.record_ids) == len(self.labels) == len(self.groups):
-            raise ValueError("Expected as many labels and groups as record_ids.")
+            raise ValueError("Expected one label and one group per record id; the numbers of the three differ.")
         for name, values in (("counts", self.counts), ("chances", self.chances)):
             if values is not None and (values.ndim != 2 or len(values) != len(self.record_ids)):
                 raise ValueError(f"Expected {name} of shape ({len(self.record_ids)}, classes), got {values.shape}.")
@@ -298,7 +301,7 @@ class LabelledSet:
                 raise ValueError(f"Expected chances >= 0 that sum to one, got {chances[row].tolist()} in row {row}.")
 
     def take(self, kept_N: npt.NDArray[np.bool_]) -> LabelledSet:
-        """Return the records of ``kept_N``, in their order."""
+        """Return the records for which the mask ``kept_N`` is true, in their order."""
         (rows,) = kept_N.nonzero()
         arrays = ((name, getattr(self, name)) for name in ("labels", "groups", "counts", "chances"))
         taken: dict[str, Any] = {name: None if values is None else values[rows] for name, values in arrays}
@@ -307,9 +310,9 @@ class LabelledSet:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryOutcomes:
-    """Numbers of queries by outcome: post-processing of what the mechanism released.
+    """The numbers of queries by outcome: post-processing of what the mechanism released.
 
-    ``epsilon_submitted`` prices every reservation in the ledger at its full cost, including those that were refused for
+    ``epsilon_submitted`` is the cost of all reservations in the ledger in full, including queries that were refused for
     free or left open by a crash, because the number of free refusals depends on the labels released.
     """
 
@@ -323,19 +326,21 @@ class QueryOutcomes:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """The claim that is published with a run of any method.
+    """The privacy claim that is published with a run of any method.
 
-    ``epsilon`` is what may be published, at ``delta`` and for the stated unit and relation; null where nothing is
-    guaranteed. ``events`` are what was priced, by ``accounting``. With ``queries`` it is the bound that was fixed
-    before the first query: more than ``queries.epsilon_submitted`` only where their number may depend on released
-    labels (admission in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private.
-    ``not_protected``: what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's number, where its
-    own accounting was asked for; no guarantee. ``earlier_releases`` on the same data set were counted by the operator's
-    odometer before this one. They cost ``epsilon_with_earlier`` together with it if all were fixed before the first;
-    ``epsilon_adaptive_with_earlier`` is the least limit that admits them, each chosen in view of the earlier ones. All
-    three are null unless they are to be named, and where the run was not counted or is not private. ``part_events``
-    touched test or validation records, which no other event did: ``epsilon`` is the largest cost of all parts.
-    ``remarks`` qualify the claim, in words.
+    ``epsilon`` may be published; it holds at ``delta`` for the stated unit and relation; null: no guarantee. It is the
+    cost of ``events``, computed by ``accounting``. With ``queries`` it is the bound that was fixed before the first
+    query: more than ``queries.epsilon_submitted`` only if the number of queries may depend on released labels
+    (admission in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private.
+    ``not_protected``: what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's own number, if it
+    was requested; not a guarantee.
+
+    ``earlier_releases`` is the number of releases on the same data set that the operator's odometer counted before this
+    one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the first;
+    ``epsilon_adaptive_with_earlier`` is the least limit of a filter that admits them if each was chosen after seeing
+    the results of earlier ones. All three are null if they are not to be published, or the run was not counted or is
+    not private. ``part_events`` used test or validation records, which no other event used: ``epsilon`` is then the
+    largest cost of all parts. ``remarks`` qualify the claim in words.
     """
 
     method: str
@@ -357,7 +362,7 @@ class PrivacyStatement:
     remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return a table of all fields that say something, one line for each of several values."""
+        """Return a table of all fields that are not empty, one line for each value."""
         lines = []
         for each in fields(self):
             value = getattr(self, each.name)
@@ -370,20 +375,19 @@ class PrivacyStatement:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One point of the frontier: a method, its configuration and what a run of it measured.
+    """One point of the frontier: a method, its configuration and the results of one run.
 
-    ``epsilon`` belongs to ``unit``, ``relation`` and ``delta``; ``epsilon_is_data_dependent`` marks a number that
-    must not be published. Metrics that are undefined are null.
+    ``epsilon`` holds for ``unit``, ``relation`` and ``delta``; ``epsilon_is_data_dependent``: it must not be published.
+    Metrics that are undefined are null.
 
-    ``fairness`` holds ``value``, ``low`` and ``high`` of every notion (:mod:`fairpate.fairness.rates`) by its name,
-    over answered test records; a notion that is null is undefined.
-    ``disparity`` is the value of demographic parity.
-    ``majority_accuracy`` is the accuracy of always predicting the most common class of the same test records.
-    ``degenerate`` says in words why the other metrics mean nothing; empty where they do. ``underserved_groups`` would
-    be served better by always predicting their own most common class, by more than chance; ``unmeasured_groups`` have
-    too few answered test records, and are in no gap.
-    ``answered`` counts the released labels of a method that answers queries, ``answered_by_group`` those of each public
-    group in the order of its codes; null for other methods. ``metrics``: whether a guarantee covers the metrics.
+    ``fairness`` maps each notion's name (:mod:`fairpate.fairness.rates`) to its ``value``, ``low`` and ``high`` over
+    answered test records; null: undefined. ``disparity`` is the value of demographic parity. ``majority_accuracy`` is
+    the accuracy of always predicting the most common class of the same test records. ``degenerate`` says in words why
+    the other metrics mean nothing; empty if they are meaningful. ``underserved_groups`` would be served better, by more
+    than chance, by always predicting their own most common class; ``unmeasured_groups`` have too few answered test
+    records and are left out of gaps. ``answered`` is the number of released labels of a method that answers queries,
+    ``answered_by_group`` that of each public group in the order of its codes; null for other methods. ``metrics``:
+    whether a guarantee covers the metrics.
     """
 
     method: str
@@ -412,9 +416,9 @@ ItemT = TypeVar("ItemT")
 
 
 def strict(value: Any) -> Any:
-    """Return a copy of nested values that strict JSON can hold: None for numbers that are undefined or infinite.
+    """Return a copy of nested values for strict JSON, with None for undefined or infinite numbers.
 
-    Tuples and iterators become lists, records (dataclasses) become mappings, paths and keys become text.
+    Tuples and iterators become lists, dataclasses become mappings, paths and keys become text.
     """
     if isinstance(value, Mapping):
         return {str(key): strict(item) for key, item in value.items()}
@@ -439,9 +443,9 @@ _type_hints = cache(get_type_hints)
 
 
 def restored(kind: type[ItemT], value: Any) -> ItemT:
-    """Return what :func:`strict` made of a value of the type ``kind``: records and tuples again, NaN for a null number.
+    """Return the value of type ``kind`` from which :func:`strict` made ``value``; a null number becomes NaN.
 
-    TypeError for a record with a missing or an unknown field, and for another form.
+    TypeError for a dataclass with a missing or unknown field, and for a value of another form.
     """
     found, inside = value, get_args(kind)
     if is_dataclass(kind):
@@ -471,16 +475,16 @@ _LONG_S = 20.0
 
 
 def tell(done: int, total: int) -> None:
-    """Report that ``done`` of ``total`` steps are done."""
+    """Report to the listener, if any, that ``done`` of ``total`` steps are done."""
     advance, _ = _listener.get()
     if advance is not None:
         advance(done, total)
 
 
 def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
-    """Yield ``size`` of ``items`` at a time and report each block as done; ``what`` names the step.
+    """Yield ``items`` in blocks of ``size``, and report each finished block as progress; ``what`` names the step.
 
-    After the first block a step of 20 seconds or more is announced with the time that it will take.
+    After the first block, a step of 20 seconds or more is announced with its expected duration.
     """
     started_s, count = time.monotonic(), len(items)
     # At least once: what is computed of no item has a shape too.
@@ -495,7 +499,7 @@ def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
 
 
 def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
-    """Yield the items, and report each one as done when the next is asked for."""
+    """Yield the items, and report each as done when the next one is requested."""
     for number, item in enumerate(items, 1):
         yield item
         # By now the caller has worked on it.
@@ -504,8 +508,10 @@ def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
 
 @contextmanager
 def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[None]:
-    """Inside, ``advance(done, total)`` is called for every reported step, and ``announce(step, seconds)`` at the
-    beginning of a long one."""
+    """Listen to progress inside the block.
+
+    ``advance(done, total)`` is called for every reported step, ``announce(step, seconds)`` at the start of a long one.
+    """
     token = _listener.set((advance, announce))
     try:
         yield
@@ -514,11 +520,11 @@ def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[Non
 
 
 class Later:
-    """A library that takes a second to import, imported when something of it is first used.
+    """A stand-in for a library that takes a second to import; it is imported when one of its attributes is first used.
 
-    ``from fairpate.types import torch`` instead of ``import torch`` keeps commands that train nothing quick. A base
-    class or a decorator is needed while its module is imported, and has to come from the library itself. No attribute
-    is kept, so that a test may replace one in the library.
+    ``from fairpate.types import torch`` instead of ``import torch`` keeps commands that do not train fast. A base class
+    or a decorator is needed while its module is imported, and has to be imported from the library itself. Attributes
+    are not cached, so that a test may replace one in the library.
     """
 
     def __init__(self, library: str) -> None:

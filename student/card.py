@@ -1,6 +1,6 @@
 """Read the card and the weights of a student's file without building the network.
 
-The file's checksum covers card and weights, so a file with a readable card is complete.
+The file's checksum covers card and weights, so that a file whose card can be read is complete.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from fairpate.types import GateRule, UserError
 
 FORMAT = "fairpate.student/1"
 EMBEDDING_FILE = "embedding.safetensors"
-"""The name of the embedding of a student, next to the student's file."""
+"""The name of the file with a student's embedding, in the same folder as the student's file."""
 Weights = Mapping[str, npt.NDArray[np.generic]]
 _UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
 class StudentFileError(UserError):
-    """A file that is not a complete student."""
+    """A file is missing, damaged, or not a student."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentCard:
-    """The description of a student in its file. ``idp3`` is the gate that it predicts with by default.
+    """The description of a student in its file. ``idp3`` is the rule of the gate with which it predicts, or None.
 
-    ``num_members`` counts the networks of a uniform mixture; None for a single network. ``mixing[a][j][k]`` is the
-    probability of predicting k for a member of group a where the network predicts j; None keeps its prediction.
-    ``num_training_labels`` counts the released labels that it was trained on; None if that was not recorded.
-    ``embedding`` is the SHA-256 of the file of the embedding whose coordinates it takes; None if it takes
-    records without an embedding.
+    ``num_members`` is the number of networks of a uniform mixture; None for a single network. ``mixing[a][j][k]`` is
+    the probability of predicting k for a member of group a if the network predicts j; None keeps the network's
+    prediction. ``num_training_labels`` is the number of released labels that it was trained on; None if not recorded.
+    ``embedding`` is the SHA-256 of the file of the embedding that is applied to records first; None without an
+    embedding.
     """
 
     model: ModelConfig
@@ -71,16 +71,17 @@ class StudentCard:
 
 
 def read_card(path: Path) -> StudentCard:
-    """Return the card of a student's file; StudentFileError for any other file."""
+    """Return the card in a student's file; StudentFileError for any other file."""
     with readable(path):
         return read_student_file(path)[0]
 
 
 def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
-    """Return card and weights; call it inside :func:`readable`, which makes any error a StudentFileError.
+    """Return the card and the weights in a file; call it inside :func:`readable`, which converts errors to
+    StudentFileError.
 
-    A card that names an embedding needs that file next to the student. A file without a checksum is damaged only if it
-    cannot be read.
+    A card that names an embedding needs the embedding's file next to the student's. A file without a checksum is
+    accepted if it can be read.
     """
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
@@ -105,7 +106,7 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn the errors of a missing, damaged or other file into a StudentFileError."""
+    """Convert the errors of a missing, damaged or different file to StudentFileError."""
     try:
         yield
     except _UNREADABLE as error:
@@ -116,7 +117,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def content_digest(card: Mapping[str, object], weights: Weights) -> str:
-    """Return the SHA-256 of the card and of every array's name, type, shape and bytes."""
+    """Return the SHA-256 of the card and of the name, type, shape and bytes of every array."""
     digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
     for name, array in sorted(weights.items()):
         # Types have torch's names, because torch writes these files.

@@ -1,9 +1,10 @@
 """Serve the published student over HTTP: in one process, or as replicas on Ray Serve that share one gate.
 
-A student may be copied freely, so any number of replicas predict. With IDP3 (FairPATE, Algorithm 2) whether a
-prediction is answered depends on every answer before it. Those counts are in one place: in the one process, or in a
-deployment with one replica, which takes each request's predictions together and in order. They start empty with the
-service. Errors, bodies, tokens, rates and headers are those of every service (:mod:`fairpate.http_server`).
+The student costs no further privacy, so any number of replicas may predict. With IDP3 (FairPATE, Algorithm 2) whether a
+prediction is answered depends on every answer before it. Its counters are therefore in one place: in the one process,
+or in a deployment with one replica, which processes the predictions of a request together and in order. The counters
+are zero when the service starts. Errors, bodies, tokens, rates and headers are those of every service
+(:mod:`fairpate.http_server`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from student.student import load_student
 MAX_RECORDS_PER_REQUEST = 1024
 _IMAGE_DIMENSIONS = 3
 OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
-"""Takes the groups and labels of some predictions, in order; returns which of them may be answered."""
+"""Takes the groups and labels of some predictions, in order; returns whether each may be answered."""
 
 
 class Record(Body):
-    """One record: nested lists of the student's input shape, or values by column, and the name of its group."""
+    """One record: features as nested lists of the student's input shape, or values by column; and the name of its
+    group."""
 
     features: list[Any] | None = None
     columns: dict[str, str | float | None] | None = Field(
@@ -49,19 +51,19 @@ class Records(Body):
 
 
 class SharedGate:
-    """IDP3's counters, shared by all replicas."""
+    """The IDP3 gate with its counters, shared by all replicas."""
 
     def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
 
     async def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
-        """Return which of these predictions, in this order, may be answered."""
+        """Return whether each of these predictions, in this order, may be answered; answers are counted."""
         # Nothing is awaited between two predictions, so that the requests of two clients do not mix.
         return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
 
 
 class StudentReplica:
-    """A copy of the student; it asks the shared gate, if there is one, which predictions it may answer."""
+    """A copy of the student; if there is a shared gate, it decides which predictions are answered."""
 
     def __init__(self, path: Path, offer: OfferToGate | None, form: RecordForm | None = None) -> None:
         student = load_student(path)
@@ -72,7 +74,7 @@ class StudentReplica:
         self._offer = offer
 
     async def answer(self, body: Records) -> dict[str, Any]:
-        """Return one label, or null if IDP3 refuses, per record. FaultError for an invalid record."""
+        """Predict one label per record, null if IDP3 refuses to answer. FaultError for an invalid record."""
         card, shape, groups = self._card, self._student.record_shape, []
         features = np.stack([read_features(record, i, shape, self._form) for i, record in enumerate(body.records)])
         for i, record in enumerate(body.records):
@@ -91,13 +93,13 @@ class StudentReplica:
 
     @property
     def max_body_bytes(self) -> int:
-        """The size of the largest body that is read."""
+        """The size in bytes of the largest request body that is accepted."""
         shape = self._student.record_shape
         is_image = len(shape) == _IMAGE_DIMENSIONS
         return largest_body_bytes(shape, is_bytes=is_image, most_records=MAX_RECORDS_PER_REQUEST)
 
     def describe(self) -> dict[str, Any]:
-        """Return the student's inputs, labels and groups, and its gate."""
+        """Return the student's inputs, labels and groups, and its gate, as JSON."""
         card = self._card
         rule = card.idp3
         return {
@@ -116,9 +118,10 @@ class StudentReplica:
 def read_features(
     record: Record, position: int, shape: tuple[int, ...], form: RecordForm | None = None
 ) -> npt.NDArray[np.generic]:
-    """Return the record's features as the student takes them: bytes for images, ``float32`` for tables.
+    """Return the record's features in the student's type: bytes for images, ``float32`` for tables.
 
-    ``form`` encodes values by column. FaultError for values that mean nothing, or neither or both of the two.
+    ``form`` encodes values by column; ``position`` is the record's index, for messages. FaultError for invalid values,
+    and unless exactly one of features and columns is given.
     """
     field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
     if record.columns is None and record.features is None:
@@ -128,7 +131,7 @@ def read_features(
             raise FaultError(422, field, "", "Expected either features or columns; leave one out.")
         field = f"records.{position}.columns"
         if form is None:
-            raise FaultError(422, field, "", "The columns of this student are not known here; give features.")
+            raise FaultError(422, field, "", "This service does not know the student's columns; give features.")
         names = [column.name for column in form.fields]
         for unknown in record.columns.keys() - set(names):
             raise FaultError(
@@ -144,7 +147,7 @@ def read_features(
         # NumPy reads "1" and true as numbers, so types are checked first.
         kinds = set(map(type, np.array(record.features, dtype=object).flat))
         if not kinds <= {int, float}:
-            raise TypeError("not numbers")  # noqa: TRY301 - one error for all
+            raise TypeError("expected numbers")  # noqa: TRY301 - one error for all
         # In double precision: a byte would lose a fraction without notice, and float32 makes large numbers infinite.
         values = np.array(record.features, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
@@ -165,9 +168,10 @@ def student_app(
     rate: RequestRate | None = None,
     tracer: Any = None,
 ) -> FastAPI:
-    """Return the application; ``replica`` returns the copy that serves a request. Without ``tokens`` it is public.
+    """Return the HTTP application; ``replica()`` returns the copy of the student that serves a request.
 
-    ``rate`` limits one caller: the name of a token, or an address if no token is needed.
+    Without ``tokens`` every caller is admitted. ``rate`` limits one caller: the name of a token, or an address if no
+    token is needed.
     """
 
     async def reasons() -> Sequence[str]:
@@ -188,12 +192,12 @@ def student_app(
 
     @app.post("/v1/predictions")
     async def predict(body: Records) -> Any:
-        """Predict one label, or null if IDP3 refuses, per record."""
+        """Predict one label per record, null if IDP3 refuses to answer."""
         return await replica().answer(body)
 
     @app.get("/v1/student")
     async def card() -> Any:
-        """Describe the student: its inputs, labels and groups, and its gate."""
+        """Return a description of the student: its inputs, labels and groups, and its gate."""
         return replica().describe()
 
     return app
@@ -207,9 +211,9 @@ def student_in_one_process(
     rate: RequestRate | None = None,
     tracer: Any = None,
 ) -> FastAPI:
-    """Return the application of the student in ``path``, with its gate. StudentFileError for a bad file.
+    """Return the HTTP application of the student in the file ``path``, with its gate. StudentFileError for a bad file.
 
-    With ``form`` records may be given by their columns.
+    With ``form``, records may be given by columns.
     """
     card, offer = read_card(path), None
     if card.idp3 is not None:
@@ -219,7 +223,7 @@ def student_in_one_process(
 
 
 class ServedStudent(BaseModel):
-    """The arguments of :func:`application` in a Serve configuration: a student, and the number of its copies."""
+    """The arguments of :func:`application` in a Ray Serve configuration: a student, and the number of its copies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     student: Path = Field(description="Absolute path of the student's file, the same on every node.")
@@ -228,7 +232,7 @@ class ServedStudent(BaseModel):
 
 
 def application(arguments: dict[str, Any]) -> Any:
-    """Return the deployments as a Serve application, not started yet, from the fields of :class:`ServedStudent`.
+    """Return the Ray Serve application, not started yet, for arguments with the fields of :class:`ServedStudent`.
 
     For `import_path: student.server:application`. StudentFileError for a bad file.
     """
@@ -261,7 +265,7 @@ def application(arguments: dict[str, Any]) -> Any:
 
 @contextmanager
 def student_served(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> Iterator[None]:
-    """Serve copies of the student inside a running Ray until the block ends. StudentFileError for a bad file."""
+    """Serve copies of the student on the running Ray until the block ends. StudentFileError for a bad file."""
     from ray import serve
 
     arguments = {"student": path.absolute(), "num_replicas": num_replicas, "cpus_per_replica": cpus_per_replica}

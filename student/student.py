@@ -1,24 +1,25 @@
 """Train, store and use the published student: a model of public records and released labels.
 
 Training and prediction are post-processing of what the mechanism released, so they cost no privacy. ``supervised``
-trains on the answered records alone. ``pseudo_label`` adds, round by round, the records that the previous round's
-student is sure of (Lee 2013). ``fixmatch`` requires that a strongly augmented image gets the label that the model gives
-to a weakly augmented version (Sohn et al. 2020, arXiv 2001.07685), and returns a moving average of the weights. Refused
-records count as unlabelled: their features are public.
+trains on the answered records only. ``pseudo_label`` adds in a second round the records of which the first round's
+student is confident (Lee 2013). ``fixmatch`` requires that a strongly augmented image gets the label that the model
+gives to a weakly augmented version (Sohn et al. 2020, arXiv 2001.07685), and returns a moving average of the weights.
+Refused records are used without labels: their features are public.
 
 A student is one safetensors file with weights and card. A prediction may be refused: with IDP3 (FairPATE, Algorithm 2)
-the gate answers only while the demographic disparity of the answers stays within its margin; it starts empty at every
-call and depends on the order. A student may be randomised: a uniform mixture of networks, one of them drawn for each
-prediction, or a table of the labels to predict for a member of a group where the network predicts a label. Its labels
-are drawn from the probabilities of its predictions. A student of embedded records has the public embedding in a file
-next to it, which its card names by checksum; with it, the student takes records as the data set has them.
+the gate answers only while the demographic disparity of the answers stays within its margin; its counts start at zero
+in every call and depend on the order of records. A student may be randomised, in one of two ways: a uniform mixture of
+networks, one of which is drawn for each prediction, or a table of probabilities with which a label that the network
+predicts is replaced, by group. Its labels are drawn from the probabilities of its predictions. A student of embedded
+records has the public embedding in a file next to it, which its card names by checksum; with it, the student takes
+records in the form of the data set.
 
 A student may be exported as an ONNX graph, which predicts without this package, with a JSON that explains its use. The
-graph holds everything between a record and the probabilities of its labels: the scaling of bytes, the public embedding
-of a table or of pictures, the network, and the mixing by group of a randomised student. onnxruntime checks it against
-the student on public records. The JSON holds the rest: how a raw row becomes features, the names of the outputs, how a
-label follows from probabilities, and the reject option with its state. Both are functions of the student, of declared
-constants and of public records.
+graph contains everything between a record and the probabilities of its labels: the scaling of bytes, the public
+embedding of a table or of pictures, the network, and the table of a randomised student. It is compared in onnxruntime
+with the student on public records. The JSON describes the rest: how a raw row becomes features, the names of the
+outputs, how a label is obtained from probabilities, and the reject option with its state. Both are functions of the
+student, of declared constants and of public records.
 
 Shapes: N answered records, M unlabelled ones, C classes, G groups.
 """
@@ -69,9 +70,10 @@ _NEEDS_GROUPS = "This student predicts by group and needs sensitive_features, a 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """N predictions: ``probabilities_NC``, their argmax ``labels``, and which of them are ``answered``.
+    """N predictions: ``probabilities_NC``, their argmax ``labels``, and a mask ``answered`` of those that are answered.
 
-    For a randomised student ``probabilities_NC`` is how often each label is predicted, and ``labels`` are one draw.
+    For a randomised student ``probabilities_NC`` are the probabilities of predicting each label, and ``labels`` are
+    drawn.
     """
 
     labels: npt.NDArray[np.int64]
@@ -81,7 +83,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Student:
-    """A model with its card, and the ``embedding`` that is applied to records first, or None."""
+    """A network with its card, and the ``embedding`` that is applied to records before the network, or None."""
 
     card: StudentCard
     network: nn.Module
@@ -89,7 +91,7 @@ class Student:
 
     @property
     def record_shape(self) -> tuple[int, ...]:
-        """The shape of one record that it takes."""
+        """The shape of one input record."""
         return self.card.input_shape if self.embedding is None else self.embedding.record_shape
 
     def predict(
@@ -99,12 +101,12 @@ class Student:
         *,
         generator: np.random.Generator | None = None,
     ) -> Prediction:
-        """Predict labels for features (N, ...).
+        """Predict labels for records with features (N, ...).
 
-        With IDP3 some predictions are not answered; IDP3 and a mixing by group need ``sensitive_features`` (N,), the
-        groups. ``generator`` draws the labels of a randomised student; None: a fresh one.
+        With IDP3 some predictions are not answered. IDP3 and a mixing by group need ``sensitive_features`` (N,), the
+        records' groups; ValueError without. ``generator`` draws the labels of a randomised student; None: a new one.
         """
-        # Asked here too: `probabilities` needs groups only where predictions are mixed.
+        # Checked here too: `probabilities` needs groups only if predictions are mixed by group.
         if self.card.idp3 is not None and sensitive_features is None:
             raise ValueError(_NEEDS_GROUPS)
         probabilities = self.probabilities(x, sensitive_features)
@@ -129,7 +131,8 @@ class Student:
     def probabilities(
         self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.float32]:
-        """Return the probability that each label is predicted, shape (N, C); a mixing by group needs groups."""
+        """Return the probability of predicting each label, shape (N, C). ValueError if groups are needed and not
+        given."""
         if tuple(x.shape[1:]) != self.record_shape:
             raise ValueError(f"Expected features of shape (N, *{self.record_shape}), got {tuple(x.shape)}.")
         if self.embedding is not None:
@@ -147,7 +150,8 @@ class Student:
 
 
 def save_student(student: Student, path: Path) -> None:
-    """Write weights and card as one safetensors file. The card names the file of initial weights by sha256 only."""
+    """Write weights and card to one safetensors file. The card identifies the file of initial weights by its checksum
+    only."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
     # safetensors stores contiguous tensors only.
@@ -161,7 +165,7 @@ def save_student(student: Student, path: Path) -> None:
 
 
 def load_student(path: Path) -> Student:
-    """Read a file of :func:`save_student`, with the embedding that its card names.
+    """Read a student from a file that :func:`save_student` wrote, with the embedding that its card names.
 
     StudentFileError if a file is missing or damaged, or if its weights do not fit the network.
     """
@@ -174,7 +178,7 @@ def load_student(path: Path) -> Student:
 
 
 def build_network(card: StudentCard) -> nn.Module:
-    """Build the network of ``card`` with initial weights."""
+    """Build the network that ``card`` describes, without its trained weights."""
     members = [
         build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
         for _ in range(card.num_members or 1)
@@ -189,9 +193,9 @@ _UNLABELLED_PER_LABELLED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class PublicRecords:
-    """The training records of a student: answered features (N, ...), their labels, unlabelled features (M, ...).
+    """The training records of a student: answered features (N, ...), their labels, and unlabelled features (M, ...).
 
-    ``labels`` are classes (N,) ``int64``, or the probabilities (N, C) ``float32`` of every class. The loss is the cross
+    ``labels`` are classes (N,) ``int64``, or probabilities of every class (N, C) ``float32``. The loss is the cross
     entropy in both cases; label smoothing s moves both towards the uniform distribution: (1 - s) p + s / C.
     """
 
@@ -211,9 +215,9 @@ def train_student(
     initial_model: nn.Module | None = None,
     penalty: Penalty | None = None,
 ) -> nn.Module:
-    """Return a trained model. ``on_progress(done, total)`` counts epochs over all rounds.
+    """Train and return a model. ``on_progress(done, total)`` counts epochs over all rounds.
 
-    Every round starts from a copy of ``initial_model``, or, without one, from new random weights. ``penalty(model)`` is
+    Every round starts from a copy of ``initial_model`` or, without one, from new random weights. ``penalty(model)`` is
     added to the loss of every step.
 
     ValueError if no query was answered, for probabilities of other than ``num_classes`` classes, and for ``fixmatch``
@@ -227,7 +231,7 @@ def train_student(
             "raise aggregator.gate.max_disparity, or ask more queries."
         )
     if records.labels.ndim == 2 and records.labels.shape[1] != num_classes:
-        raise ValueError(f"Expected chances of {num_classes} classes, got {records.labels.shape[1]}.")
+        raise ValueError(f"Expected probabilities of {num_classes} classes as labels, got {records.labels.shape[1]}.")
     if config.method == "fixmatch" and records.answered_x.ndim != 4:
         raise ValueError("student.method: fixmatch changes images; use pseudo_label for a table.")
     x, targets, unlabelled_x = records.answered_x, records.labels, records.unlabelled_x
@@ -279,9 +283,10 @@ def _fixmatch(
     on_progress: ProgressCallback,
     penalty: Penalty | None,
 ) -> nn.Module:
-    """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams starts over.
+    """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams of records is
+    repeated.
 
-    Both losses weigh alike, and a batch has four unlabelled records for each labelled one.
+    Both losses have the same weight, and a batch has four unlabelled records for each labelled one.
     """
 
     def endless(total: int, batch_size: int) -> Iterator[Tensor]:
@@ -301,7 +306,7 @@ def _fixmatch(
     # `fit` does the same for images: convolutions are two to three times as fast on this layout.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
-    # A seed gives the same student as before this number had no use any more.
+    # Drawn only so that a seed gives the same student as in versions that used this number.
     torch.randint(2**62, (), generator=generator)
     for epoch in range(config.fit.epochs):
         for _ in range(num_steps):
@@ -355,12 +360,12 @@ _OTHER = {
 
 
 class PortableError(UserError):
-    """A student without an ONNX graph, or with a graph that predicts differently."""
+    """A student has no ONNX graph, or its graph predicts differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PortableStudent:
-    """The bytes of ``model.onnx`` and the values of ``model.json``."""
+    """An exported student: the bytes of ``model.onnx`` and the values of ``model.json``."""
 
     graph: bytes
     description: dict[str, Any]
@@ -372,10 +377,11 @@ def missing_packages() -> tuple[str, ...]:
 
 
 def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] | None = None) -> PortableStudent:
-    """Return the graph and its description. ``records`` (N, ...): public inputs of the student to check the graph on.
+    """Export a student: return its ONNX graph and the description of it.
 
-    ``encoding`` describes how a raw row becomes an input of the graph. PortableError if torch cannot write the graph,
-    or if it does not predict what the student predicts.
+    The graph is checked on ``records`` (N, ...), public inputs of the student. ``encoding`` describes how a raw row
+    becomes an input of the graph. PortableError if torch cannot write the graph, or if its predictions differ from the
+    student's.
     """
     groups = None
     # Every group in turn, so that the mixing of each is checked.
@@ -425,7 +431,8 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
 
 
 class _Whole(nn.Module):
-    """Maps records, and groups if predictions are mixed by group, to the probabilities of labels."""
+    """The exported module: maps records (and groups, if predictions are mixed by group) to the probabilities of
+    labels."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
@@ -448,7 +455,7 @@ class _Whole(nn.Module):
 
 
 def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
-    """Return the file: weights inside, any number of records, and no trace of the machine that made it."""
+    """Return the bytes of the ONNX file: includes the weights, takes any number of records, names no local path."""
     from onnxscript import opset18
 
     def hypot(one: Any, other: Any) -> Any:
@@ -500,10 +507,10 @@ def _check(
     groups: npt.NDArray[np.int64] | None,
     expected: npt.NDArray[np.float32],
 ) -> None:
-    """Raise PortableError unless the graph predicts what the student does, for one record and for all.
+    """Raise PortableError unless the graph predicts the same as the student, for one record and for all.
 
-    For a randomised student, where a mixing follows the most likely label, rounding may break a tie differently: then
-    few records may differ.
+    A mixing by group depends on the most likely label, where rounding may break a tie differently: for a randomised
+    student one record in a hundred may differ.
     """
     import onnxruntime
 

@@ -1,21 +1,21 @@
-"""The ensemble: shards by keyed hash, blocks of teachers in storage, their training and their votes.
+"""The ensemble of teachers: shards by keyed hash, training and storage in blocks of teachers, and the votes.
 
 **Shards.** PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher
 of a record is ``BLAKE2b(key, unit_id) mod num_teachers``: it does not depend on any other record, so adding or removing
-a record changes exactly one shard. Where persons are protected, their identifiers replace those of units: all records
-of a person reach one teacher, and the guarantee holds for persons. A unit's identifier does not depend on the sensitive
-attribute, so changing an attribute moves no record. Shards are ragged and may be empty.
+a record changes exactly one shard. Where persons are protected, person ids replace record ids: all records of a person
+reach one teacher, and the guarantee holds for persons. Ids do not depend on the sensitive attribute, so changing an
+attribute moves no record. Shards differ in size and may be empty.
 
 **Blocks.** Training and voting are maps over blocks of teachers on a :class:`BlockPool`: this process, or Ray actors
-(:mod:`teachers.ray_pool`). A block is one safetensors object, named by a hash of everything that determines its
-teachers: shards, model, training, seed and library. So a resumed run trains what is missing and nothing else. The
-block's own digest is stored with the tensors, and an object that is cut short or altered counts as missing. Teachers
-memorise their shards, so only the owner can read local folders and files. A shard is sent to the worker that trains it
-and to no other. Where workers share a storage they read and write checkpoints there themselves; otherwise this process
-does.
+(:mod:`teachers.ray_pool`). A block is stored as one safetensors object, named by a hash of everything that determines
+its teachers: shards, model, training, seed and library versions. So a resumed run trains only the missing blocks. A
+digest of the tensors is stored with them, and an object that is truncated or altered counts as missing. Teachers
+memorise their shards, so local checkpoint folders and files are readable by their owner only. A shard is sent only to
+the worker that trains it. Workers with a shared storage read and write checkpoints there themselves; otherwise this
+process does.
 
-**Votes.** ``predictions_TQ`` is private and never leaves the worker; the counts stay with the operator, and only the
-aggregator's noise may turn them into labels. This module knows no privacy cost.
+**Votes.** ``predictions_TQ`` is private and never leaves the worker; the vote counts stay with the operator, and only
+the aggregator's noise may turn them into labels. This module computes no privacy cost.
 
 Shapes: T teachers, N records, Q queries, C classes, F features, B records of a batch.
 """
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 Counts = npt.NDArray[np.integer[Any]]
 BlockFunction = Callable[[Any, Any, str], Any]
-"""A pure function of a value that all items share, an item, and a torch device."""
+"""A pure function ``function(shared, item, device)``: a value that all items share, one item, and a torch device."""
 IntArray = npt.NDArray[np.int64]
 PredictionArray = npt.NDArray[np.int16]
 VoteArray = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ Progress = Callable[[int, int], None]
 _MIN_KEY_BYTES, _MAX_KEY_BYTES = 16, 64
 _TRIM = b"fairpate trim"
 _DIGEST = "blake2b"
-_DEFINITION = 2  # to be raised with any change after which the same inputs train other teachers
+_DEFINITION = 2  # increase it with any change after which the same inputs train other teachers
 _HEADER_LENGTH = 8
 _MAX_LOGITS_AT_ONCE = 2**18  # a batch's activations stay in the caches
 _MAX_VALUES_AT_ONCE = 2**24  # of queries, which a worker copies and scales
@@ -74,21 +74,24 @@ _log = logging.getLogger(__name__)
 
 
 class PoolError(UserError, RuntimeError):
-    """Work that a pool could not finish; the cause is chained."""
+    """A pool could not finish its work; the cause is chained."""
 
 
 @dataclass(eq=False)
 class BlockPool:
-    """Computes ``function(shared, item, device)`` for many items: one after another in this process, for a machine
-    without Ray or a single GPU. A subclass has workers. ``device`` is the torch device of every worker."""
+    """Compute ``function(shared, item, device)`` for many items, one after another in this process.
+
+    For a machine without Ray or with a single GPU; subclasses use several workers. ``device``: the torch device of
+    every worker.
+    """
 
     device: str = "cpu"
 
     def carry(self, module: ModuleType) -> None:
-        """Send the code of ``module`` to workers where it is not installed; this process has it."""
+        """Send the code of ``module`` to workers on which it is not installed; without workers, do nothing."""
 
     def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield (position of the item, result) as results arrive, in any order; items are read when needed."""
+        """Yield (position of the item, result) as results arrive, in any order; items are read lazily."""
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
@@ -101,9 +104,10 @@ class BlockPool:
         sizes: Sequence[int] = (),
         on_progress: Progress | None = None,
     ) -> Counts:
-        """Return the sum of all results, arrays of equal shape and type. ValueError without items.
+        """Return the sum of ``function(shared, item, device)`` over the items; all results have one shape and type.
 
-        ``on_progress`` counts items by their ``sizes``.
+        ``on_progress(done, total)`` is called after each item; items count by their ``sizes``. ValueError without
+        items.
         """
         total: Counts | None = None
         done = 0
@@ -114,17 +118,17 @@ class BlockPool:
                 done += sizes[position]
                 on_progress(done, sum(sizes))
         if total is None:
-            raise ValueError("Expected at least one item to add up, got none.")
+            raise ValueError("Expected at least one item whose results are summed, got none.")
         return total
 
 
 def shard_key(seed: int) -> bytes:
-    """Return a 32-byte sharding key from a run's seed. The guarantee does not need the seed to be secret."""
+    """Derive a 32-byte sharding key from a run's seed. The privacy guarantee does not need the seed to be secret."""
     return hashlib.blake2b(f"fairpate shard key {seed}".encode(), digest_size=32).digest()
 
 
 def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> IntArray:
-    """Return the teacher, in ``range(num_teachers)``, of each record; shape (N,). Records of a unit share a teacher.
+    """Return the index of each record's teacher, shape (N,); records with equal ``unit_ids`` get the same teacher.
 
     ValueError for fewer than one teacher or a key outside 16..64 bytes.
     """
@@ -139,9 +143,9 @@ def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> I
 
 
 def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size: int, key: bytes) -> list[IntArray]:
-    """Return the shards with at most ``max_size`` rows each, ascending: the first in the order of a keyed hash.
+    """Return each shard's rows, ascending, cut to the ``max_size`` that come first in the order of a keyed hash.
 
-    Which rows stay depends on their own shard only. The hash is independent of the one that assigns teachers.
+    Which rows of a shard remain depends on this shard only. The hash is independent of the one that assigns teachers.
     """
     kept = []
     for rows in rows_T:
@@ -156,7 +160,7 @@ def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size:
 
 
 def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:
-    """Return the rows of each teacher's shard, ascending; one array per teacher, empty shards included."""
+    """Return the row numbers of each teacher's shard, ascending: one array per teacher, empty shards included."""
     # Stable: a teacher's rows stay in their order.
     order = np.argsort(teacher_N, kind="stable")
     sizes = np.bincount(teacher_N, minlength=num_teachers)
@@ -164,11 +168,12 @@ def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint that cannot be read; the message names its location and the remedy."""
+    """A checkpoint cannot be read; the message names its location and the remedy."""
 
 
 def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequence[int], engine: Engine) -> str:
-    """Return the name of the block of ``teacher_indices`` with these shards; any change of an input changes it."""
+    """Return the file name of the block of ``teacher_indices``: a hash of everything that determines the trained
+    weights."""
     determined_by = {
         # A weights file counts by its checksum: the same file at another path trains the same teachers.
         "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}, "python": True}),
@@ -193,14 +198,14 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
 
 
 def save_block(location: Location, weights: ArrayWeights) -> None:
-    """Write ``weights`` so that ``location`` holds all of them or does not exist; a new local folder gets mode 0700."""
+    """Write ``weights`` to ``location`` atomically; a new local folder gets mode 0700."""
     # For a view safetensors would write the memory behind it.
     arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
     write(location, save(arrays, metadata={_DIGEST: _digest(arrays)}))
 
 
 def load_block(location: Location) -> ArrayWeights:
-    """Return the weights at ``location``; :class:`CheckpointError` where they are missing or damaged."""
+    """Read and return the weights at ``location``; :class:`CheckpointError` if they are missing or damaged."""
     try:
         content = read(location)
         weights: ArrayWeights = dict(load(content))
@@ -216,7 +221,8 @@ def load_block(location: Location) -> ArrayWeights:
 
 
 def is_stored(storage: Storage | None, location: Location, _: str = "") -> bool:
-    """Return whether ``location`` holds a complete checkpoint, reading all of it; a damaged one is logged."""
+    """Return whether ``location`` holds a complete checkpoint. It is read in full; a damaged one is logged as a
+    warning."""
     if storage is not None:
         storage.require_here()
     if not exists(location):
@@ -240,7 +246,10 @@ def _digest(weights: ArrayWeights) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Teachers that are trained and stored together. ``content`` is a hash of their shards, and as private as these."""
+    """Teachers that are trained and stored together, and the location of their ``checkpoint``.
+
+    ``content`` is a hash of everything that determines them, shards included, and so as private as the shards.
+    """
 
     teacher_indices: tuple[int, ...]
     content: str
@@ -262,12 +271,13 @@ def stored_blocks(
     workers: BlockPool,
     on_progress: Progress | None,
 ) -> tuple[tuple[Block, ...], str, list[Any]]:
-    """Compute and store the blocks of ``size`` teachers that ``checkpoint_dir`` lacks.
+    """Compute and store the blocks of ``size`` teachers that are missing in ``checkpoint_dir``.
 
-    ``content_of(teachers)`` names a block by everything that determines it, and ``given(teachers)`` is sent to its
-    worker, where ``function(shared, (block, given), device)`` returns the arrays to store (None: the worker has stored
-    them) and a further value. Returns all blocks, sixteen hexadecimal digits that identify their content (private), and
-    the further values in any order. Progress counts all blocks.
+    ``content_of(teachers)`` returns a block's name, which any change of its inputs changes. ``given(teachers)`` returns
+    the shards to send to the block's worker, where ``function(shared, (block, shards), device)`` returns the arrays to
+    store (None if the worker stored them itself) and one further value. Returns all blocks; sixteen hexadecimal digits
+    that identify their content (private); and the further values of the blocks computed now, in any order.
+    ``on_progress`` counts the teachers of stored blocks as done.
     """
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
@@ -306,14 +316,14 @@ def stored_blocks(
 def predict_votes(
     weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], *, device: str = "cpu"
 ) -> PredictionArray:
-    """Return the class that each teacher chooses for each query, (T, Q) ``int16``; ties go to the smaller class.
+    """Return the class that each teacher predicts for each query, (T, Q) ``int16``; ties go to the smaller class.
 
-    Convolutional teachers predict one after another, dense ones together: their stacked first layers are one wide
-    matrix product.
+    Convolutional teachers predict one after another. Dense teachers predict together: their stacked first layers are
+    one wide matrix product.
     """
     at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
-    # At least one part, also without queries: nothing can be concatenated of none. Each is copied into torch's own
-    # memory below: the object store's is read-only, and less aligned.
+    # At least one part, also without queries, because an empty list cannot be concatenated. Each part is copied into
+    # torch's own memory below: the memory of Ray's object store is read-only, and less aligned.
     parts = [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
     if spec.model.name in CONVOLUTIONAL and spec.model.trainable == "all":
         shape = queries.shape[1:]
@@ -356,7 +366,7 @@ def predict_votes(
 
 
 def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
-    """Return ``votes_QC``: how many teachers chose each class. Every row sums to T.
+    """Return ``votes_QC``: how many teachers chose each class for each query. Every row sums to T.
 
     ValueError for a prediction outside ``range(num_classes)``.
     """
@@ -368,23 +378,24 @@ def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
-    """Trained teachers on disk, in blocks that cover ``range(num_teachers)`` in order.
+    """Trained and stored teachers, in blocks that cover ``range(num_teachers)`` in order.
 
-    ``storage`` holds them for every node; None means a folder that only this process reads, and then whoever counts
-    their votes is sent the weights.
+    ``storage`` is the storage that all nodes share; None means a local folder that only this process reads, whose
+    weights are then sent to the workers that count votes.
     """
 
     spec: TeacherSpec
     num_teachers: int
     blocks: tuple[Block, ...]
     digest: str
-    """Sixteen hexadecimal digits that change with any shard, model, training, seed or library; private."""
+    """Sixteen hexadecimal digits, a hash of shards, model, training, seed and library versions. Private: not to be
+    published."""
     storage: Storage | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lessons:
-    """The settings with which every block is trained."""
+    """The training settings that all blocks share."""
 
     spec: TeacherSpec
     engine: Engine
@@ -393,7 +404,7 @@ class _Lessons:
 
 @dataclass(frozen=True, kw_only=True)
 class CountTask:
-    """The queries (Q, ...) on which every block votes; counts fit ``count_type``."""
+    """The queries (Q, ...) on which every block of teachers votes; vote counts have the type ``count_type``."""
 
     spec: TeacherSpec
     queries: npt.NDArray[np.generic]
@@ -411,9 +422,9 @@ def train_ensemble(
     pool: BlockPool | None = None,
     on_progress: Progress | None = None,
 ) -> Ensemble:
-    """Shard ``private`` by a keyed hash, and train the teachers that ``checkpoint_dir`` does not hold yet.
+    """Shard ``private`` by a keyed hash, and train the teachers that ``checkpoint_dir`` does not contain yet.
 
-    ``pool`` None trains in this process. ``on_progress(teachers_done, num_teachers)`` counts restored ones too.
+    ``pool`` None trains in this process. ``on_progress(teachers_done, num_teachers)`` counts restored teachers as done.
     ValueError for labels outside ``range(num_classes)``.
     """
     y = private.y
@@ -423,7 +434,7 @@ def train_ensemble(
     spec = TeacherSpec(
         model=config.model,
         fit=config.fit,
-        # The features of a picture are computed once where the last layer alone is trained: it is seen as it is.
+        # If the last layer alone is trained, a picture's features are computed once, so it cannot be augmented.
         augment=UNCHANGED if config.model.trainable == "head" else augment,
         num_classes=num_classes,
         seed=seed,
@@ -441,7 +452,8 @@ def train_ensemble(
     size = config.block_size
     if not size:
         size = _STACKED_BLOCK if workers.device == "cpu" else _ACCELERATED_BLOCK
-        # Of a head few weights are stored, and every block computes the features of all queries.
+        # If the last layer alone is trained, a block stores few weights but computes the features of all queries:
+        # blocks may be large.
         if config.model.trainable != "head":
             model = build_model(config.model, input_shape=tuple(private.x.shape[1:]), num_classes=num_classes)
             teacher_bytes = sum(int(value.nbytes) for value in model.state_dict().values())
@@ -471,9 +483,9 @@ def train_ensemble(
 def collect_votes(
     ensemble: Ensemble, queries_x: Tensor, *, pool: BlockPool | None = None, on_progress: Progress | None = None
 ) -> VoteArray:
-    """Return ``votes_QC``, the number of teachers that choose each class; every row sums to T. Private.
+    """Return ``votes_QC``, the number of teachers that predict each class for each query. Private: not to be published.
 
-    Workers count and add up; each returns one total.
+    Every row sums to T. Each worker adds up the votes of its teachers and returns only the sum.
     """
     # Counts travel in the smallest type that holds all teachers.
     count_type = np.min_scalar_type(ensemble.num_teachers).name
@@ -487,22 +499,25 @@ def collect_votes(
 
 
 def checked_votes(votes_QC: VoteArray, num_teachers: int) -> VoteArray:
-    """Return the votes. PoolError unless every teacher voted once on every query."""
+    """Return ``votes_QC`` unchanged. PoolError unless every teacher voted once on every query."""
     # A block that was lost, or counted twice, shows in the sums.
     if (votes_QC.sum(axis=1) != num_teachers).any():
-        raise PoolError(f"Expected {num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
+        raise PoolError(
+            f"Expected {num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}: a block of teachers "
+            "was lost or counted twice; give the same command again."
+        )
     return votes_QC
 
 
 def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[IntArray]:
-    """Return the rows of ``private`` that each teacher learns from."""
+    """Return, for each teacher, the row numbers of ``private`` that it learns from."""
     rows = shard_rows(assign_teachers(private.together, config.num_teachers, shard_key(seed)), config.num_teachers)
     max_size = config.max_shard_size
     if max_size is None:
         return rows
     num_larger = sum(len(row) > max_size for row in rows)
     if num_larger:
-        # The number depends on private records: it is for the operator's log alone.
+        # The number depends on private records: it is written to the operator's log only.
         _log.warning(
             "%d shards had more than teachers.max_shard_size=%d records and were trimmed.", num_larger, max_size
         )
@@ -512,7 +527,8 @@ def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[In
 def _train_block(
     lessons: _Lessons, item: tuple[Block, list[ArrayShard]], device: str
 ) -> tuple[ArrayWeights | None, int]:
-    """Return the weights, or None where this worker has stored them, and the number of teachers that diverged."""
+    """Train one block. Returns its weights (None if this worker stored them) and the number of teachers that
+    diverged."""
     block, given = item
     # Copied, because arrays from Ray's store are read-only.
     shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
@@ -535,12 +551,12 @@ def _train_block(
 
 
 def count_block(task: CountTask, source: str | ArrayWeights | StackedWeights, device: str) -> Counts:
-    """Return ``votes_QC`` of one block of teachers; ``source`` is its weights, or their location."""
+    """Return ``votes_QC`` of one block of teachers; ``source`` is the block's weights or their location."""
     predictions_TQ = predict_votes(tensors_of(source), task.spec, task.queries, device=device)
     return count_votes(predictions_TQ, task.spec.num_classes).astype(task.count_type)
 
 
 def tensors_of(source: str | ArrayWeights | StackedWeights) -> StackedWeights:
-    """Return a block's weights, or read them where ``source`` is their location."""
+    """Return a block's weights as tensors, after reading them if ``source`` is their location."""
     weights = load_block(source) if isinstance(source, str) else source
     return {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in weights.items()}

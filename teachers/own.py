@@ -1,13 +1,13 @@
-"""Teachers of the user's own, from Python: any model with ``fit`` and ``predict`` votes on public queries.
+"""The user's own teachers: any Python model with ``fit`` and ``predict`` votes on public queries.
 
-:func:`ask_own_teachers` makes a teacher for each shard of the private records with the user's factory, trains it, lets
-it vote and discards it. Only the votes are kept (numbers, no pickle); `fairpate aggregate` releases labels from them. A
-second call with the same shards, code, queries and seed reads them again.
+:func:`ask_own_teachers` creates a teacher for each shard of the private records with the user's factory, trains it,
+lets it vote and discards it. Only the votes are stored (as numbers, not pickles); `fairpate aggregate` releases labels
+from them. A second call with the same shards, code, queries and seed reads the stored votes.
 
 A teacher must be a function of its own shard, or one record would change several votes. So each teacher is a copy of
-what the factory returns, with its own seed, and the process's random states are seeded for each. A teacher that raises
-an error (of a shard with one class, say) votes for its shard's most common class, because the error would reveal
-something of the shard. State that the user's code keeps outside of its objects is not checked.
+what the factory returns, has its own seed, and trains after the process's random states were seeded. If a teacher
+raises an error (because its shard has a single class, say), it votes for its shard's most common class: the error would
+reveal something of the shard. State that the user's code keeps outside of its objects is not checked.
 
 Shapes: T teachers, Q queries, C classes, N records, F features.
 """
@@ -58,24 +58,24 @@ if TYPE_CHECKING:
     from fairpate.data.dataset import Split
 
 Factory = Callable[..., Any]
-# Where this package is installed, so are these, on every node.
+# A node on which this package is installed has all of these.
 _INSTALLED = ("fairpate", "teachers", "aggregator", "student")
-_DEFINITION = 1  # to be raised with any change after which the same inputs give other votes
+_DEFINITION = 1  # increase it with any change after which the same inputs give other votes
 _PREDICTIONS, _FAILED = "predictions", "failed"
 _log = logging.getLogger(__name__)
 
 
 class OwnTeacherError(UserError, ValueError):
-    """The user's code cannot vote; the message names it, what was wrong and the remedy."""
+    """The user's teachers cannot vote; the message names the factory, the fault and the remedy."""
 
 
 def named(factory: Factory) -> str:
-    """Return the factory's name for messages and for the digest of votes."""
+    """Return the name of ``factory`` as used in messages and in the digest of votes: ``module:qualified name``."""
     return f"{getattr(factory, '__module__', '')}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
 
 
 def own_modules(factory: Factory) -> list[ModuleType]:
-    """Return the factory's module and the modules of the working directory that it uses, in any depth."""
+    """Return the factory's module and all modules of the working directory that it uses, directly or indirectly."""
     found: dict[str, ModuleType] = {}
     waiting = [getattr(factory, "__module__", "")]
     while waiting:
@@ -95,21 +95,23 @@ def own_modules(factory: Factory) -> list[ModuleType]:
 
 
 def made(factory: Factory, seed: int) -> Any:
-    """Return a new teacher. A factory with the parameter ``random_state`` is given ``seed``."""
+    """Return a new teacher from ``factory``, called with ``random_state=seed`` if it has this parameter.
+
+    OwnTeacherError if the teacher cannot be copied.
+    """
     parameters = inspect.signature(factory).parameters.values()
     takes = any(each.name == "random_state" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     teacher = factory(random_state=seed) if takes else factory()
     # A copy, with all that it holds: of an object that the factory returns again, a second fit would change the first.
     own = copy.deepcopy(teacher)
     if own is teacher:  # a class, say
-        raise OwnTeacherError(f"a {type(teacher).__name__} that cannot be copied, so that all teachers would be one")
+        raise OwnTeacherError(f"a {type(teacher).__name__} cannot be copied, so all teachers would be the same object")
     return own
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTeachersVotes:
-    """The votes ``votes_QC``, whose rows sum to T, and a digest of everything that determines them; both are
-    private."""
+    """The votes ``votes_QC``, whose rows sum to T, and a hash of everything that determines them. Both are private."""
 
     votes_QC: VoteArray
     digest: str
@@ -117,7 +119,7 @@ class OwnTeachersVotes:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lesson:
-    """The settings and queries of every teacher."""
+    """The settings and queries that all teachers share."""
 
     factory: Factory
     num_classes: int
@@ -138,23 +140,25 @@ def ask_own_teachers(
     pool: BlockPool | None = None,
     on_progress: Progress | None = None,
 ) -> OwnTeachersVotes:
-    """Return the votes of one teacher per shard on the queries; as private as the records.
+    """Train one teacher per shard, and return the votes on the queries; the votes are as private as the records.
 
     Args:
-        factory: Returns a new model with ``fit(X, y)`` and ``predict(X)`` at each call; gets ``random_state`` if it has
-            such a parameter. ``X`` has one row of features per record (pictures flattened, 0 to 1), ``y`` class codes.
+        factory: Returns a new model with ``fit(X, y)`` and ``predict(X)`` at each call; is called with ``random_state``
+            if it has such a parameter. ``X`` has one row of features per record (pictures flattened, 0 to 1), ``y``
+            class codes.
         private: Records to divide into shards, by a keyed hash of the record id (or of the person id).
         queries_x: Features of the public records (Q, ...).
         num_teachers: Number of shards.
-        num_classes: Number of classes; ``predict`` returns codes below it.
+        num_classes: Number of classes; ``predict`` returns codes in ``range(num_classes)``.
         seed: Seed of shards and of teachers.
-        checkpoint_dir: Where votes are kept; only teachers whose votes are missing are trained.
-        block_size: Teachers that are trained and stored together.
+        checkpoint_dir: Where votes are stored; only teachers whose votes are missing are trained.
+        block_size: Number of teachers that are trained and stored together.
         pool: Where blocks are computed; None: in this process.
-        on_progress: Called with the number of blocks that are done, and of all.
+        on_progress: Called with the number of teachers that are done, and the number of all teachers.
 
     Raises:
-        OwnTeacherError: The factory makes no teachers, all of them fail, or one votes for something that is no class.
+        OwnTeacherError: The factory returns no teachers, all teachers fail, or one predicts something other than a
+            class.
     """
     workers = pool or BlockPool()
     try:
@@ -201,7 +205,9 @@ def ask_own_teachers(
     num_failed = sum(int(each[_FAILED].sum()) for each in stored)
     first_failure = f", the first with {failures[0]}" if failures else ""
     if num_failed == num_teachers:
-        raise OwnTeacherError(f"all {num_teachers} teachers of {named(factory)} failed{first_failure}; correct it.")
+        raise OwnTeacherError(
+            f"all {num_teachers} teachers of {named(factory)} failed{first_failure}; correct their code."
+        )
     if num_failed:
         _log.warning(
             "%d of %d teachers failed and vote for their shard's most common class%s.",
@@ -216,8 +222,10 @@ def ask_own_teachers(
 
 
 def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) -> tuple[ArrayWeights, str | None]:
-    """Return the votes of a block, and the error of the first teacher that failed. OwnTeacherError for predictions that
-    are not a class for each query."""
+    """Train one block; return its predictions and the error of its first teacher that failed.
+
+    OwnTeacherError for predictions that are not one class per query.
+    """
     (block, given), expected = item, (len(lesson.queries),)
     predictions: list[npt.NDArray[np.int16]] = []
     failures: list[str | None] = []
@@ -234,7 +242,8 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) ->
                     failure = f"{type(error).__name__}: {error}"
         failures.append(failure)
         if failure is not None:
-            # Its shard's most common class. Without records its number decides: one class for all would tilt counts.
+            # The shard's most common class. Without records the teacher's number decides: if all teachers without
+            # records voted for one class, counts would be biased.
             counts_C = np.bincount(y, minlength=lesson.num_classes)
             constant = int(counts_C.argmax()) if len(y) else teacher % lesson.num_classes
             predicted = np.full(len(lesson.queries), constant)
@@ -242,10 +251,11 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) ->
             values = np.asarray(predicted)
         except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: not an array
             values = np.asarray(None)
-        # NaN in place of what is not a number: it passes no comparison below.
+        # What is not a number becomes NaN, which passes no comparison below.
         codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
         right = (codes >= 0) & (codes < lesson.num_classes) & (codes == np.floor(codes))
-        # Not of this teacher alone: an error of the code and not of the shard.
+        # A wrong shape or code is a fault of the user's code, not of this shard: so it is raised and not hidden in a
+        # vote.
         if values.shape != expected or not right.all():
             found = f"shape {values.shape}" if values.shape != expected else f"others, as {values.dtype}"
             raise OwnTeacherError(
@@ -260,7 +270,7 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) ->
 
 @contextmanager
 def _own_randomness(seed: int) -> Iterator[int]:
-    """Seed the process's random states, which a teacher may use: else it would depend on the teachers before it.
+    """Seed the process's random states, which a teacher may use, so that no teacher depends on the teachers before it.
 
     Yields a seed below 2^32, the range of scikit-learn's seeds.
     """
@@ -278,12 +288,12 @@ def _own_randomness(seed: int) -> Iterator[int]:
 
 
 def _table(x: Tensor) -> npt.NDArray[np.float32]:
-    """Return features (N, F): pictures become rows of values from 0 to 1."""
+    """Return features as a table (N, F): each picture becomes a row of values from 0 to 1."""
     return scale_bytes(x).flatten(start_dim=1).float().numpy()
 
 
 def _determined_by(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> bytes:
-    """Return everything that determines the votes, except the shards."""
+    """Return, as JSON bytes, everything that determines the votes except the shards."""
     try:
         # Of an installed package only the factory's own module: its version is in the digest.
         modules = own_modules(factory) or [sys.modules[factory.__module__]]

@@ -1,36 +1,36 @@
-"""Everything that runs on Ray: clusters, pools of actors that train blocks, and actors that serve votes.
+"""Everything that runs on Ray: clusters, pools of actors that train blocks of teachers, and actors that serve votes.
 
-* :func:`start_ray` joins the running Ray or the cluster at RAY_ADDRESS, or starts one on this machine while it is
-  needed. The latter is private to this process: it listens on loopback only and requires a token that is made for it
-  and kept in memory. When the head of a cluster dies Ray ends this process after a minute or so without a message;
-  :func:`head_watched` warns before.
-* :class:`RayPool` is a bounded pool of actors, each with a block of teachers at a time. An item is sent to the one
-  worker that computes it, and at most two per worker are under way. A lost worker is replaced on any node with room,
-  and its items are computed again, which changes nothing because the function is pure. Ray's own retries do not replace
-  this. A restarted actor keeps its tasks, which wait for a place while other actors are idle. A task is not bound to
-  one node: its caller learns that a node fell silent only from gRPC, which pings every five minutes, while the head
-  reports it at once for an actor; and on GPUs each task starts a process of its own.
+* :func:`start_ray` uses the Ray that is running, joins the cluster at RAY_ADDRESS, or starts Ray on this machine for as
+  long as it is needed. A Ray that it starts is private to this process: it listens on loopback only and requires a
+  random token that is kept in memory. When the head of a cluster dies, Ray ends this process after about a minute
+  without a message; :func:`head_watched` warns before.
+* :class:`RayPool` is a bounded pool of actors that train or vote, one block of teachers at a time. An item is sent only
+  to the worker that computes it, and at most two items per worker are under way. A lost worker is replaced on any node
+  with free resources, and its items are computed again, with the same results because the function is pure. Ray's own
+  retries are not enough: Ray restarts an actor with its tasks, which wait for resources while other actors are idle.
+  Plain Ray tasks, which any node may run, would notice a silent node late (by a gRPC ping every five minutes, whereas
+  the head reports a lost actor at once), and on GPUs would start one process each.
 * :class:`ServingTeachers` are actors that keep their blocks of weights and vote whenever they are asked. One call per
-  actor carries a whole batch of queries. An actor that dies or hangs (it answers pings while it works) is started
-  again, reads its teachers and votes again, which changes nothing because a vote is a pure function. A vote without all
-  teachers is never returned.
-* :class:`RayNeighbourhood` holds private records that vote themselves. Each actor samples its own records and returns
-  its nearest; the nearest of all parts are the nearest of all.
+  actor carries a whole batch of queries. An actor that dies or hangs (it answers pings while it works) is restarted,
+  reads its teachers and votes again, with the same result because a vote is a pure function. Votes from which a teacher
+  is missing are never returned.
+* :class:`RayNeighbourhood` are actors that hold private records which vote themselves. Each actor samples its own
+  records and returns the nearest of them; the overall nearest are found among these.
 
-**Records as voters** (Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020). For one query every record enters a fresh
-secret sample independently with ``sampling_rate``; the ``num_neighbours`` nearest of the sample vote for their own
-labels, or all of a smaller sample. Given the rest of the sample, a record that enters it moves the counts by its own
-label, and by that of the one record that it displaces. Where persons are protected they are sampled instead of records.
-A person's distance is that of its nearest record, and only this record may vote: so a person moves the counts no more
-than a record does.
+**Records as voters** (Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020). For each query every record enters a fresh
+secret sample independently with ``sampling_rate``; the ``num_neighbours`` nearest records of the sample (all, if the
+sample is smaller) vote for their own labels. Given the rest of the sample, a record that enters it changes the counts
+by its own label, and by the label of the one record that it displaces. Where persons are protected, persons are sampled
+instead of records. A person's distance is that of its nearest record, and only this record may vote: so a person
+changes the counts no more than a record does.
 
-This holds to the last digit. Coordinates are integers, so that sums of their products are exact in ``float64`` and a
-distance does not depend on the other records of a computation. Equal distances are ordered by a keyed hash of the
-unit's identifier, then by label: functions of the record alone, whereas the numbers of equal records would change with
-another record. So a part of the records gives its nearest, and the nearest of all parts are the nearest of all, however
-the records are divided. A sample is drawn when the counts are requested and is not kept: the same query gets another
-sample the next time, and a caller releases from each at most once. Samples come from the operating system's entropy
-(``seed`` None), or for experiments from a seed and the name of the query, independent of the number of parts.
+This holds exactly, without rounding. Coordinates are integers, so that sums of their products are exact in ``float64``
+and a distance does not depend on the other records of a computation. Equal distances are ordered by a keyed hash of the
+record's (or person's) id, then by label: functions of the record alone, whereas row numbers would change with other
+records. So the nearest records of all blocks, merged, are the same however the records are divided into blocks. A
+sample is drawn when the counts are requested and is not kept: the same query gets another sample the next time, and a
+caller releases at most one result per sample. Samples come from the operating system's entropy (``seed`` None), or for
+experiments from a seed and the name of the query, independent of the number of actors.
 
 Shapes: N records, Q queries, D coordinates, K neighbours, C classes.
 """
@@ -82,11 +82,14 @@ from teachers.teacher import TeacherSpec
 
 Coordinates = npt.NDArray[np.int32]
 Nearest = npt.NDArray[np.void]
-"""The nearest sampled records of each query (Q, K), nearest first: ``squared`` distance, ``order`` among equals and
-``label``. The places of missing records have an infinite distance and no label."""
+"""The K nearest sampled records of each query, shape (Q, K), nearest first.
+
+Fields: ``squared`` distance, ``order`` among equal distances, ``label``. If a sample has fewer than K records, the rest
+has infinite distance and label -1.
+"""
 LARGEST_COORDINATE = 2**19
 MOST_COORDINATES = 2**12
-"""D of them: every sum of products of two is then below 2^53, where ``float64`` stops being exact."""
+"""The largest D: with it every sum of products of two coordinates is below 2^53, up to which ``float64`` is exact."""
 _BLOCK, _QUERIES_AT_ONCE = 8192, 256
 _NOBODY = -1
 _RECORD = np.dtype([("squared", np.float64), ("order", np.uint64), ("label", np.int64)])
@@ -94,10 +97,10 @@ _RECORD = np.dtype([("squared", np.float64), ("order", np.uint64), ("label", np.
 
 @dataclass(frozen=True, kw_only=True)
 class Voters:
-    """Records of one block: coordinates (N, D), labels (N,) and their order among equal distances (N,).
+    """The records of one block: coordinates (N, D), labels (N,) and their order among equal distances (N,).
 
-    ``person_N`` numbers the person of each record, from 0 on within the block, which has all records of each person;
-    None: one record per person. ``number`` counts blocks over all records.
+    ``person_N`` numbers the person of each record from 0 within the block, which has all records of each of its
+    persons; None: one record per person. ``number`` is the number of this block.
     """
 
     number: int
@@ -108,11 +111,12 @@ class Voters:
 
     @cached_property
     def num_sampled(self) -> int:
-        """The number of persons, or records, that are sampled independently."""
+        """The number of persons (of records, if ``person_N`` is None) that are sampled independently."""
         return len(self.labels_N) if self.person_N is None else int(self.person_N.max(initial=-1)) + 1
 
     def records_of(self, sampled: IntArray) -> IntArray:
-        """Return the rows, ascending, of the sampled persons or records."""
+        """Return the row numbers, ascending, of the records of the sampled persons (or of the sampled records
+        themselves)."""
         if self.person_N is None:
             return sampled
         is_sampled = np.zeros(self.num_sampled, dtype=np.bool_)
@@ -121,7 +125,7 @@ class Voters:
 
 
 def label_counts(nearest_QK: Nearest, num_classes: int) -> IntArray:
-    """Return ``votes_QC``, the number of these records that have each label."""
+    """Return ``votes_QC``: how many of each query's nearest records have each label."""
     labels_QK = nearest_QK["label"]
     votes_QC = np.zeros((len(labels_QK), num_classes), dtype=np.int64)
     queries, places = (labels_QK != _NOBODY).nonzero()
@@ -139,10 +143,10 @@ def blocks_of(
     person_N: IntArray | None = None,
     size: int = _BLOCK,
 ) -> Iterator[Voters]:
-    """Yield the records in blocks of ``size``, or more where a person's records are kept together.
+    """Yield the records in blocks of ``size``; a block is larger if a person's records would otherwise be divided.
 
-    ``key`` orders equal distances, and need not be secret; ``person_N`` numbers the person of each record. ValueError
-    for coordinates beyond ``LARGEST_COORDINATE``, or too many.
+    ``key`` is the key of the hash that orders equal distances, and need not be secret; ``person_N`` numbers the person
+    of each record. ValueError for coordinates beyond ``LARGEST_COORDINATE``, or more than ``MOST_COORDINATES`` of them.
     """
     digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in unit_ids)
     order_N = np.frombuffer(digests, dtype=np.uint64)
@@ -166,14 +170,14 @@ def check_coordinates(coordinates_ND: Coordinates) -> None:
     largest = np.abs(coordinates_ND).max(initial=0)
     if coordinates_ND.dtype.kind != "i" or largest > LARGEST_COORDINATE or coordinates_ND.shape[1] > MOST_COORDINATES:
         raise ValueError(
-            f"Expected at most {MOST_COORDINATES} whole coordinates of at most {LARGEST_COORDINATE}, got "
-            f"{coordinates_ND.shape[1]} of {coordinates_ND.dtype}, up to {largest}."
+            f"Expected at most {MOST_COORDINATES} integer coordinates per record, each at most {LARGEST_COORDINATE} in "
+            f"absolute value; got {coordinates_ND.shape[1]} of type {coordinates_ND.dtype}, up to {largest}."
         )
 
 
 @dataclass(eq=False)
 class Sampler:
-    """Draws secret Poisson samples of blocks of records; each call draws another sample."""
+    """Draws secret Poisson samples of blocks of records; every call draws a new sample."""
 
     rate: float
     seed: int | None = None
@@ -183,7 +187,8 @@ class Sampler:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def rows(self, query: str, block: int, size: int) -> IntArray:
-        """Return the rows, ascending, of a sample for one query of the ``size`` records or persons of a block."""
+        """Draw a sample for one query from the ``size`` records or persons of a block; return their numbers,
+        ascending."""
         with self._lock:
             if self.seed is not None:
                 # Seven bytes, since torch takes seeds of 63 bits.
@@ -201,9 +206,10 @@ class Sampler:
 def nearest_of_samples(
     blocks: Sequence[Voters], queries_QD: Coordinates, names: Sequence[str], *, count: int, sampler: Sampler
 ) -> Nearest:
-    """Return the ``count`` records nearest to each query, of a new sample for each; ``names`` seed the samples.
+    """Draw a new sample for each query, and return the ``count`` sampled records nearest to it; ``names`` seed the
+    samples.
 
-    It takes one matrix product per block and some hundred queries: memory does not grow with either.
+    Computed as one matrix product per block and 256 queries, so that memory does not grow with the number of either.
     """
     check_coordinates(queries_QD)
     parts = []
@@ -217,7 +223,7 @@ def nearest_of_samples(
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
-    """Return the nearest of all parts: the same K records as one search through all of them would find."""
+    """Merge results for parts of the records: return the same K nearest records as one search through all of them."""
     count, all_Q = parts[0].shape[1], np.concatenate(parts, axis=1)
     # The same three keys as in `_nearest_in`: a record that is not there, at an infinite distance, comes last.
     first = np.lexsort((all_Q["label"], all_Q["order"], all_Q["squared"]), axis=1)[:, :count]
@@ -239,7 +245,7 @@ def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], co
     for query, name in enumerate(names):
         rows = block.records_of(sampler.rows(name, block.number, block.num_sampled))
         squared = squared_QN[query, rows]
-        # Of persons all records are ordered: the nearest `count` records may be of fewer persons.
+        # With persons all records are ordered: the nearest `count` records may belong to fewer persons.
         if block.person_N is None and len(rows) > count:
             kept = squared <= np.partition(squared, count - 1)[count - 1]  # all of the farthest's equals
             rows, squared = rows[kept], squared[kept]
@@ -263,12 +269,12 @@ def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], co
 _ITEMS_PER_ACTOR = 2
 _DEFAULT_STALL_TIMEOUT_S = 3600.0
 MOST_LOSSES = 3
-"""Times that a block may be lost with its actor before the run fails."""
+"""How often a block may be lost together with its actor before the run fails."""
 _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """The actor: a process with a number of torch threads, and its share of a GPU's memory."""
+    """An actor of :class:`RayPool`: a process with a number of torch threads, and its share of a GPU's memory."""
 
     def __init__(self, torch_threads: int, num_gpus: float):
         torch.set_num_threads(torch_threads)
@@ -289,10 +295,10 @@ class _Task:
 
 
 class RayPool(BlockPool):
-    """A bounded pool of Ray actors; use as a context manager inside :func:`teachers.ray_pool.start_ray`.
+    """A bounded pool of Ray actors; use it as a context manager inside :func:`teachers.ray_pool.start_ray`.
 
-    Work starts with the first actor that is ready, and others join when there is room for them. ``stall_timeout_s``
-    bounds the time without any progress. PoolError where the cluster is too small and does not grow.
+    Work starts as soon as one actor is ready; the others join when resources are free. ``stall_timeout_s`` limits the
+    time without any progress. PoolError if the cluster is too small and does not grow.
     """
 
     def __init__(self, config: RayConfig, *, stall_timeout_s: float = _DEFAULT_STALL_TIMEOUT_S):
@@ -305,7 +311,8 @@ class RayPool(BlockPool):
         self._failed_starts = 0
 
     def carry(self, module: ModuleType) -> None:
-        """Send code as :meth:`BlockPool.carry` does: functions and classes of ``module`` travel with their code."""
+        """Send the functions and classes of ``module`` to workers together with their code (see
+        :meth:`BlockPool.carry`)."""
         from ray import cloudpickle
 
         cloudpickle.register_pickle_by_value(module)
@@ -326,7 +333,10 @@ class RayPool(BlockPool):
         self._ready, self._starting = [], {}
 
     def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Compute as :meth:`BlockPool.run` does. PoolError if the function raises, or an item is lost too often."""
+        """Compute as :meth:`BlockPool.run` does, on the actors.
+
+        PoolError if the function raises, or an item is lost more than ``MOST_LOSSES`` times.
+        """
         import ray
 
         if not self._ready and not self._starting:
@@ -351,7 +361,7 @@ class RayPool(BlockPool):
                             load[actor] += 1
                 settled = self._wait_for_one(pending)
             except ray.exceptions.RayError as error:
-                raise PoolError(f"Ray failed: {error} The same command resumes from the stored blocks.") from error
+                raise PoolError(f"Ray failed: {error} Give the same command again to resume.") from error
             if settled in self._starting:
                 self._welcome(settled)
                 continue
@@ -363,23 +373,26 @@ class RayPool(BlockPool):
                 if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(
                     error.cause, ray.exceptions.RayError
                 ):
-                    raise PoolError(f"A block of teachers failed on a worker: {error.cause or error}") from error
+                    raise PoolError(f"A worker's computation on a block failed: {error.cause or error}") from error
                 if actor in self._ready:  # its other task may have reported the loss already
-                    # It may be alive and only out of reach: ended, so that nothing it still computes is counted.
+                    # It may be alive and only out of reach: end it, so that no result of it is counted twice.
                     self._ready.remove(actor)
                     ray.kill(actor)
                     self._start_actor()
                 _log.warning("Blocks lost with their worker, computed again: 1")
                 task.losses += 1
                 if task.losses > MOST_LOSSES:
-                    what = f"A block of teachers was lost {task.losses} times: {error}"
+                    what = f"A block was lost {task.losses} times together with its worker: {error}"
                     raise PoolError(f"{what} If memory ran out, lower ray.num_actors.") from error
                 waiting.appendleft(task)
                 continue
             yield task.position, result
 
     def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
-        """Return the next reference that is ready: a task's, or that of an actor that starts."""
+        """Wait for, and return, the next reference that is ready: a task's, or that of an actor that starts.
+
+        PoolError if none is ready in time.
+        """
         import ray
 
         # Without any actor only new nodes help; the operator says how long these may take.
@@ -390,12 +403,12 @@ class RayPool(BlockPool):
             return settled[0]
         if idle:
             raise PoolError(
-                f"No worker found a place within {limit_s:g} s: each needs ray.num_cpus={self._config.num_cpus:g} and "
+                f"No worker started within {limit_s:g} s: each needs ray.num_cpus={self._config.num_cpus:g} and "
                 f"ray.num_gpus={self._config.num_gpus:g}; add nodes, free some, or raise ray.wait_for_nodes_s."
             )
         raise PoolError(
-            f"No teacher finished within {limit_s:g} s, {len(pending)} blocks under way. A worker may hang: give the "
-            "same command again, which resumes from the stored blocks."
+            f"No block was finished within {limit_s:g} s, with {len(pending)} blocks under way. A worker may hang: "
+            "give the same command again, which resumes from the stored blocks."
         )
 
     def _start_actor(self) -> None:
@@ -403,7 +416,8 @@ class RayPool(BlockPool):
         self._starting[actor.__ray_ready__.remote()] = actor
 
     def _welcome(self, reference: Any) -> None:
-        """Count an actor as ready, or start another; PoolError where that fails again and again."""
+        """Add an actor that has started to the ready ones, or start another if it failed. PoolError after repeated
+        failures."""
         import ray
 
         actor = self._starting.pop(reference)
@@ -411,9 +425,9 @@ class RayPool(BlockPool):
             ray.get(reference, timeout=self._stall_timeout_s)
         except ray.exceptions.RayError as error:
             self._failed_starts += 1
-            # Of all actors since the last success: one that a single bad node refuses again and again ends no run.
+            # Failures of all actors since the last success: repeated failures on one bad node alone do not end a run.
             if self._failed_starts > MOST_LOSSES * self._num_actors:
-                raise PoolError(f"Workers do not start: {error}") from error
+                raise PoolError(f"Ray workers do not start: {error} Check the logs of the nodes.") from error
             ray.kill(actor)
             self._start_actor()
         else:
@@ -422,9 +436,9 @@ class RayPool(BlockPool):
 
 
 def number_of_actors(config: RayConfig) -> int:
-    """Return ``ray.num_actors``, or as many actors as fit now and at least one.
+    """Return ``ray.num_actors``; if it is not set, the number of actors that fit now, at least one.
 
-    PoolError where they do not fit and ``ray.wait_for_nodes_s`` does not say that nodes will come.
+    PoolError if ``ray.num_actors`` do not fit and ``ray.wait_for_nodes_s`` does not announce more nodes.
     """
     fitting, cluster = room_for(num_cpus=config.num_cpus, num_gpus=config.num_gpus)
     wanted = config.num_actors or max(1, fitting)
@@ -439,7 +453,10 @@ def number_of_actors(config: RayConfig) -> int:
 
 
 def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
-    """Return how many workers with these needs fit on the nodes, each on one node; and the nodes in words."""
+    """Return how many workers that each need ``num_cpus`` and ``num_gpus`` fit on the cluster, and its size in words.
+
+    A worker runs on one node, so resources are counted node by node.
+    """
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -457,9 +474,10 @@ _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
 @contextmanager
 def open_pool(config: RayConfig) -> Iterator[BlockPool]:
-    """Open the pool of ``config``: this process where ``num_actors`` is 0, which imports no Ray; else actors.
+    """Open the pool of ``config``: this process (without importing Ray) if ``num_actors`` is 0, else a
+    :class:`RayPool`.
 
-    Work that itself runs in a Ray task needs 0: it would wait for CPUs that it holds.
+    Code that itself runs in a Ray task must use 0: a pool of actors would wait for CPUs that the task holds.
     """
     if config.num_actors == 0:
         threads = torch.get_num_threads()
@@ -478,8 +496,8 @@ def start_ray(config: RayConfig) -> Iterator[None]:
     """Provide Ray inside the block: the running one, the cluster at RAY_ADDRESS, or a new one, shut down afterwards.
 
     Workers of a cluster receive this checkout's packages from the driver; other dependencies must be installed there.
-    PoolError where no cluster answers at RAY_ADDRESS, where it rejects this process, and where Ray does not start on
-    this machine in two tries, each of half a minute at most.
+    PoolError if no cluster answers at RAY_ADDRESS, if it rejects this process, or if Ray does not start on this machine
+    in two tries of at most half a minute each.
     """
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
     # Ray would send statistics of its use to its makers.
@@ -497,8 +515,9 @@ def start_ray(config: RayConfig) -> Iterator[None]:
                     ray.init(**quiet, runtime_env={"py_modules": _own_packages()})
             except (ConnectionError, ray.exceptions.AuthenticationError) as error:
                 raise PoolError(
-                    f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers. If it asks for a token, set "
-                    "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in RAY_AUTH_TOKEN."
+                    f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers; start it, or correct the address. "
+                    "If it requires a token, set RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or "
+                    "RAY_AUTH_TOKEN."
                 ) from error
             stack.callback(ray.shutdown)
             stack.enter_context(head_watched(ray.get_runtime_context().gcs_address))
@@ -517,19 +536,20 @@ def start_ray(config: RayConfig) -> Iterator[None]:
             except Exception as error:
                 said = f"{error}".strip().splitlines() or [type(error).__name__]
                 raise PoolError(
-                    f"Ray did not start on this machine: {said[0].rstrip('.')}. Where it is busy or short of memory or "
-                    "of space in /tmp, wait until it is not and give the same command again; what is stored is found."
+                    f"Ray did not start on this machine: {said[0].rstrip('.')}. If the machine is busy, or short of "
+                    "memory or of space in /tmp, free some and give the same command again; it resumes from stored "
+                    "blocks."
                 ) from error
         yield
 
 
 @contextmanager
 def _private_to_this_process() -> Iterator[None]:
-    """Restrict a Ray that starts inside the block to this machine and to a token of its own.
+    """Restrict a Ray that starts inside the block to this machine, and protect it with a token of its own.
 
-    Ray binds to loopback if its support of clusters is off, as on macOS; `_node_ip_address` does not do it. A mode of
-    authentication or a token that the user chose in the environment stays. By itself Ray would write its token into a
-    file that all users may read.
+    Ray listens on loopback only if its support of clusters is off, as on macOS; `_node_ip_address` does not have this
+    effect. An authentication mode or a token that the user chose in the environment is respected. By default Ray would
+    write its token into a file that all users may read.
     """
     from ray._private import ray_constants
 
@@ -584,7 +604,10 @@ def _own_sigterm() -> Iterator[None]:
 
 @contextmanager
 def head_watched(address: str, *, interval_s: float = _WATCH_INTERVAL_S) -> Iterator[None]:
-    """Warn, once, when the head of a cluster does not answer inside the block, and report when it answers again."""
+    """Inside the block, warn once when the head of a cluster stops answering, and report when it answers again.
+
+    ``address`` is ``host:port``; the head is contacted every ``interval_s`` seconds.
+    """
     host, _, port = address.rpartition(":")
     place, ended = (host.strip("[]"), int(port)), threading.Event()
 
@@ -617,20 +640,21 @@ def head_watched(address: str, *, interval_s: float = _WATCH_INTERVAL_S) -> Iter
 
 
 def _own_packages() -> list[str]:
-    """Return the folders of this project's packages, which are sent together: a worker may run any of them."""
+    """Return the folders of this project's packages. All are sent to workers, which may need any of them."""
     specs = [importlib.util.find_spec(name) for name in _PACKAGES]
     return [str(folder) for spec in specs if spec is not None for folder in spec.submodule_search_locations or []]
 
 
 _VOTE_TIMEOUT_S = 60.0
-# -1: restarted without end, since voters serve for as long as the service does.
+# -1: no limit on restarts, since voters serve for as long as the service runs.
 _MAX_RESTARTS, _MAX_RETRIES = -1, 3
 _PING_INTERVAL_S, _HANG_TIMEOUT_S = 1.0, 5.0
 BESIDE_WORK = "signs of life"
 
 
 class ServingActor:
-    """The actor: blocks of data that are loaded once, and the function of them that answers."""
+    """An actor that serves: ``answer_from(sources)`` loads its blocks of data once and returns the function that
+    answers."""
 
     def __init__(
         self, answer_from: Callable[[Sequence[Any]], Callable[..., Any]], torch_threads: int, *sources: Any
@@ -639,7 +663,7 @@ class ServingActor:
         self._answer = answer_from(sources)
 
     def answer(self, *arguments: Any) -> Any:
-        """Return the answer of this actor's blocks."""
+        """Return this actor's answer, computed on its own blocks."""
         return self._answer(*arguments)
 
     def ping(self) -> None:
@@ -647,7 +671,10 @@ class ServingActor:
 
 
 class _ServingActors:
-    """A bounded number of actors that share blocks of data and serve until :meth:`close`, restarted without end."""
+    """A bounded number of actors among which blocks of data are divided.
+
+    They serve until :meth:`close`; an actor that ends before is restarted.
+    """
 
     def __init__(
         self,
@@ -663,7 +690,7 @@ class _ServingActors:
             "num_cpus": config.num_cpus,
             "num_gpus": num_gpus,
             "max_restarts": _MAX_RESTARTS,
-            # Safe to repeat: teachers vote the same again, and nothing was released of a lost call's sample.
+            # Safe to repeat: teachers vote the same again, and no result of a lost call's sample was released.
             "max_task_retries": _MAX_RETRIES,
             # A second thread: a busy actor still answers pings, and is not taken for a hung one.
             "concurrency_groups": {BESIDE_WORK: 1},
@@ -679,7 +706,10 @@ class _ServingActors:
         self.are_answering = self._watch.are_answering
 
     def ask(self, shared: Any, *arguments: Any, timeout_s: float, what: str) -> list[Any]:
-        """Return the answer of every actor. PoolError, which names ``what`` was asked, unless all come in time."""
+        """Return the answers of all actors. PoolError unless all arrive within ``timeout_s``.
+
+        ``what`` completes "Not all ..." in the error's message.
+        """
         import ray
 
         # Put once: as an argument it would travel to each actor by itself.
@@ -693,7 +723,7 @@ class _ServingActors:
         return answers
 
     def close(self) -> None:
-        """End the watch and the actors."""
+        """End the actors, and the thread that watches them."""
         import ray
 
         self._watch.close()
@@ -703,9 +733,9 @@ class _ServingActors:
 
 
 class ServingTeachers(_ServingActors):
-    """All teachers of an ensemble on a bounded number of actors; use inside :func:`start_ray`.
+    """All teachers of an ensemble, on a bounded number of actors; use inside :func:`start_ray`.
 
-    PoolError where the cluster is too small.
+    PoolError if the cluster is too small.
     """
 
     def __init__(self, ensemble: Ensemble, config: RayConfig) -> None:
@@ -716,7 +746,8 @@ class ServingTeachers(_ServingActors):
         super().__init__(counter, sources, config, num_gpus=config.num_gpus)
 
     def votes(self, queries: npt.NDArray[np.generic]) -> VoteArray:
-        """Return ``votes_QC`` of all teachers on features (Q, ...). PoolError unless all of them voted in time."""
+        """Return ``votes_QC`` of all teachers on the queries' features (Q, ...). PoolError unless all teachers voted in
+        time."""
         votes_QC: VoteArray = np.sum(self.ask(queries, timeout_s=_VOTE_TIMEOUT_S, what="teachers voted"), axis=0)
         return checked_votes(votes_QC, self._num_teachers)
 
@@ -724,7 +755,7 @@ class ServingTeachers(_ServingActors):
 def _counter_of(
     spec: TeacherSpec, device: str, sources: Sequence[str | ArrayWeights]
 ) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
-    """Load blocks of teachers; return the function that counts their votes, (Q, C), on features (Q, ...)."""
+    """Load blocks of teachers; return a function from features (Q, ...) to the blocks' vote counts (Q, C)."""
     blocks = [tensors_of(source) for source in sources]
     return lambda queries: np.sum(
         [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
@@ -733,7 +764,7 @@ def _counter_of(
 
 @dataclass(kw_only=True, eq=False)
 class _Watched:
-    """A voter, whether it answered its last ping, and the ping under way since ``asked_s``."""
+    """A voting actor, whether it answered its last ping, and the pending ping with its time ``asked_s`` (monotonic)."""
 
     actor: Any
     answers: bool = False
@@ -742,9 +773,9 @@ class _Watched:
 
 
 class VoterWatch:
-    """A thread that pings voters and restarts those that hang; :meth:`close` ends it.
+    """A thread that pings voting actors and restarts those that hang; :meth:`close` ends it.
 
-    A voter that has not answered since it was started is still starting, however long that takes, and does not hang.
+    An actor that has not answered since it was started counts as starting, not as hanging, however long that takes.
     """
 
     def __init__(self, actors: Sequence[Any]) -> None:
@@ -755,13 +786,13 @@ class VoterWatch:
         self._thread.start()
 
     def are_answering(self) -> bool:
-        """Return whether every voter answered its last ping, without waiting. Old observations of a watch that died do
-        not count."""
+        """Return, without waiting, whether every voting actor answered its last ping; False if the watching thread
+        died."""
         is_fresh = time.monotonic() < self._looked_s + _HANG_TIMEOUT_S
         return is_fresh and all(voter.answers for voter in self._voters)
 
     def close(self) -> None:
-        """End the thread and wait for it."""
+        """End the watching thread and wait for it."""
         self._ended.set()
         self._thread.join()
 
@@ -797,7 +828,7 @@ _TIMEOUT_S = 300.0
 
 @dataclass(eq=False, repr=False)
 class LocalNeighbourhood:
-    """All private records in this process."""
+    """The private records that vote, all in this process."""
 
     blocks: Sequence[Voters]
     _: KW_ONLY
@@ -805,11 +836,11 @@ class LocalNeighbourhood:
     sampler: Sampler
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """Return the nearest of fresh samples to each query."""
+        """Draw a new sample for each query, and return the ``count`` sampled records nearest to it."""
         return nearest_of_samples(self.blocks, queries_QD, names, count=self.count, sampler=self.sampler)
 
     def are_answering(self) -> bool:
-        """Return True: this process answers."""
+        """Return True, as this process always answers."""
         return True
 
     def close(self) -> None:
@@ -818,9 +849,10 @@ class LocalNeighbourhood:
 
 
 class RayNeighbourhood(_ServingActors):
-    """Blocks of records on a bounded number of actors; use inside :func:`start_ray`.
+    """The private records that vote, in blocks on a bounded number of actors; use inside :func:`start_ray`.
 
-    Each samples its own records. A restarted actor draws new samples; nothing was released of the lost ones.
+    Each actor samples its own records. A restarted actor draws new samples; nothing computed from the lost ones was
+    released.
     """
 
     def __init__(
@@ -833,7 +865,10 @@ class RayNeighbourhood(_ServingActors):
         super().__init__(searcher, blocks, config, num_gpus=0)
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """Return the nearest of fresh samples. PoolError unless every record could be sampled."""
+        """Draw a new sample for each query, and return the ``count`` sampled records nearest to it.
+
+        PoolError unless all actors answer in time.
+        """
         return merged(self.ask(queries_QD, names, timeout_s=_TIMEOUT_S, what="records could be asked"))
 
 

@@ -1,20 +1,21 @@
 """Training of teachers: a pure function from shards to weights, with two engines behind one interface.
 
-The engine ``loop`` fits one teacher after another. ``stacked`` trains many as one program: parameters are stacked along
-a first axis, with one forward and backward pass for all. Dense layers become batched matrix products and convolutions
-grouped ones; any other architecture runs through ``torch.func.vmap``. Both give the same teachers up to rounding.
+The engine ``loop`` fits one teacher after another. The engine ``stacked`` trains many teachers as one program: their
+parameters are stacked along a first axis, with one forward and backward pass for all. Dense layers become batched
+matrix products and convolutions grouped ones; any other architecture runs through ``torch.func.vmap``. Both engines
+give the same teachers up to rounding.
 
-With both a teacher is a function of its own shard and of public numbers, bit for bit. Everything it draws (initial
-weights, order of records, augmentation) comes from ``(seed, teacher index)``. In a stack each teacher keeps its own row
-and its own optimiser state, and every kernel runs on shapes made of public numbers. Shards are ragged: records of zeros
-without weight fill a batch up, and a teacher without a batch is computed on such records alone and not updated. The
-longest shard of a stack decides how many steps an epoch has.
+With either engine a teacher is a function of its own shard and of public numbers, bit for bit. All its random numbers
+(initial weights, order of records, augmentation) come from ``(seed, teacher index)``. In a stack each teacher has its
+own row and its own optimiser state, and the shapes of all kernels depend on public numbers only. Shards differ in size:
+batches are filled up with records of zeros that have weight 0, and a teacher without records for a batch is computed on
+such filler alone and not updated. The longest shard of a stack determines how many steps an epoch has.
 
 A teacher without records keeps its initial weights: its votes are then a fixed public function of the query. So does a
 teacher whose training diverged, because an error would reveal something of its shard.
 
-How many teachers an accelerator's memory holds at once is measured on real training steps (:func:`stack_that_fits`).
-The answer decides how many teachers share a program, never what they learn.
+The number of teachers that an accelerator's memory holds at once is measured on real training steps
+(:func:`stack_that_fits`). It determines how many teachers share a program, never what they learn.
 
 Shapes: T teachers, B records of a batch, N records of the longest shard, F features, C classes.
 """
@@ -59,7 +60,8 @@ _log = logging.getLogger(__name__)
 
 
 class CudaMemory:
-    """Memory of a CUDA device: this process's share of it, which a pool of several workers per device sets."""
+    """The memory of a CUDA device that this process may use: its share, which a pool of several workers per device
+    sets."""
 
     def __init__(self, device: torch.device):
         # By number: some of torch's questions about memory refuse `cuda` for the current device.
@@ -72,9 +74,9 @@ class CudaMemory:
         return total_bytes * torch.cuda.get_per_process_memory_fraction(self._device)
 
     def peak_bytes(self, compute: Callable[[], None]) -> float:
-        """Return the largest number of bytes that ``compute()`` held at once; infinity where it did not fit.
+        """Return the largest number of bytes that ``compute()`` used at once; infinity if it ran out of memory.
 
-        Reserved memory counts, since no other process can use it.
+        Memory that torch has reserved counts as used, since no other process can have it.
         """
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -86,10 +88,10 @@ class CudaMemory:
 
 
 def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_teachers: int) -> int:
-    """Return the largest number of teachers, up to ``num_teachers``, that fit four fifths of ``memory`` together.
+    """Return the largest number of teachers, up to ``num_teachers``, that together fit into four fifths of ``memory``.
 
-    ``train_step(k)`` trains k of them for a step. A line through the peaks of one and of two estimates how many fit;
-    that many are then tried, and fewer where the estimate was wrong. ValueError where one teacher does not fit.
+    ``train_step(k)`` trains k teachers for one step. A line through the peaks of one and of two teachers estimates how
+    many fit; that number is then tried, and halved until it fits. ValueError if one teacher does not fit.
     """
     limit = _SAFE_SHARE * memory.available_bytes
 
@@ -122,10 +124,8 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSpec:
-    """The public values that, with its shard, determine a teacher.
-
-    No shard has more than ``max_shard_size`` records.
-    """
+    """The public values that determine a teacher together with its shard. No shard has more than ``max_shard_size``
+    records."""
 
     model: ModelConfig
     fit: FitConfig
@@ -136,7 +136,8 @@ class TeacherSpec:
 
 
 def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
-    """Return teacher number ``teacher`` before training, in its shard's precision (``uint8`` means ``float32``)."""
+    """Return the untrained model of teacher number ``teacher``, in its shard's precision (``uint8`` gives
+    ``float32``)."""
     shape = tuple(shard.x.shape[1:])
     seed = seed_of(spec.seed, teacher, INITIALISATION)
     model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes, generator_seed=seed)
@@ -144,9 +145,9 @@ def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
 
 
 def seed_of(seed: int, teacher: int, purpose: int) -> int:
-    """Return the seed of what teacher number ``teacher`` draws for a purpose: ``INITIALISATION`` or ``TRAINING``.
+    """Return the seed of teacher number ``teacher`` for one purpose, ``INITIALISATION`` or ``TRAINING``.
 
-    Its 63 bits differ between runs, teachers and purposes.
+    The seed has 63 bits, and differs between runs, teachers and purposes.
     """
     # Hashed together: by a sum, a teacher of this seed would draw the numbers of another teacher of the next seed.
     return int(np.random.SeedSequence([seed, teacher, purpose]).generate_state(1, np.uint64)[0] >> 1)
@@ -160,16 +161,17 @@ def train_stacked(
     device: torch.device,
     memory: CudaMemory | None = None,
 ) -> list[StackedWeights]:
-    """Return each teacher's weights after training, on the CPU; arguments as :func:`train_teachers`.
+    """Train teachers with the engine ``stacked``, and return each teacher's weights on the CPU.
 
-    Shards are already standardised. ``memory`` None: that of a CUDA device; a CPU's is not measured.
+    ``indices`` are the teachers' numbers in the whole ensemble. ``memory`` limits how many train together; None: the
+    memory of the CUDA device, or on a CPU a fixed number of parameters.
     """
     if memory is None and device.type == "cuda":
         memory = CudaMemory(device)
 
     def rehearse(count: int) -> None:
-        # On records of zeros, as many as the configuration allows: how many teachers fit must not follow private
-        # shards.
+        # On records of zeros, the largest number that the configuration allows: the number of teachers that fit must
+        # not depend on private shards.
         num_records, like = spec.max_shard_size or spec.fit.batch_size, shards[0]
         public = Shard(x=like.x.new_zeros(num_records, *like.x.shape[1:]), y=like.y.new_zeros(num_records))
         _Stack([public] * count, spec, indices[:count], device).train(is_rehearsal=True)
@@ -186,7 +188,8 @@ def train_stacked(
 
 
 def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -> Tensor:
-    """Return logits (T, B, C): teacher t, with ``parameters[name][t]`` as its parameters, reads ``x_TB[t]``.
+    """Return logits (T, B, C) of T teachers: teacher t has the parameters ``parameters[name][t]`` and the inputs
+    ``x_TB[t]``.
 
     Between layers, images are (T, B, channels, H, W) and dense activations (T, F, B), the layout that leaves weight
     gradients contiguous.
@@ -228,11 +231,11 @@ _STACKED_LAYERS = (*_DENSE_LAYERS, nn.Conv2d, nn.GroupNorm, nn.MaxPool2d, nn.Ada
 
 
 class _Stack:
-    """T teachers in training, each in its row. Parameters live in tensors (T, ...).
+    """T teachers that train together. Their parameters are rows of tensors (T, ...).
 
-    Their records lie end to end, then one record of zeros, the filler of incomplete batches. The device holds them only
-    where the configuration bounds their number, since its use of memory must not follow private sizes. Otherwise they
-    stay on the CPU and are sent batch by batch.
+    Their records are concatenated, followed by one record of zeros that fills incomplete batches. Records are on the
+    device only if the configuration limits the size of a shard, since the use of device memory must not depend on
+    private sizes. Otherwise they stay on the CPU and are sent batch by batch.
     """
 
     def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, teachers: Sequence[int], device: torch.device):
@@ -281,7 +284,8 @@ class _Stack:
     def train(self, *, is_rehearsal: bool = False) -> list[StackedWeights]:
         """Train for all epochs, and return each teacher's weights on the CPU.
 
-        A rehearsal ends after one step, to measure its memory: all steps have the same shapes.
+        A rehearsal stops after one step and returns no weights: it serves to measure the memory of a step, since all
+        steps have the same shapes.
         """
         for epoch in range(self._fit.epochs if self._steps else 0):
             draws = [
@@ -322,7 +326,7 @@ class _Stack:
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
     def _gradients(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor) -> list[Tensor]:
-        """Return every parameter's gradient (T, ...): in each row, that of its own teacher's loss alone."""
+        """Return every parameter's gradient (T, ...): row t is the gradient of teacher t's loss alone."""
 
         def backward(kept_T: Tensor) -> list[Tensor]:
             parameters, x = {name: value.detach() for name, value in self._parameters.items()}, x_TB
@@ -345,7 +349,7 @@ class _Stack:
         if is_finite_T.all():
             return gradients
         # A GPU's grouped convolution may multiply the values of a teacher by zeros for another one, and zero times
-        # infinity is no number: it would spread from the teacher that diverged. Which one that is, each shows alone.
+        # infinity is NaN: it would spread from the teacher that diverged. To find that teacher, each is computed alone.
         for teacher in torch.nonzero(~is_finite_T).flatten().tolist():
             alone_T = torch.zeros_like(self._kept_T)
             alone_T[teacher] = True
@@ -357,20 +361,20 @@ class _Stack:
 
 
 def _rows(kept_T: Tensor, values: Tensor) -> Tensor:
-    """Return the rows of ``values`` in the mask, and zeros in place of the others."""
+    """Return ``values`` with zeros in all rows that are not in the mask ``kept_T``."""
     return values.where(kept_T.to(values.device).view(-1, *[1] * (values.ndim - 1)), 0)
 
 
 def _finite(gradients: Sequence[Tensor]) -> Tensor:
-    """Return a mask (T,) on the CPU of the teachers whose gradients are all finite."""
+    """Return a mask (T,), on the CPU, of the teachers whose gradients are all finite."""
     return torch.stack([g.isfinite().flatten(1).all(dim=1) for g in gradients]).all(dim=0).cpu()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """One batch of each of ``teachers``, those that still have records in this step.
+    """One step: a batch of records for each of ``teachers``, the teachers that still have records in this step.
 
-    ``positions_TB`` count in a shuffled shard; ``weights_TB`` are 1 / batch size, and 0 for filler.
+    ``positions_TB`` are positions in a shuffled shard; ``weights_TB`` are 1 / batch size, and 0 for filler records.
     """
 
     teachers: Sequence[int]
@@ -387,15 +391,18 @@ def train_teachers(
     device: str = "cpu",
     on_diverged: Callable[[int], None] | None = None,
 ) -> StackedWeights:
-    """Return the weights of one teacher per shard, each entry stacked along a first axis of T teachers, on the CPU.
+    """Train one teacher per shard; return their weights on the CPU, stacked along a first axis of T teachers.
 
-    ``teacher_indices`` (default 0..T-1) are the teachers' numbers in the whole ensemble. ``on_diverged`` is called with
-    the number of each teacher whose weights did not stay finite, which keeps its initial ones; None logs it. ValueError
-    for a shard above the specification's ``max_shard_size``.
+    ``teacher_indices`` (default 0..T-1) are the teachers' numbers in the whole ensemble. A teacher whose weights do not
+    stay finite gets its initial weights, and ``on_diverged`` is called with its number (None: a warning is logged).
+    ValueError for a shard above the specification's ``max_shard_size``.
     """
     indices = list(range(len(shards))) if teacher_indices is None else list(teacher_indices)
     if len(indices) != len(shards) or not shards:
-        raise ValueError(f"Expected one teacher index per shard and a shard, got {len(indices)} and {len(shards)}.")
+        raise ValueError(
+            f"Expected one teacher index per shard, and at least one shard; got {len(indices)} indices and "
+            f"{len(shards)} shards."
+        )
     if spec.max_shard_size is not None and any(len(shard.y) > spec.max_shard_size for shard in shards):
         raise ValueError(f"Expected at most max_shard_size={spec.max_shard_size} records per shard; trim them first.")
     if spec.model.trainable == "head":
@@ -432,9 +439,11 @@ def train_teachers(
 
 
 def choose_engine(model: ModelConfig, device: str) -> Engine:
-    """Return the faster engine, as measured on two CPU cores and on an H100 (docs/scaling.md).
+    """Return the faster engine for this model and device, as measured on two CPU cores and on an H100
+    (docs/scaling.md).
 
-    Stacking is faster for small models; on a CPU, for dense ones alone. One residual network keeps a device busy.
+    Stacking is faster for small models; on a CPU, for small dense models only. One residual network keeps a device
+    busy.
     """
     trains_convolutions = model.name in CONVOLUTIONAL and model.trainable == "all"
     is_large = model.name.startswith(("resnet", "densenet"))

@@ -1,17 +1,17 @@
 """The HTTP API of a service: requests, responses, routes, and metrics for Prometheus.
 
 **Requests.** A query is identified by its content. Request bodies accept exactly what the pool's shape, range and
-groups allow, and the OpenAPI document is made from these types, so that it describes what is accepted.
+groups allow, and the OpenAPI document is generated from these types, so that it describes what is accepted.
 
-**Responses.** An analyst gets labels, refusals and public numbers, and every kind of refusal has one form. The step
-that refused, the data-dependent privacy cost and all else that depends on votes are available under ``/v1/operator/``
-only. The docstring of a type or route that only operators get says "Private".
+**Responses.** An analyst gets labels, refusals and public numbers, and all refusals look the same. The step that
+refused, the data-dependent privacy cost and everything else that depends on votes are available only under
+``/v1/operator/``. The docstring of a type or route for operators only says "Private".
 
-**Metrics.** The analyst's would be the same with other votes: requests by route and status, the number of queries
-received and of groups they were asked in, readiness, and the public side of the budget. They contain no label, no kind
-of reply and no duration, because those depend on votes. A data-dependent budget ends where the votes say so, and then
-the budget's numbers are left out too. The operator's metrics contain all of that, the durations of requests, and the
-outcomes of queries.
+**Metrics.** The analysts' metrics do not depend on votes: requests by route and status, the number of queries received,
+the number of groups of requests that were processed together, readiness, and the public part of the budget. They
+contain no label, no kind of reply and no duration, because these depend on votes. When a data-dependent budget ends
+depends on votes too, so its numbers are then left out. The operators' metrics contain all of that, durations of
+requests, and outcomes of queries.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ Status = Literal["answered", "refused", "over_budget"]
 
 
 class Reply(Body):
-    """The reply to one query. All refusals look the same; an ``over_budget`` query was not asked and is free."""
+    """The reply to one query. All refusals look the same; an ``over_budget`` query was not processed and is free."""
 
     key: str = Field(description="The query's content hash; GET /v1/queries/{key} gives the same reply again.")
     status: Status
@@ -96,7 +96,8 @@ class Replies(Body):
 
 
 class Budget(Body):
-    """The shared budget, in public numbers. Null: a limit that this kind of budget lacks, or an infinite epsilon."""
+    """The shared budget, in public numbers. Null means a limit that this kind of budget does not have, or an infinite
+    epsilon."""
 
     kind: str
     epsilon_limit: float | None
@@ -108,7 +109,7 @@ class Budget(Body):
 
 
 class OwnLimit(Body):
-    """The limits of one caller within the shared budget; null: no limit of its own."""
+    """The limits of one caller within the shared budget; null means no such limit."""
 
     epsilon: float | None = Field(
         description="Limit on the worst-case cost of the caller's queries alone, at the budget's delta."
@@ -120,20 +121,20 @@ class OwnLimit(Body):
 
 
 class OwnSpent(Body):
-    """The charges of one caller, at their data-independent cost. The guarantee is that of the shared budget."""
+    """The charges of one caller, at their data-independent cost. The privacy guarantee is that of the shared budget."""
 
     queries: int
     epsilon: float | None
 
 
 class OwnLeft(Body):
-    """The room of the caller's own limit; the shared budget may have less."""
+    """The new queries that the caller's own limit still allows; the shared budget may allow fewer."""
 
     queries: int
 
 
 class Me(Body):
-    """A caller as this service knows it. Callers with one name share limit and charges."""
+    """A caller, with its limits and charges. Callers with the same name share them."""
 
     name: str
     scope: Literal["analyst", "operator"]
@@ -144,7 +145,7 @@ class Me(Body):
 
 
 class Estimate(Body):
-    """The most that a request would cost if it were made."""
+    """The most that a request would cost, and the budget before and after it."""
 
     new_queries: int = Field(description="Queries that have no stored reply; each is charged in full.")
     stored_replies: int = Field(description="Queries with a stored reply; they are free.")
@@ -155,8 +156,9 @@ class Estimate(Body):
 class Statement(Body):
     """The privacy guarantee for all replies so far, and the public facts of this service.
 
-    Analysts choose their queries, and when to stop, in view of replies: the guarantee is `epsilon`, the limit that was
-    fixed before the first query (null without such a limit). `epsilon_submitted` is the cost of the queries so far.
+    Analysts choose their queries, and when to stop, after seeing earlier replies. So the guarantee is `epsilon`, the
+    limit that was fixed before the first query (null without such a limit). `epsilon_submitted` is the cost of the
+    queries so far.
     """
 
     unit: str
@@ -188,14 +190,14 @@ class FormField(Body):
 
 
 class Caller(Body):
-    """The sender of a request, by name and role."""
+    """The name and role of the sender of a request."""
 
     name: str
     role: Literal["analyst", "operator"]
 
 
 class About(Body):
-    """The run in words; `form` is null if a record has no form with one input per column."""
+    """The run in words. `form` lists the inputs of a record, one per column; null if records have no columns."""
 
     run: str
     method: str
@@ -213,7 +215,7 @@ class About(Body):
 
 
 class State(Body):
-    """The state on an analyst's page: the budget, and whether new queries are answered."""
+    """The state that an analyst's page shows: the budget, and whether new queries are answered."""
 
     budget: Budget
     queries_left: int | None = Field(description="New queries that the budget has room for; null: depends on votes.")
@@ -221,22 +223,22 @@ class State(Body):
 
 
 class AnswersWanted(Body):
-    """The stored replies that are requested as a file."""
+    """A request for stored replies as a file, by the content hashes of their queries."""
 
     keys: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1, max_length=MAX_KEYS_PER_FILE)
     format: Literal["parquet", "csv"]
 
 
 def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
-    """Return a :class:`Reply` as JSON; it does not contain the step that refused."""
-    # Not hidden among refusals: unless votes decide when the budget ends, its room follows from public numbers.
+    """Return a :class:`Reply` as JSON; it does not show which step refused."""
+    # Shown apart from refusals: unless votes decide when the budget ends, its room can be computed from public numbers.
     if isinstance(reply, OverBudget):
         return {"key": key, "status": "over_budget", "label": None}
     return {"key": key, "status": "refused" if reply.label is None else "answered", "label": reply.label}
 
 
 class PageOfLedger(Body):
-    """The requested part of the ledger; values arrive as text."""
+    """The part of the ledger that is requested; the values come from a query string, as text."""
 
     # A query string is text: a strict model would refuse `limit=100`.
     model_config = ConfigDict(extra="forbid", strict=False)
@@ -245,9 +247,9 @@ class PageOfLedger(Body):
 
 
 class LedgerEntry(Body):
-    """One charge as the operator sees it; a reservation that a crash left open has the verdict `open`.
+    """One charge as the operator sees it; a reservation that a crash left without an outcome has the verdict `open`.
 
-    `caller` and `request` are empty for the run's own queries; then `at_s` may be 0: not known.
+    `caller` and `request` are empty for the run's own queries; their `at_s` may be 0, which means unknown.
     """
 
     number: int
@@ -261,7 +263,8 @@ class LedgerEntry(Body):
 
 
 class Chain(Body):
-    """The last verification of the ledger: when, how many entries held, and the fault (empty: the chain holds)."""
+    """The last verification of the ledger: its time, the number of valid entries, and the fault (empty if none was
+    found)."""
 
     at_s: float
     entries: int
@@ -269,7 +272,7 @@ class Chain(Body):
 
 
 class GroupCounts(Body):
-    """The outcomes of one group's charges."""
+    """The number of one group's charges with each outcome."""
 
     group: str
     answer: int
@@ -288,7 +291,7 @@ class Spender(Body):
 
 
 class PointInTime(Body):
-    """Cumulative charges at one time, in seconds since 1970; `answered` and `refused` are by group."""
+    """The number of charges up to one time, in seconds since 1970; `answered` and `refused` are by group."""
 
     at_s: float
     charges: int
@@ -297,7 +300,7 @@ class PointInTime(Body):
 
 
 class Latency(Body):
-    """Quantiles of the duration of the last requests with queries, in milliseconds."""
+    """Quantiles, in milliseconds, of the duration of the latest requests with queries."""
 
     count: int
     p50_ms: float | None
@@ -306,7 +309,7 @@ class Latency(Body):
 
 
 class LargeCharge(Body):
-    """One of the most expensive charges; its shares of its worst case and of all costs."""
+    """One of the most expensive charges: its cost as a share of its worst case and of all costs."""
 
     number: int = Field(description="Position in the order in which queries were charged, from 1.")
     group: str
@@ -331,7 +334,7 @@ class Costs(Body):
 
 
 class Overview(Body):
-    """The state on an operator's page. Private: not to be published."""
+    """The state that an operator's page shows. Private: not to be published."""
 
     at_s: float
     started_s: float
@@ -356,7 +359,7 @@ class Overview(Body):
 
 
 class LedgerPage(Body):
-    """Part of the ledger, and the data-dependent epsilon of all of it. Private: not to be published."""
+    """A part of the ledger, and the data-dependent epsilon of all charges. Private: not to be published."""
 
     total: int
     entries: list[LedgerEntry]
@@ -368,9 +371,9 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
-    """Return the types of the bodies of queries and of an estimate.
+    """Return the types of the request bodies for queries and for an estimate.
 
-    They accept this pool's numbers, record shape, value range and groups.
+    They accept only this pool's record numbers, record shape, value range and groups.
     """
     number = _whole_number(ge=0, lt=len(pool), description="A record of the public pool, by number.")
     # Beyond these bounds the pool's float32 is infinite, and different records would be one query.
@@ -413,7 +416,7 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
 
 
 def _tagged_by(tags: Mapping[str, str], default: str) -> Discriminator:
-    """Return a discriminator for pydantic: a body gets the tag of the first field in ``tags`` that it has, else
+    """Return a pydantic discriminator of a union: a body gets the tag of the first field in ``tags`` that it has, else
     ``default``."""
 
     def tag(value: Any) -> str:
@@ -425,14 +428,15 @@ def _tagged_by(tags: Mapping[str, str], default: str) -> Discriminator:
 
 
 def _whole_number(**bounds: Any) -> Any:
-    """Return the type of an integer as in JSON Schema: 3.0 is the integer 3; "3" and true are not integers."""
+    """Return the type of an integer as in JSON Schema: accepts 3.0 as the integer 3, but neither "3" nor true."""
     return Annotated[
         int, Field(**bounds), BeforeValidator(lambda v: int(v) if type(v) is float and v.is_integer() else v)
     ]
 
 
 def question_of(query: Any, pool: PublicPool) -> Question:
-    """Return the question in a validated body. FaultError for a form's record with an undeclared value."""
+    """Return the question that a validated body contains. FaultError for a record whose column has an undeclared
+    value."""
     number: int | None = getattr(query, "id", None)
     if number is not None:
         return pool.questions[number]
@@ -453,7 +457,7 @@ _SEEN = "all replies to all analysts together"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Descriptions of the run for the page; empty if unknown. ``record`` describes one record in words."""
+    """Descriptions of the run for its page; empty if unknown. ``record`` says in words what one record is."""
 
     run: str = "this run"
     method: str = ""
@@ -502,9 +506,10 @@ MEDIA_TYPES = {"parquet": "application/vnd.apache.parquet", "csv": "text/csv; ch
 def answers_file(
     keys: Sequence[str], outcomes: Sequence[Outcome | None], pool: PublicPool, file_format: FileFormat
 ) -> bytes:
-    """Return a file with a row per key: the record's number in the pool (null: posted), status and label.
+    """Return the content of a file with one row per key: the record's number in the pool (null: posted), status and
+    label.
 
-    The status is ``not_stored`` for a key without a reply.
+    The status is ``not_stored`` for a key without a stored reply.
     """
     labels = [None if outcome is None else outcome.label for outcome in outcomes]
     # One word for every refusal: the step that refused depends on votes, and analysts may read this file.
@@ -531,7 +536,7 @@ _BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
 class ServiceMetrics:
-    """The metrics of one service, in two registries of their own."""
+    """The metrics of one service: a public Prometheus registry, and a private one for operators."""
 
     def __init__(self) -> None:
         # Not the library's global one, which holds facts of the process and allows one service per process.
@@ -554,7 +559,7 @@ class ServiceMetrics:
         self._last_s: deque[float] = deque(maxlen=1000)
 
     def count_request(self, facts: Mapping[str, Any], seconds: float) -> None:
-        """Count one request (:data:`fairpate.http_server.OnResponse`)."""
+        """Count one finished request (a :data:`fairpate.http_server.OnResponse`)."""
         route = facts["route"]
         self._requests.labels(facts["method"], route, str(facts["status"])).inc()
         self._latency.labels(route).observe(seconds)
@@ -563,20 +568,20 @@ class ServiceMetrics:
         self._queries.inc(facts["queries"] or 0)
 
     def latency(self) -> dict[str, float | int | None]:
-        """Return a :class:`Latency` of the last requests that asked queries; private."""
+        """Return a :class:`Latency` of the latest requests with queries, as JSON. Private."""
         ordered = sorted(self._last_s)
         found = {f"p{p}_ms": 1000 * ordered[(len(ordered) - 1) * p // 100] if ordered else None for p in (50, 90, 99)}
         return {"count": len(ordered), **found}
 
     def render(self, status: BudgetStatus, reasons: Sequence[str]) -> bytes:
-        """Return the analyst's metrics, with budget and readiness as they are now."""
+        """Return the analysts' metrics as Prometheus text, with the current budget and readiness."""
         found: dict[str, tuple[str, float | None]] = {"ready": ("Whether new queries are answered.", not reasons)}
         if status.kind != "data_dependent":
             found |= _budget(status)
         return prometheus.generate_latest(self._registry) + prometheus.generate_latest(_gauges("fairpate", found))
 
     def render_for_operator(self, status: BudgetStatus, overview: Mapping[str, Any]) -> bytes:
-        """Return the analyst's metrics and, from a :class:`Overview`, the private ones."""
+        """Return the analysts' metrics and the private ones, which are taken from an :class:`Overview`."""
         chain = overview["chain"]
         found: dict[str, tuple[str, float | None]] = _budget(status) | {
             "queries_left": ("Queries that the budget has room for.", overview["queries_left"]),
@@ -601,7 +606,8 @@ class ServiceMetrics:
 
 
 def _gauges(prefix: str, values: Mapping[str, tuple[str, float | None]]) -> prometheus.CollectorRegistry:
-    """Return gauges with these descriptions and values; None means no limit and is exported as infinity."""
+    """Return a registry of gauges with these descriptions and values; None means no limit and is exported as
+    infinity."""
     # Made for each rendering: the numbers are those of one state, and none stays from an earlier one.
     registry = prometheus.CollectorRegistry()
     for name, (text, value) in values.items():
@@ -610,7 +616,7 @@ def _gauges(prefix: str, values: Mapping[str, tuple[str, float | None]]) -> prom
 
 
 def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
-    """Return description and value of the budget's metrics; None means no limit."""
+    """Return the description and value of the budget's metrics; None means no limit."""
     return {
         "queries_submitted": ("Queries charged.", status.queries_submitted),
         "queries_limit": ("Queries that may be charged.", status.max_queries),
@@ -623,7 +629,7 @@ def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
 _TAGS = ("id", "features", "record")
 # Longer than the pause between two attempts to open a failed ledger again.
 _RETRY_AFTER = {"Retry-After": "2"}
-# An operator's state prices the new charges, so it is computed less often.
+# For an operator's state the cost of new charges is computed, so it is refreshed less often.
 _ANALYSTS_AGE_S = 1.0
 _OPERATORS_AGE_S = 2.0
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}, 503: {"model": Faults}}
@@ -634,7 +640,7 @@ Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's conte
 
 
 def field_name(error: Mapping[str, Any]) -> str:
-    """Return the field of one of pydantic's errors, without the tags of unions."""
+    """Return the name of the field that one of pydantic's errors is about, without the tags of unions."""
     parts = field_of(error)
     # pydantic puts the tag of a union before its fields, as in `queries.queries`.
     if parts[:2] in (["queries", "queries"], ["count", "count"]):
@@ -646,14 +652,14 @@ def field_name(error: Mapping[str, Any]) -> str:
 
 
 def add_error_bodies(app: FastAPI) -> None:
-    """Answer errors of session and ledger with :class:`fairpate.http_server.Faults` too."""
+    """Make ``app`` answer errors of session and ledger with :class:`fairpate.http_server.Faults`."""
 
     @app.exception_handler(QuotaExceededError)
     async def over_quota(_: Request, error: QuotaExceededError) -> Response:
         value = f"{error.num_new} new"
         # Without Retry-After: waiting does not help a request that is larger than the whole quota.
         if math.isinf(error.retry_after_s):
-            remedy = "More than this token may ever ask at once; send fewer new queries in one request."
+            remedy = "More than this token may submit at once; send fewer new queries in one request."
             return faults_response(429, [fault("queries", value, remedy)])
         wait_s = math.ceil(error.retry_after_s)
         remedy = f"This token may ask {error.allowed_now} new queries now; wait {wait_s} s, or send fewer."
@@ -663,7 +669,7 @@ def add_error_bodies(app: FastAPI) -> None:
     @app.exception_handler(sqlite3.Error)
     @app.exception_handler(LedgerError)
     async def failed(_: Request, error: Exception) -> Response:
-        # The cause goes to the log alone: it is about the operator's machines.
+        # The cause is written to the log only: it is about the operator's machines.
         if isinstance(error, VotesUnavailableError):
             _log.error("Teachers did not vote: %s", error)
             found = fault("votes", "", "Some teachers are not available; no query was answered. Ask again later.")
@@ -686,11 +692,11 @@ def add_analyst_routes(
     streams: Streams,
     tokens: LiveTokens,
 ) -> None:
-    """Add the routes of analysts and the page to ``app``."""
+    """Add the analysts' routes and the page to ``app``."""
     queries_type, estimate_type = bodies_for(pool)
 
     async def submit(request: Request, body: Any) -> Response:
-        """Submit queries; each gets a label, a refusal, or `over_budget` if the budget has no room for it."""
+        """Submit queries. Each gets a label, a refusal, or `over_budget` if the budget has no room for it."""
         questions = [question_of(query, pool) for query in body.queries]
         state = request.scope["state"]
         # For the access log and the metrics, which see the request and not its body.
@@ -707,7 +713,7 @@ def add_analyst_routes(
 
     @app.get("/v1/queries/{key}", response_model=Reply, responses={404: {"model": Faults}})
     async def look_up(key: Key) -> Response:
-        """Return the stored reply to a query; free, and never drawn again."""
+        """Return the stored reply to a query. This is free: stored replies are never drawn again."""
         # From memory: stored replies are given also while the ledger cannot be written.
         outcome = writer.books.ledger.outcome_of.get(key)
         if outcome is None:
@@ -715,7 +721,7 @@ def add_analyst_routes(
         return json_response(reply_json(key, outcome))
 
     async def estimate(body: Any) -> Response:
-        """Return the cost of queries, or of a number of new ones; none is asked."""
+        """Return what queries, or a number of new queries, would cost; none is submitted."""
         # A set: a query that is given twice in one request is charged once.
         keys = {question_of(query, pool).query.key for query in getattr(body, "queries", ())}
         # One snapshot, so that both budgets are of one moment.
@@ -730,7 +736,7 @@ def add_analyst_routes(
 
     @app.post("/v1/answers", response_class=Response, responses=_FILES)
     async def answers(wanted: AnswersWanted) -> Response:
-        """Return stored replies as a file, a row per key; no query is asked."""
+        """Return stored replies as a file, one row per key; no query is submitted."""
         outcomes = [writer.books.ledger.outcome_of.get(key) for key in wanted.keys]
         # In a thread: the event loop answers other requests while thousands of rows are written.
         content = await asyncio.to_thread(answers_file, wanted.keys, outcomes, pool, wanted.format)
@@ -739,7 +745,7 @@ def add_analyst_routes(
 
     @app.get("/v1/budget", response_model=Budget)
     async def budget() -> Response:
-        """Return the budget's limits and its data-independent spending."""
+        """Return the budget's limits and how much is spent by data-independent accounting."""
         return json_response(writer.snapshot.budget_status().to_json())
 
     @app.get("/v1/statement", response_model=Statement)
@@ -762,13 +768,13 @@ def add_analyst_routes(
 
     @app.get("/v1/about", response_model=About)
     async def about(request: Request) -> Response:
-        """Describe the run, the form of a record, and you as the caller."""
+        """Return a description of the run, the inputs of a record, and your name and role."""
         caller: KnownCaller = request.scope["state"]["caller"]
         return json_response(about_json(facts, pool, writer.snapshot.terms, caller))
 
     @app.get("/v1/state", response_model=State)
     async def now() -> Response:
-        """Return budget and health, as in the events."""
+        """Return the budget and the service's health; the events stream the same values."""
         return json_response(await state())
 
     @app.get("/v1/events", response_class=Response, responses=_EVENTS)
@@ -778,7 +784,7 @@ def add_analyst_routes(
 
     @app.get("/v1/me", response_model=Me)
     async def me(request: Request) -> Response:
-        """Return your name and role, your own limit, and what you spent of the shared budget."""
+        """Return your name and role, your own limit, and how much of the shared budget you spent."""
         caller: KnownCaller = request.scope["state"]["caller"]
         ledger = writer.books.ledger
         # The store's limit first: a change enters the ledger with the next new query.
@@ -808,7 +814,7 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "epsilon_submitted": strict(status.epsilon_submitted),
         "queries_submitted": status.queries_submitted,
         "noise": terms.noise,
-        # How the settings were chosen is not known here, so no choice counts as priced.
+        # The service does not know how the settings were chosen, so their cost does not count as included.
         "tuning_accounted": False,
         "num_teachers": terms.num_teachers,
         "mechanism": worded({"name": terms.mechanism.name, **dataclasses.asdict(terms.mechanism)}),
@@ -829,11 +835,11 @@ def add_operator_routes(
     states: States,
     streams: Streams,
 ) -> None:
-    """Add the routes of operators to ``app``."""
+    """Add the operators' routes to ``app``."""
 
     @app.get("/v1/operator/ledger", response_model=LedgerPage)
     async def ledger(request: Request, page: Annotated[PageOfLedger, Query()]) -> Response:
-        """Return charges with the step that refused, and the data-dependent epsilon of all of them. Private."""
+        """Return charges with their outcomes, and the data-dependent epsilon of all charges. Private."""
         snapshot = writer.snapshot
         books, total = snapshot.books, snapshot.num_charges
         start, stop = min(page.start, total), min(page.start + page.limit, total)
@@ -859,18 +865,18 @@ def add_operator_routes(
 
     @app.post("/v1/operator/verification", response_model=Chain, responses={503: {"model": Faults}})
     async def verify() -> Response:
-        """Verify every entry of the ledger now, while queries are answered; 503 if it cannot be read now."""
+        """Verify all entries of the ledger now, while queries are answered. 503 if it cannot be read now."""
         try:
             return json_response(await verification.verify_now())
         except UnreachableError as error:
-            remedy = f"It cannot be read now, so the state of its chain is unknown; ask again later. {error}"
+            remedy = f"The ledger cannot be read now, so it was not verified; try again later. {error}"
             raise FaultError(503, "ledger", "", remedy) from error
 
     latest = Latest(states.for_operator, max_age_s=_OPERATORS_AGE_S)
 
     @app.get("/v1/operator/overview", response_model=Overview)
     async def now() -> Response:
-        """Return health, advice, the budget with a forecast, and outcomes over time by group and class. Private."""
+        """Return health, advice, the budget with a forecast, and outcomes over time and by group and class. Private."""
         return json_response(await latest())
 
     @app.get("/v1/operator/events", response_class=Response, responses=_EVENTS)
@@ -880,6 +886,6 @@ def add_operator_routes(
 
     @app.get("/v1/operator/metrics", response_class=Response, responses=_METRICS)
     async def prometheus() -> Response:
-        """Return metrics for Prometheus with latencies and outcomes. Private."""
+        """Return all metrics for Prometheus, including latencies and outcomes. Private."""
         text = counters.render_for_operator(writer.snapshot.budget_status(), await latest())
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

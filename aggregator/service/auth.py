@@ -1,13 +1,14 @@
 """Authenticate callers of an aggregator: bearer tokens for two roles, and the token store of a run.
 
 Tokens come from the environment or from files when a service starts, and from the token store; files and store are read
-again when they change. Only SHA-256 digests of tokens are kept, so a token is in no process list, actor argument,
-log line or traceback. Without any token the service is for this machine alone, and for analysts alone: an operator's
+again when they change. Only SHA-256 digests of tokens are kept, so no token is in a process list, actor argument, log
+line or traceback. Without any token the service is open to this machine only, and to analysts only: the operators'
 routes always need a token.
 
-The store is one file of the operator's (mode 0600), replaced atomically and changed while the run is served. It
-contains digests of tokens made here from 256 random bits, so that reading it opens nothing. Changes are pure functions
-of the store; :func:`change` applies one under a lock on the folder. A store that cannot be read admits no caller.
+The store is one file that only the operator can read (mode 0600), replaced atomically and changed while the run is
+served. It contains digests of tokens that were made here from 256 random bits, so a reader of the file gains no access.
+Changes are pure functions of the store; :func:`change` applies one under a lock on the folder. While a store cannot be
+read, no caller is admitted.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ _LOOK_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
 
 Entry = tuple[bytes, KnownCaller]
-"""The SHA-256 digest of a token, and its owner."""
+"""The SHA-256 digest of a token, and the caller that owns it."""
 ResultT = TypeVar("ResultT")
 
 
 class TokenError(UsageError, ValueError):
-    """A token that cannot be used; the message names its source and the remedy, never the token."""
+    """A token cannot be used; the message names its source and the remedy, never the token."""
 
 
 def token_digest(token: str) -> bytes:
-    """Return the digest of a token."""
+    """Return the SHA-256 digest of a token."""
     # surrogateescape: a token whose bytes are not text is an unknown one, not an error.
     # No slow hash: one is computed for each request, and tokens are too long to be guessed.
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
@@ -59,10 +60,11 @@ def token_digest(token: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBook:
-    """The tokens of a service at its start. ``files``: the files that the tokens of a role came from.
+    """The tokens of a service at its start.
 
-    ``store``: the token store of the run. A mark is written next to it as soon as a token is needed, so that a store
-    that is lost opens nothing, also after a restart.
+    ``files``: the files that were read, with the role of their tokens. ``store``: the token store of the run. A marker
+    file is written next to the store as soon as a token is needed, so that the loss of the store gives nobody access,
+    even after a restart.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -71,11 +73,11 @@ class TokenBook:
 
     def __post_init__(self) -> None:
         if len({digest for digest, _ in self.entries}) != len(self.entries):
-            raise TokenError("Expected different tokens for different callers, got one token twice; make another.")
+            raise TokenError("Expected a different token for each caller, got one token twice; create another one.")
 
     @property
     def is_empty(self) -> bool:
-        """True if no token is configured and none ever was; any store, also an empty one, asks for tokens."""
+        """True if no token is configured and none ever was. A store without tokens counts as configured."""
         stored = self.store is not None and any(map(os.path.lexists, (self.store, _mark(self.store))))
         return not (self.entries or stored)
 
@@ -85,9 +87,9 @@ def read_tokens(
 ) -> TokenBook:
     """Read tokens from files, or from FAIRPATE_ANALYST_TOKEN and FAIRPATE_OPERATOR_TOKEN for a role without a file.
 
-    A file holds one token per line, with or without a name in front of it; without a name, the token's owner is called
-    by its role and its line. TokenError for a token shorter than 24 characters, a token given twice, or a file that
-    others than its owner may read.
+    A file has one token per line, optionally preceded by the owner's name; without one, the owner is named after role
+    and line number. TokenError for a token shorter than 24 characters, a token given twice, or a file that others than
+    its owner may read.
     """
     entries: list[Entry] = []
     files: list[tuple[Role, Path]] = []
@@ -104,7 +106,7 @@ def read_tokens(
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is reached from this machine only; False for any name but localhost."""
+    """Return whether only this machine can reach ``host``; False for any name but localhost."""
     # No other name is trusted: it may resolve to another address tomorrow.
     if host == "localhost":
         return True
@@ -115,7 +117,8 @@ def is_loopback(host: str) -> bool:
 
 
 def read_private(path: Path) -> str:
-    """Return the text of a file with tokens. TokenError if it cannot be read, or others than its owner may read it."""
+    """Return the text of a file with tokens. TokenError if it cannot be read, or if others than its owner may read
+    it."""
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")
@@ -130,7 +133,7 @@ def read_private(path: Path) -> str:
 def _parse(text: str, role: Role, source: str) -> list[Entry]:
     rows = [line.split() for line in text.splitlines() if line.strip()]
     if not rows:
-        raise TokenError(f"{source}: holds no token; write one of at least {_MIN_TOKEN_CHARACTERS} characters.")
+        raise TokenError(f"{source}: contains no token; write one of at least {_MIN_TOKEN_CHARACTERS} characters.")
     found = []
     for number, row in enumerate(rows, 1):
         at = f"{source}, line {number}"
@@ -147,8 +150,7 @@ def _parse(text: str, role: Role, source: str) -> list[Entry]:
 
 
 def _check_name(name: str, source: str) -> None:
-    """Raise TokenError for a name that is not one plain word, or the name that callers without a token are charged
-    under."""
+    """Raise TokenError for a name that is not one plain word, or that is reserved for callers without a token."""
     # One plain word can be shown in the ledger, in logs and on a terminal.
     if not re.fullmatch(_NAME, name):
         raise TokenError(f"{source}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")
@@ -161,7 +163,7 @@ Name = Annotated[str, StringConstraints(pattern=f"^{_NAME}$")]
 
 @dataclass(frozen=True, kw_only=True)
 class StoredToken:
-    """The digest of one token, its owner and role. Times are seconds since 1970; ``expires_s`` None: never."""
+    """The digest of one token, with its owner and role. Times are seconds since 1970; ``expires_s`` None: never."""
 
     name: Name
     role: Role
@@ -170,14 +172,15 @@ class StoredToken:
     expires_s: float | None = None
 
     def is_good(self, now_s: float) -> bool:
-        """Return whether the token admits its owner at ``now_s``."""
+        """Return whether the token is still valid at ``now_s``."""
         return self.expires_s is None or now_s < self.expires_s
 
 
 class TokenStore(BaseModel):
-    """The tokens of a run and the limits of their owners, as in the store's file; every type is checked.
+    """The tokens of a run and the limits of their owners: the content of the token store's file, with all types
+    checked.
 
-    Expired tokens stay until the next change.
+    Expired tokens stay in the file until the next change.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -187,21 +190,21 @@ class TokenStore(BaseModel):
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The tokens as a service looks them up."""
+        """The stored tokens as pairs of digest and caller."""
         return tuple(
             (bytes.fromhex(t.sha256), KnownCaller(name=t.name, role=t.role, expires_s=t.expires_s)) for t in self.tokens
         )
 
     def with_tokens(self, tokens: Iterable[StoredToken]) -> TokenStore:
-        """Return the store with other tokens."""
+        """Return this store with its tokens replaced by ``tokens``."""
         return self.model_copy(update={"tokens": tuple(tokens)})
 
     def of(self, name: str) -> tuple[StoredToken, ...]:
-        """Return the tokens of ``name``. TokenError if it has none."""
+        """Return the tokens of ``name``, oldest first. TokenError if it has none."""
         found = tuple(token for token in self.tokens if token.name == name)
         if not found:
             known = ", ".join(sorted({token.name for token in self.tokens})) or "none yet"
-            raise TokenError(f"{name}: has no token here that is good; add one, or give one of: {known}.")
+            raise TokenError(f"{name}: has no valid token in this store; add one, or give one of: {known}.")
         return found
 
 
@@ -220,7 +223,7 @@ def added(
 ) -> tuple[TokenStore, str]:
     """Return the store with a new token for a new ``name``, and the token. TokenError for a taken or invalid name.
 
-    ``before``: the limit that the ledger has for the name, used where the store has none.
+    ``limit`` is stored for the name; ``before`` is the limit that the ledger has for it, used if the store has none.
     """
     _check_name(name, repr(name))
     if any(token.name == name for token in store.tokens):
@@ -233,7 +236,7 @@ def added(
 
 
 def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float) -> tuple[TokenStore, str]:
-    """Return the store with a further token for ``name``, and the token; older ones end by ``old_expires_s``."""
+    """Return the store with an additional token for ``name``, and the token; older ones expire by ``old_expires_s``."""
     # The new token inherits the end of the newest one: rotating must not prolong access.
     newest = store.of(name)[-1]
     store = store.with_tokens(_by(t, old_expires_s) if t.name == name else t for t in store.tokens)
@@ -241,8 +244,7 @@ def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float)
 
 
 def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenStore:
-    """Return the store in which the newest token of ``name`` expires at ``expires_s``, and older ones then or
-    sooner."""
+    """Return the store in which the newest token of ``name`` expires at ``expires_s``, and older ones no later."""
     newest = store.of(name)[-1]
     # A token that was rotated out is never prolonged: it may have leaked.
     changed = {token: _by(token, expires_s) for token in store.of(name)}
@@ -251,18 +253,18 @@ def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenSt
 
 
 def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
-    """Return the token with an expiry of ``expires_s`` at the latest."""
+    """Return ``token`` so that it expires at ``expires_s`` at the latest; None changes nothing."""
     return token if expires_s is None or not token.is_good(expires_s) else replace(token, expires_s=expires_s)
 
 
 def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
-    """Return the store in which ``name`` has this limit. TokenError for a name without a token."""
+    """Return the store with ``limit`` for ``name``. TokenError for a name without a token."""
     store.of(name)
     return store.model_copy(update={"limits": {**store.limits, name: limit}})
 
 
 def revoked(store: TokenStore, name: str) -> TokenStore:
-    """Return the store without the tokens of ``name``; its limit stays. TokenError for a name without a token."""
+    """Return the store without the tokens of ``name``, but with its limit. TokenError for a name without a token."""
     store.of(name)
     # The limit stays: otherwise a new token would give the name what the limit had refused.
     return store.with_tokens(token for token in store.tokens if token.name != name)
@@ -278,7 +280,7 @@ def _with_new_token(
 
 
 def read_store(path: Path) -> TokenStore:
-    """Read the store at ``path``. TokenError if it cannot be read, is damaged, or others than its owner may read it."""
+    """Read the token store at ``path``. TokenError if it is damaged or cannot be read, or if others may read it."""
     text = read_private(path)
     try:
         store = TokenStore.model_validate_json(text)
@@ -293,9 +295,10 @@ def read_store(path: Path) -> TokenStore:
 
 
 def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, ResultT]]) -> ResultT:
-    """Replace the store by ``function`` of it, expired tokens removed; return the second value of ``function``.
+    """Apply ``function`` to the token store at ``path``, without expired tokens, and write the store that it returns.
 
-    One process at a time. Errors as :func:`read_store`.
+    Returns the second value of ``function``. Only one process changes the store at a time. Errors as
+    :func:`read_store`.
     """
     with folder_held(path, create=False):
         before = read_store(path) if os.path.lexists(path) else NO_TOKENS
@@ -309,12 +312,12 @@ def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, Result
 
 
 def _mark(store: Path) -> Path:
-    """Return the file that says that tokens are needed, also if the store is lost."""
+    """Return the path of the marker file, whose existence means that tokens are needed even if the store is lost."""
     return store.with_suffix(".needed")
 
 
 def _make_mark(store: Path) -> None:
-    """Write, durably, that tokens are needed from now on."""
+    """Create the marker file durably: from now on tokens are needed."""
     if not os.path.lexists(_mark(store)):
         write_atomically(_mark(store), lambda unfinished: unfinished.touch(mode=0o600))
 
@@ -322,8 +325,8 @@ def _make_mark(store: Path) -> None:
 class LiveTokens:
     """The tokens that a service accepts now: those of its start, and the current ones of its files and its store.
 
-    Once a token was needed, one is needed for ever, also after a restart: a store that is emptied or lost opens
-    nothing. ``stored`` is the store as it was last read.
+    Once a token was needed, one is always needed, even after a restart: emptying or losing the store gives nobody
+    access. ``stored`` is the store as it was last read.
     """
 
     def __init__(self, book: TokenBook) -> None:
@@ -337,7 +340,7 @@ class LiveTokens:
             self._need_token()
 
     def caller(self, token: str | None) -> KnownCaller | None:
-        """Return the owner of ``token``, None for an unknown one; the local analyst if no token is needed."""
+        """Return the owner of ``token``, None for an unknown token; the local analyst if no token is needed."""
         self._look()
         if not self._needs_token:
             return LOCAL_ANALYST
@@ -371,8 +374,8 @@ class LiveTokens:
                 read = [_parse(read_private(path), role, str(path)) for role, path in self._book.files]
                 self._book = replace(self._book, entries=(*kept, *(entry for part in read for entry in part)))
             except TokenError as error:
-                # Closed rather than open: a token may have been removed from the file that cannot be read.
-                _log.error("Nobody is admitted by the token files: %s", error)
+                # No access rather than too much: a token may have been removed from the file that cannot be read.
+                _log.error("No token of the token files is accepted until this is fixed: %s", error)
                 self._book = replace(self._book, entries=kept)
         path = self._book.store
         # The version before the content: a store that is replaced in between is read again at the next look.
@@ -388,7 +391,7 @@ class LiveTokens:
                 self._need_token()
                 store = read_store(path)
         except Exception as error:  # noqa: BLE001 - after any error, tokens that were good may be revoked
-            _log.error("Nobody is admitted by the token store: %s", error)
+            _log.error("No token of the token store is accepted until this is fixed: %s", error)
         self.stored, self._stored_entries = store, store.entries
 
     def _need_token(self) -> None:
@@ -397,4 +400,4 @@ class LiveTokens:
             if self._book.store is not None:
                 _make_mark(self._book.store)
         except OSError as error:
-            _log.error("Tokens are needed, and after a restart without the token store they may not be: %s", error)
+            _log.error("Without the token store, a restarted service may admit callers without a token: %s", error)

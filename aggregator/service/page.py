@@ -1,13 +1,13 @@
 """Views of a service: the page at ``/``, live states, and the operator's overview.
 
-The page is one file with its style and script inside. Its policy names both by digest, so that a browser runs no other
-script, and allows it to fetch this service's own routes only. The page is sent to every caller and contains no value of
-the service: its script asks for them with the token that the user types. The analyst's part shows public numbers; the
-operator's part (charges, forecast, advice) depends on votes and must not be published.
+The page is one file with its style and script inside. Its content security policy names both by digest, so that a
+browser runs no other script, and allows it to fetch this service's own routes only. The page is sent to every caller
+and contains no data of the service: its script fetches them with the token that the user types. The analyst's part
+shows public numbers; the operator's part (charges, forecast, advice) depends on votes and must not be published.
 
-Live states are server-sent events (:class:`Streams`). A state is computed at most once a second for all callers, so
-that the time of an event reveals nothing within that second. The number of streams is limited, because each holds a
-connection; a stream ends with the service, with its caller's token, and after ten minutes.
+Live states are sent as server-sent events (:class:`Streams`). A state is computed at most once a second for all
+callers, so that the time of an event reveals nothing within that second. The number of streams is limited, because each
+occupies a connection; a stream ends with the service, when its caller's token becomes invalid, and after ten minutes.
 
 Shapes: G groups, C classes.
 """
@@ -50,7 +50,7 @@ _VERDICTS = ("answer", "confidence", "fairness", "free", "open")
 
 
 class ChargesAt(NamedTuple):
-    """The number of charges at one time, and how many of them were answered and refused, by group."""
+    """The number of charges up to one time, and how many of them were answered and refused, by group."""
 
     at_s: float
     charges: int
@@ -62,8 +62,8 @@ class ChargesAt(NamedTuple):
 class History:
     """Counts of one ledger's charges over time; call :meth:`look` from one thread at a time.
 
-    ``open`` has the numbers of reservations without an outcome: charged, and nothing was released. ``_counts`` are by
-    group, verdict and label.
+    ``open`` has the numbers of the open reservations: charged without an outcome, so that nothing was released.
+    ``_counts`` are by group, verdict and label.
     """
 
     num_groups: int
@@ -75,9 +75,9 @@ class History:
     _spacing_s: float = field(default=_FIRST_SPACING_S, init=False)
 
     def begin(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
-        """Count earlier charges, at the times that the ledger knows.
+        """Add the charges made before this service started, at the times that the ledger has for them.
 
-        The run's own queries are in the first point, so that they do not count in the rate of its callers.
+        The run's own queries are part of the first point, so that they do not affect the rate of callers' queries.
         """
         known = [asked for asked in ledger.asked if asked.at_s and asked.asker != NOBODY and asked.first < num_charges]
         # Half of the points at most, so that the first new ones do not thin these out at once.
@@ -86,7 +86,7 @@ class History:
         self.look(ledger, num_charges, now_s=now_s)
 
     def look(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
-        """Add a point to the history: the first ``num_charges`` charges, counted as they are now."""
+        """Add a point to the history: the outcomes of the first ``num_charges`` charges, counted as they are now."""
         rows = [(number, ledger.charged(number, number + 1)[0]) for number in self.open]
         # Open reservations were counted as open; those that have an outcome now are counted as that.
         self._counts.subtract((group, "open", None) for _, (_, group, _, _) in rows)
@@ -111,7 +111,8 @@ class History:
             self._spacing_s *= 2
 
     def by_group(self) -> list[dict[str, Any]]:
-        """Return the number of charges by group and verdict, open reservations included, and ``answers`` by class."""
+        """Return, for each group, the number of charges by verdict (open reservations included) and ``answers`` by
+        class."""
         found: list[dict[str, Any]] = [
             dict.fromkeys(_VERDICTS, 0) | {"answers": [0] * self.num_classes} for _ in range(self.num_groups)
         ]
@@ -140,7 +141,7 @@ _REMEDIES = {
 
 
 class Advice(Body):
-    """One piece of advice: `ok` needs no action, `soon` can wait for a day, `now` cannot."""
+    """One piece of advice to the operator: `ok` needs no action, `soon` action within a day, `now` action at once."""
 
     level: Literal["ok", "soon", "now"]
     words: str
@@ -148,7 +149,10 @@ class Advice(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetForecast:
-    """``per_hour``: the present rate of new queries; ``lasts_s``: how long the budget lasts at it, None: no end."""
+    """A forecast for the budget, in numbers and in words.
+
+    ``per_hour``: the present rate of new queries; ``lasts_s``: how long the budget lasts at this rate; None: no end.
+    """
 
     per_hour: float
     lasts_s: float | None
@@ -187,9 +191,9 @@ def forecast(points: Sequence[ChargesAt], *, left: int, is_exact: bool, now_s: f
 def advice(
     reasons: Sequence[str], *, left: int, total: int, lasts_s: float | None, chain: str, num_open: int
 ) -> list[Advice]:
-    """Return what the operator should do, the most urgent first; one ``ok`` if there is nothing to do.
+    """Return what the operator should do, most urgent first; a single ``ok`` if there is nothing to do.
 
-    ``chain``: the fault that the last verification found, or empty.
+    ``reasons`` are why new queries are not answered; ``chain`` is the fault that the last verification found, or empty.
     """
     # Without `chain`, which follows with the fault that was found.
     found = [Advice(level="now", words=_REMEDIES[reason]) for reason in reasons if reason != "chain"]
@@ -219,7 +223,7 @@ def advice(
 
 
 def span(seconds: float) -> str:
-    """Return a length of time in one unit, such as ``3 days``."""
+    """Return a duration in its largest fitting unit, such as ``3 days``."""
     length, name = next((unit for unit in _UNITS_S if seconds >= unit[0]), _UNITS_S[-1])
     number = round(seconds / length)
     return f"{number:,} {name}" + ("" if number == 1 else "s")
@@ -234,7 +238,8 @@ _MOST_CALLERS = 20
 
 
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
-    """Return a :class:`aggregator.service.api.Costs` of the first charges, which the running price has priced."""
+    """Return a :class:`aggregator.service.api.Costs` of the first ``num_charges`` charges, whose costs must be
+    computed."""
     ledger, (cost_Q, voted_Q) = books.ledger, books.priced(num_charges)
     # At one order, at which the costs of queries add up and compare.
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.order])[0])
@@ -263,7 +268,10 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
 
 
 class States:
-    """The states that the page shows. ``last_backup`` returns when the ledger was last copied; None: never."""
+    """The states that the page shows: the analyst's and the operator's.
+
+    ``latency`` returns quantiles of durations; ``last_backup`` returns when the ledger was last copied; None: never.
+    """
 
     def __init__(
         self,
@@ -283,14 +291,14 @@ class States:
         self._history.begin(snapshot.books.ledger, snapshot.num_charges, now_s=self._started_s)
 
     async def watch(self, interval_s: float) -> None:
-        """Add a point to the history every ``interval_s``."""
+        """Add a point to the history every ``interval_s`` seconds."""
         while True:
             await asyncio.sleep(interval_s)
             snapshot = self._writer.snapshot
             self._history.look(snapshot.books.ledger, snapshot.num_charges, now_s=time.time())
 
     async def for_analyst(self) -> dict[str, Any]:
-        """Return a :class:`aggregator.service.api.State`."""
+        """Return a :class:`aggregator.service.api.State` as JSON."""
         snapshot = self._writer.snapshot
         status = snapshot.budget_status()
         # The room of a budget that ends by votes reveals how they voted.
@@ -298,7 +306,7 @@ class States:
         return {"budget": status.to_json(), "queries_left": left, "health": self._health.to_json()}
 
     async def for_operator(self) -> dict[str, Any]:
-        """Return a :class:`aggregator.service.api.Overview`."""
+        """Return a :class:`aggregator.service.api.Overview` as JSON."""
         now_s, snapshot, history = time.time(), self._writer.snapshot, self._history
         ledger, num_charges, status = snapshot.books.ledger, snapshot.num_charges, snapshot.budget_status()
         history.look(ledger, num_charges, now_s=now_s)
@@ -356,7 +364,7 @@ _LONGEST_S, _SIGN_OF_LIFE_S, _TICK_S = 600.0, 15.0, 0.25
 
 @dataclass(eq=False)
 class Latest:
-    """A state that all callers share and that is computed at most once in ``max_age_s``. Use it from one event loop."""
+    """A state that all callers share, computed at most once in ``max_age_s``. Use it from one event loop."""
 
     compute: State
     max_age_s: float
@@ -365,7 +373,7 @@ class Latest:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self) -> dict[str, Any]:
-        """Return the state, computed again if it is too old."""
+        """Return the state; it is computed again if it is older than ``max_age_s``."""
         # Callers that find the state too old at the same time wait for one computation.
         async with self._lock:
             now_s = asyncio.get_running_loop().time()
@@ -376,26 +384,26 @@ class Latest:
 
 @dataclass(eq=False)
 class Streams:
-    """All event streams of a service."""
+    """The open event streams of a service, and their limits."""
 
     _is_closing: bool = field(default=False, init=False)
     _open: Counter[str] = field(default_factory=Counter, init=False)
 
     def close(self) -> None:
-        """End all streams; from any thread."""
+        """End all streams. May be called from any thread."""
         # A flag, because tasks cannot be cancelled from another thread; every stream reads it within one tick.
         self._is_closing = True
 
     def response(self, request: Request, state: State) -> StreamingResponse:
-        """Return events of ``state`` for the caller of ``request``. FaultError 503 if too many streams are open."""
+        """Return a stream of ``state`` for the caller of ``request``. FaultError 503 if too many streams are open."""
         caller, most = request.scope["state"]["caller"], _MOST_STREAMS
-        # Some places stay free for operators: analysts cannot lock them out of their page.
+        # Some streams are reserved for operators: analysts cannot lock them out of their page.
         if caller.role != "operator":
             most -= _FOR_OPERATORS
         if self._open.total() >= most or self._open[caller.name] >= _MOST_PER_CALLER:
-            remedy = "Too many live views; ask for the state itself again and again, or close another one."
+            remedy = "Too many live views are open; close another one, or poll the state with GET /v1/state."
             raise FaultError(503, "events", f"{self._open.total()} open", remedy, {"Retry-After": "5"})
-        # The place is taken before anything is awaited, so that simultaneous requests do not pass the limit.
+        # Counted before anything is awaited, so that simultaneous requests do not exceed the limit.
         self._open[caller.name] += 1
         events = self._events(state, request.scope["state"]["is_admitted"])
         return _Stream(events, lambda: self._open.subtract([caller.name]))
@@ -421,7 +429,7 @@ class Streams:
 
 
 class _Stream(StreamingResponse):
-    """Events; ``on_end`` is called when they end or never begin."""
+    """A response that streams events; ``on_end`` is called when the stream ends, even if it never began."""
 
     def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
         # nginx would collect events in a buffer before it forwards any.
@@ -443,7 +451,7 @@ _STYLES = ("service.css", "terms.css")
 
 @cache
 def page(*, needs_token: bool) -> tuple[str, dict[str, str]]:
-    """Return the page and its headers; with ``needs_token`` it begins by asking for a token."""
+    """Return the page and its HTTP headers; with ``needs_token`` the page first asks for a token."""
     script = _digest("service.js")
     policy = (
         "default-src 'none'",
@@ -462,13 +470,13 @@ def page(*, needs_token: bool) -> tuple[str, dict[str, str]]:
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
     }
-    # In the page as well, for where it is shown without its headers.
+    # The policy is in the page as well, in case the page is shown without its headers.
     inside = f"; script-src {script}; connect-src 'self'"
     return render("service.html", needs_token=needs_token, version=__version__, policy=inside), headers
 
 
 def _digest(*names: str) -> str:
-    """Return the digest, for a policy, of the element that contains these files."""
+    """Return the digest, for a content security policy, of the script or style element that contains these files."""
     # The template puts a line break before and behind them.
     folder = files("fairpate") / "templates"
     text = "\n" + "".join((folder / name).read_text(encoding="utf-8") for name in names)

@@ -1,9 +1,9 @@
 """Serve an aggregator over HTTP: its application, and the named Ray actor that holds the ledger.
 
-The actor is the ledger's only writer. When its process dies Ray starts another, which opens the ledger again (every
-entry is verified and replayed), rebuilds the voters, and listens on the same port. The voters are injected as a
-function that opens a :class:`Backend`; this module knows no teachers. uvicorn runs in a thread of the actor. Several
-runs are served by several services, each with its own port; a proxy gives them one address.
+The actor is the ledger's only writer. When its process dies, Ray starts another, which opens the ledger again (every
+entry is verified and replayed), starts the voters again, and listens on the same port. The voters are passed in by a
+function that opens a :class:`Backend`; this module does not depend on teachers. uvicorn runs in a thread of the actor.
+Several runs are served by several services, each with its own port; a proxy can give them one address.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Backend:
     """The ledger, the pool and the voters of a service.
 
     ``close`` ends the voters; the service closes the ledger itself. ``reopen`` opens ledger and session again after a
-    failed write; None: only a new start does. ``voters_answer`` returns, without waiting, whether the voters are there;
-    ``try_vote`` votes on a public record, or raises, and is called after a vote that failed. ``last_backup`` returns
-    when the ledger was last copied, in seconds since 1970; None: never.
+    failed write; None: this needs a restart of the service. ``voters_answer`` returns, without waiting, whether the
+    voters answer; ``try_vote`` votes on a public record, or raises, and is called after a vote that failed.
+    ``last_backup`` returns when the ledger was last copied, in seconds since 1970; None: never.
     """
 
     ledger: Ledger
@@ -65,9 +65,9 @@ class Backend:
     last_backup: Callable[[], float | None] = lambda: None
 
     def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-        """Return the service as an ASGI application; closing it waits for queries under way and closes the ledger.
+        """Return the service as an ASGI application; its shutdown waits for queries under way and closes the ledger.
 
-        ``tracer`` makes a span of every request; None: no spans.
+        ``tracer`` creates a span for every request; None: no spans.
         """
         pool = self.pool
         pool.questions[0]  # hashes all records now; the first request would wait for it
@@ -128,11 +128,11 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings(HttpSettings):
-    """Address, limits and tokens of an aggregator.
+    """The address, limits and tokens of an aggregator.
 
-    ``answer_step_s``: replies to new queries leave at whole multiples of it after their request; 0: at once.
-    ``health_interval_s``: the time between two checks of readiness. ``verification_interval_s``: the time from the end
-    of one verification of the ledger to the next.
+    ``answer_step_s``: replies to new queries are sent at whole multiples of this time after their request; 0: at once.
+    ``health_interval_s``: time between two checks of readiness. ``verification_interval_s``: time between the end of
+    one verification of the ledger and the start of the next.
     """
 
     tokens: TokenBook = field(default_factory=TokenBook)
@@ -158,11 +158,11 @@ _REOPEN_TIMEOUT_S, _REOPEN_PAUSE_S = 240.0, 2.0
 
 
 class ExposureError(ServiceError, UsageError):
-    """A service without tokens that would be open to the whole network."""
+    """A service without tokens would be open to the whole network."""
 
 
 class AggregatorActor:
-    """The actor: opens the backend, then serves it until it is stopped."""
+    """The Ray actor of a service: opens the backend, then serves it until it is stopped."""
 
     def __init__(self, open_backend: Callable[..., Backend], arguments: tuple[Any, ...], settings: ServiceSettings):
         self._backend: Backend | None = None
@@ -191,7 +191,7 @@ class AggregatorActor:
         return self._server is not None and self._server.is_alive()
 
     def stop(self) -> None:
-        """Close the server, which closes the ledger, and then the voters."""
+        """Stop the server, which closes the ledger, and then the voters."""
         # The server first: its shutdown answers the requests under way, which need the voters, and closes the ledger.
         if self._server is not None:
             self._server.stop()
@@ -218,13 +218,16 @@ class Service:
     url: str
 
     def is_serving(self, *, timeout_s: float) -> bool:
-        """Return whether it answers, after a restart if there is one. ServiceError, with the cause, if it ended."""
+        """Return whether the service accepts requests, waiting for a restart that is under way.
+
+        ServiceError if the service ended, with the cause, or does not answer within ``timeout_s``.
+        """
         import ray
 
         try:
             return bool(ray.get(self.actor.is_serving.remote(), timeout=timeout_s))
         except ray.exceptions.GetTimeoutError as error:
-            remedy = f"no answer within {timeout_s:g} s; is there room for its teachers?"
+            remedy = f"no answer within {timeout_s:g} s; check that the cluster has free CPUs for its teachers"
             raise ServiceError(f"{self.name}: {remedy}") from error
         except ray.exceptions.RayError as error:
             # The message at the end of a remote traceback, without the exception's name.
@@ -263,11 +266,11 @@ def start_service(
     detached: bool = False,
     resources: dict[str, float] | None = None,
 ) -> Service:
-    """Start the actor ``name`` and wait until it answers.
+    """Start the service in an actor called ``name``, and wait until it answers.
 
-    ``detached`` lets it outlive this process on a cluster; ``resources`` pins it to the node that has the ledger on its
-    disk. ServiceError if a service of this name runs, if others could reach a service without tokens, or with the
-    error of ``open_backend``.
+    ``detached`` lets it outlive this process on a cluster; ``resources`` pins it to the node whose disk has the ledger.
+    ServiceError if a service of this name runs, if others could reach a service without tokens, or with the error of
+    ``open_backend``.
     """
     import ray
 
@@ -309,9 +312,9 @@ def find_service(name: str) -> Any | None:
 
 
 def check_exposure(settings: ServiceSettings) -> None:
-    """Raise ExposureError for a host that other machines reach while no token is configured."""
+    """Raise ExposureError if other machines can reach the service's host and no token is configured."""
     if settings.tokens.is_empty and not is_loopback(settings.host):
         raise ExposureError(
-            f"--host {settings.host}: others could reach it, and no token is configured; set FAIRPATE_ANALYST_TOKEN "
-            "and FAIRPATE_OPERATOR_TOKEN or give token files, or listen on 127.0.0.1."
+            f"--host {settings.host}: others could reach this service, and no token is configured; set "
+            "FAIRPATE_ANALYST_TOKEN and FAIRPATE_OPERATOR_TOKEN or give token files, or listen on 127.0.0.1."
         )

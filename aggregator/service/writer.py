@@ -1,23 +1,23 @@
 """Write a service's ledger from one thread: batches of waiting requests, verification of the chain, and readiness.
 
-**Writing.** Calls of the session run one after another on a thread of their own. After each call, what readers need is
-stored in an immutable :class:`Snapshot`, so that no reader waits for the writer: neither for teachers that are slow to
-vote nor for a slow disk. After a failed write the ledger is opened again, which verifies and replays every entry, as
-soon as its store accepts a durable write, unless another process took it over. Until then new queries fail at once
-and stored replies are still given.
+**Writing.** Calls of the session run one after another on a separate thread. After each call, what readers need is
+stored in an immutable :class:`Snapshot`, so that no reader waits for slow teachers or a slow disk. After a failed write
+the ledger is opened again, which verifies and replays every entry, as soon as its store accepts a durable write, unless
+another process took it over. Until then new queries fail at once and stored replies are still returned.
 
-**Batches** (:class:`Batcher`). The writer is called for one group of requests after another, so that concurrent clients
-share a durable transaction, and requests answered together leave together. The duration of a request must not reveal
-which step refused: a reply to a new query leaves at a whole multiple of ``answer_step_s`` after its request came in.
+**Batches** (:class:`Batcher`). The writer processes one group of waiting requests after another, so that concurrent
+clients share a durable transaction, and the replies of a group leave together. The duration of a request must not
+reveal which step refused: a reply to a new query leaves at a whole multiple of ``answer_step_s`` after its request came
+in.
 
-**Verification** (:class:`Verification`). The chain is verified again and again while queries are answered. A chain that
-does not hold ends the writing. A ledger that cannot be read now is not a broken chain: the last result stays, and the
-next round tries again.
+**Verification** (:class:`Verification`). The chain is verified repeatedly while queries are answered. An invalid chain
+ends the writing. A ledger that cannot be read now is not an invalid chain: the last result remains, and the next round
+tries again.
 
-**Readiness** (:class:`Readiness`) follows from facts: the ledger exists and is open for writing, its chain held at the
-last verification, its disk has room, the last votes arrived and the voters answer, Ray's control process answers, and
-the writer is not stuck. A failed fact is tried again in the background, so that the service becomes ready when the
-cause is gone. Readiness depends on no vote, and a spent budget does not count against it.
+**Readiness** (:class:`Readiness`) means: the ledger exists and is open for writing, its chain was valid at the last
+verification, its disk has room, the last votes arrived and the voters answer, Ray's control process answers, and the
+writer is not stuck. A failed condition is checked again in the background, so that the service becomes ready when the
+cause is gone. Readiness depends on no vote, and a spent budget does not affect it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ResultT = TypeVar("ResultT")
 OpenBooks = Callable[[], tuple[Ledger, AggregatorSession]]
 _REOPEN_PAUSE_S = 1.0
 _PRICED_TOGETHER = 256
-# A budget that votes end has room for any number, so what is asked of it is bounded here.
+# A data-dependent budget has room for any number as far as is known without votes, so numbers are bounded here.
 _MOST_NEW_QUERIES = 10**7
 _MOST_PLANNED = 10**6
 _ORDERS_A = np.array(accountant.DEFAULT_ORDERS)
@@ -73,8 +73,8 @@ _log = logging.getLogger(__name__)
 class Books:
     """An open ledger, the session that writes it, and the data-dependent privacy cost of its charges.
 
-    The cost is for the operator alone; each charge is priced once. ``order``: the Renyi order at which single charges
-    are compared.
+    The cost is for the operator only; it is computed once per charge. ``order`` is the Renyi order at which the costs
+    of single charges are compared.
     """
 
     def __init__(self, *, ledger: Ledger, session: AggregatorSession) -> None:
@@ -91,12 +91,13 @@ class Books:
         self._cost_Q, self._voted_Q = np.zeros(0), np.zeros(0, dtype=np.bool_)
 
     def snapshot(self) -> Snapshot:
-        """Return the state now; to be called between two transactions."""
+        """Return the current state; call it between two transactions."""
         room = self.session.room(_MOST_NEW_QUERIES)
         return Snapshot(books=self, terms=self.ledger.terms, num_charges=len(self.ledger.keys), room=room)
 
     def epsilon(self, num_charges: int) -> float:
-        """Return epsilon of the first ``num_charges`` charges, or of more charges if another thread has priced more."""
+        """Return the data-dependent epsilon of the first ``num_charges`` charges, or of more if another thread computed
+        more."""
         ledger = self.ledger
         with self._lock:
             start, stop = self._num_priced, num_charges
@@ -120,8 +121,10 @@ class Books:
             return epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
 
     def priced(self, num_charges: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Return the costs at ``order`` of the first ``num_charges`` charges, which must have been priced, and which of
-        them used votes, as recorded then; a charge without votes costs 0."""
+        """Return the cost at ``order`` of each of the first ``num_charges`` charges, and whether it used votes.
+
+        :meth:`epsilon` must have computed them. A charge that used no votes costs 0.
+        """
         with self._lock:
             return self._cost_Q[:num_charges], self._voted_Q[:num_charges]
 
@@ -130,7 +133,7 @@ class Books:
 class Snapshot:
     """The state of a ledger after its last durable transaction.
 
-    ``room``: a number of new queries that the budget admits.
+    ``room``: how many new queries the budget admits (at most ten million).
     """
 
     books: Books
@@ -145,7 +148,7 @@ class Snapshot:
 
 
 class Writer:
-    """Calls a session from one thread, and opens its ledger again after a failed write; :meth:`close` at the end.
+    """Calls a session from one thread, and opens its ledger again after a failed write; call :meth:`close` at the end.
 
     ``books``, ``snapshot``, ``failure`` (empty: none) and ``busy_since_s`` may be read from any thread.
     """
@@ -155,7 +158,7 @@ class Writer:
         self.failure = ""
         self.busy_since_s: float | None = None
         self._reopen = reopen
-        # The first failure is followed by an attempt at once.
+        # So that the first failure is followed by an attempt at once.
         self._tried_s = -_REOPEN_PAUSE_S
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
 
@@ -165,7 +168,8 @@ class Writer:
         self.books.ledger.close()
 
     async def call(self, function: Callable[[AggregatorSession], ResultT]) -> ResultT:
-        """Return ``function(session)`` from the writer's thread. LedgerError at once while writing is impossible."""
+        """Run ``function(session)`` on the writer's thread and return its result. LedgerError at once if writing has
+        failed."""
 
         def called() -> ResultT:
             self.busy_since_s = time.monotonic()
@@ -184,12 +188,13 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
     def fail(self, books: Books, failure: str) -> None:
-        """Stop writing ``books``, unless others are open by now; the writer recovers as after a failed write."""
+        """Stop writing ``books``, unless the ledger was opened again since; the writer recovers as after a failed
+        write."""
         if books is self.books and not self.failure:
             self.failure = failure
 
     def _open_again(self) -> None:
-        """Raise LedgerError if the ledger, which failed, cannot be opened again yet."""
+        """Open the ledger again after a failure. LedgerError if this is not possible yet."""
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
             raise LedgerError(self.failure)
         # Before the attempt: one that fails must not be repeated by every request that waits.
@@ -204,7 +209,7 @@ class Writer:
         self.books.ledger.close()  # a closed ledger still gives stored replies, from memory
         try:
             ledger, session = self._reopen()
-        except UserError as error:  # a ledger that was removed, or lacks a released label, is not replaced
+        except UserError as error:  # a ledger that was removed, or in which a label is missing, is not replaced
             raise LedgerError(str(error)) from error
         try:
             # A copy from before the last answers is complete in itself, and would charge less than was spent.
@@ -221,8 +226,7 @@ _PAUSE_S, _SHARE = 0.02, 0.02
 
 
 class Verification:
-    """Verifies all entries of the ledger again and again, ``interval_s`` apart, in a thread of its own
-    (:meth:`running`)."""
+    """Verifies all entries of the ledger repeatedly, ``interval_s`` apart, in a separate thread (:meth:`running`)."""
 
     def __init__(self, writer: Writer, *, interval_s: float) -> None:
         self._writer, self._interval_s = writer, interval_s
@@ -231,7 +235,7 @@ class Verification:
 
     @property
     def chain(self) -> dict[str, Any]:
-        """The last result; a :class:`aggregator.service.api.Chain`."""
+        """The result of the last verification; a :class:`aggregator.service.api.Chain` as JSON."""
         books = self._writer.books
         if books is not self._books:  # opened again, which verifies every entry
             self._note(books, books.ledger.head.number)
@@ -239,7 +243,7 @@ class Verification:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run the thread inside the block; it ends after the slice under way."""
+        """Run the verifying thread inside the block; it ends after the slice under way."""
         # No thread of a pool: the end of the process would wait for a database that hangs.
         threading.Thread(target=self._verify_repeatedly, daemon=True, name="verification").start()
         try:
@@ -248,7 +252,7 @@ class Verification:
             self._ended.set()
 
     async def verify_now(self) -> dict[str, Any]:
-        """Verify every entry at once and return :attr:`chain`. UnreachableError if the ledger cannot be read now."""
+        """Verify all entries now and return :attr:`chain`. UnreachableError if the ledger cannot be read now."""
         books = self._writer.books
         try:
             entries = (await asyncio.to_thread(audit.verify, books.ledger.place)).entries
@@ -284,7 +288,7 @@ class Verification:
                 _log.exception("The ledger could not be verified.")
 
     def _note(self, books: Books, entries: int, fault: LedgerError | None = None) -> None:
-        """Store a result; a fault ends the writing of ``books``."""
+        """Store the result of a verification; a fault ends the writing of ``books``."""
         if fault is not None:
             _log.error("The chain of the ledger does not hold; new queries are refused: %s", fault)
         chain = {"at_s": time.time(), "entries": entries, "fault": "" if fault is None else str(fault)}
@@ -303,9 +307,9 @@ _SHARED_S = 0.2  # anonymous callers that ask often cause one probe in this time
 
 @dataclass(eq=False)
 class Probe:
-    """A check that may hang, on a thread of its own: one at a time, shared by all callers that wait for it.
+    """A check that may hang, run on a separate thread: one at a time, shared by all callers that wait for it.
 
-    To be used from one event loop. ``check`` raises if what it looks at has failed.
+    Use it from one event loop. ``check`` raises if what it checks has failed.
     """
 
     check: Callable[[], None]
@@ -315,7 +319,7 @@ class Probe:
 
     @property
     def is_bad(self) -> bool:
-        """True if the last check failed, or the one under way takes too long."""
+        """True if the last check failed, or the one under way takes longer than two seconds."""
         hangs = self._under_way is not None and time.monotonic() > self._began_s + _PROBE_LIMIT_S
         return self._failed or hangs
 
@@ -347,7 +351,7 @@ class Probe:
 
 
 class Readiness:
-    """Tells whether a new query would be answered now; :meth:`watch` checks the facts every ``interval_s``."""
+    """Reports whether a new query would be answered now; :meth:`watch` checks the conditions every ``interval_s``."""
 
     def __init__(
         self,
@@ -367,7 +371,7 @@ class Readiness:
         self._ledger, self._cluster = Probe(self._check_ledger), Probe(_check_ray)
 
     def reasons(self) -> list[Reason]:
-        """Return why a new query would not be answered, by the last checks; empty if it should be."""
+        """Return why a new query would not be answered, according to the last checks; empty if it would be."""
         now_s, busy_since_s = time.monotonic(), self._writer.busy_since_s
         facts: dict[Reason, bool] = {
             "busy": busy_since_s is not None and now_s - busy_since_s > _STUCK_S,
@@ -386,13 +390,13 @@ class Readiness:
         return {"status": "failing" if reasons else "ok", "reasons": reasons}
 
     async def watch(self) -> None:
-        """Check the facts again and again."""
+        """Check the conditions of readiness every ``interval_s`` seconds, without end."""
         while True:
             await asyncio.sleep(self._interval_s)
             await self.look()
 
     async def look(self) -> None:
-        """Check the facts once, and retry what has failed."""
+        """Check the conditions of readiness once, and retry what has failed."""
         try:
             await self.reasons_now()
             if self._writer.failure and self._has_room:
@@ -409,7 +413,7 @@ class Readiness:
             _log.exception("The health of the service could not be looked at.")
 
     async def reasons_now(self) -> list[Reason]:
-        """Check within two seconds what may fail or hang, the ledger and Ray; then return :meth:`reasons`."""
+        """Check the ledger and Ray, within two seconds, then return :meth:`reasons`."""
         await asyncio.gather(self._ledger.now(), self._cluster.now())
         return self.reasons()
 
@@ -427,7 +431,7 @@ class Readiness:
 
 
 def _check_ray() -> None:
-    """Raise if Ray runs here and its control process has failed; hang as long as that process does not answer."""
+    """Raise if Ray runs here and its control process has failed; hang while that process does not answer."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.nodes()
@@ -449,7 +453,7 @@ class _WaitingRequest:
 
 @dataclass(eq=False)
 class Batcher:
-    """Asks a session on behalf of concurrent requests. To be used from one event loop."""
+    """Submits the queries of concurrent requests to the session, in groups. Use it from one event loop."""
 
     writer: Writer
     health: Readiness
@@ -463,10 +467,11 @@ class Batcher:
     _server: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def ask(self, questions: Sequence[Question], caller: KnownCaller, request_id: str) -> Sequence[Reply]:
-        """Return one reply per question, in order. A request with a new query waits for the end of its step.
+        """Submit questions; return one reply per question, in order. A request with a new query waits for the end of
+        its step.
 
-        QuotaExceededError if the caller may not ask this many new queries; then none is asked. An error of the session
-        is raised to every request of the group.
+        QuotaExceededError if the caller's quota does not allow so many new queries; then none is submitted. An error of
+        the session is raised to every request of the group.
         """
         stored = self.writer.books.ledger.outcome_of.get
         replies = [outcome for q in questions if (outcome := stored(q.query.key)) is not None]
@@ -514,7 +519,10 @@ class Batcher:
     def _ask_together(
         self, session: AggregatorSession, group: Sequence[_WaitingRequest]
     ) -> list[Sequence[Reply] | QuotaExceededError]:
-        """Return the replies to each request, or why it was refused. On the writer's thread, one group at a time."""
+        """Submit a group of requests; return the replies to each, or the error if its quota refused it.
+
+        Runs on the writer's thread, one group at a time.
+        """
         ledger = self.writer.books.ledger
         # Changed limits are stored before anything is charged under them.
         for name, limit in self.own_limits().items():
@@ -576,5 +584,5 @@ class Batcher:
 
 
 def until_next_step(elapsed_s: float, step_s: float) -> float:
-    """Return the seconds from ``elapsed_s`` to the next whole multiple of ``step_s``; 0 without a step."""
+    """Return the seconds from ``elapsed_s`` to the next whole multiple of ``step_s``; 0 if ``step_s`` is 0."""
     return max(0.0, math.ceil(elapsed_s / step_s) * step_s - elapsed_s) if step_s else 0.0

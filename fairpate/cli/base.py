@@ -1,15 +1,15 @@
-"""Parts that all commands share: `--json`, modes, fields that are given twice, errors, exit codes and common options.
+"""The parts that all commands share: `--json`, modes, checks of options, errors, exit codes and common options.
 
-Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. What an option
-means is said once, in the docstring of the command, from where its help comes. A command with several modes is made of
-one function for each (:func:`in_modes`): the options of the command are the parameters of these functions, so an option
-that the chosen mode does not read is refused. An option that sets fields of the configuration says which
-(:class:`Sets`), so `--set` cannot give the same field another value.
+Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. The help of an
+option is in the docstring of its command. A command with several modes consists of one function per mode
+(:func:`in_modes`): the options of the command are the parameters of these functions, so an option that the chosen mode
+does not read is refused. An option that sets fields of the configuration declares them (:class:`Sets`), so that `--set`
+cannot give the same field another value.
 
 A mistake that the user can fix ends in one message on standard error that names the field, the value and the remedy.
-Exit codes: 2 for a request that cannot be carried out as written (an option, a name, a configuration, a place to write
-to), 1 for any other failure (a data file, a damaged run, a service, a cluster), 130 and 143 for an interrupt and
-SIGTERM. Only a defect of this package shows a traceback.
+Exit codes: 2 for a request that cannot be carried out as written (an option, a name, a configuration, an output path),
+1 for any other failure (a data file, a damaged run, a service, a cluster), 130 and 143 for an interrupt and SIGTERM.
+Only a defect of this package shows a traceback.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ Function = Callable[..., terminal.Output | None]
 
 
 class Sets:
-    """Mark an option as a way to set these dotted fields of the configuration; `--set` may then not set them too."""
+    """Declares which dotted fields of the configuration an option sets; `--set` may then not set them too."""
 
     def __init__(self, *fields: str) -> None:
         self.fields = fields
 
 
 class Commands(typer.Typer):
-    """Commands that all have `--json`. A function that returns None has printed everything itself."""
+    """A group of commands, all with `--json`. A command's function that returns None has printed its output itself."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:  # type: ignore[override]
         declare = super().command(name, **settings)
@@ -89,7 +89,7 @@ class Commands(typer.Typer):
 
 
 def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[str, dict[str, inspect.Parameter]]:
-    """Return the help of a command, and its options with the help that the section ``Args:`` of its docstring has."""
+    """Return the help of a command, and its options with their help, from the docstring's ``Args:`` section."""
     words, _, section = text.partition("\nArgs:\n")
     found = dict(parameters)
     for name, described in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE):
@@ -108,7 +108,7 @@ def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple
 def _refuse_fields_given_twice(
     ctx: typer.Context, parameters: Mapping[str, inspect.Parameter], overrides: Sequence[str]
 ) -> None:
-    """Raise UsageError where an option sets a field that `--set` sets too."""
+    """Raise UsageError if an option sets a field that `--set` sets too."""
     given = _written(ctx, only_given=True)
     for override in overrides:
         values: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def _refuse_fields_given_twice(
 def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
     """Return how each parameter of the command is written on a command line.
 
-    ``only_given``: those alone that were given there or in the environment.
+    ``only_given``: only parameters whose value was given there or in the environment.
     """
     found = {}
     for each in ctx.command.params:
@@ -140,8 +140,8 @@ def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
 class Mode:
     """One way to run a command: ``function`` reads the options that are its parameters, and no others.
 
-    ``option`` is the parameter that selects the mode, a flag where ``function`` does not need its value; None for the
-    mode without such an option.
+    ``option`` is the option that selects this mode, a flag if ``function`` does not need its value; None for the mode
+    that needs no such option.
     """
 
     function: Function
@@ -161,8 +161,8 @@ class Mode:
 def in_modes(name: str, words: str, *modes: Mode) -> Function:
     """Return the function of a command ``name`` with the options of all ``modes``; ``words`` are its help.
 
-    It runs the first mode whose option is given, or else the mode without an option. UsageError for an option that was
-    given and that this mode does not read.
+    The function runs the first mode whose option is given, else the mode without an option. UsageError for an option
+    that was given but that this mode does not read.
     """
     reads = {mode: mode.parameters for mode in modes}
     declared: dict[str, inspect.Parameter] = {}
@@ -199,7 +199,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
 
 
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Options in front of a command."""
+    """Accept the options before the command."""
     if version:
         typer.echo(f"fairpate {__version__}")
         raise typer.Exit
@@ -215,7 +215,7 @@ _REMEDIES = {
 
 
 def exit_with_code(app: typer.Typer) -> None:
-    """Run the command that was given; exit with its code if that is not 0.
+    """Run the command on the command line; exit with its code if that is not 0.
 
     A user's mistake ends in one message and exit code 1 or 2, a signal in 128 + its number.
     """
@@ -258,7 +258,7 @@ def exit_with_code(app: typer.Typer) -> None:
 
 
 def _reported(error: BaseException) -> int:
-    """Print the message of an error that ended a command, and return its exit code; raise a defect of this package."""
+    """Print the message of the error that ended a command, and return its exit code; raise it if it is a defect."""
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         # Click reports every EOFError, such as that of a damaged .pyc file, as Abort.
         if isinstance(error.__cause__, EOFError):
@@ -281,7 +281,7 @@ def _reported(error: BaseException) -> int:
 
 
 def _message(error: Any) -> str:
-    """Return the message of an error that the user can fix; of one of Click's, with the names that are known."""
+    """Return the message of an error that the user can fix; Click's messages are completed with the known names."""
     if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
         remedy = f"; {_REMEDIES[error.errno]}, and run the same command again" if error.errno in _REMEDIES else ""
         return f"{error.filename}: {error.strerror}{remedy}."
@@ -304,9 +304,9 @@ def _message(error: Any) -> str:
 
 @contextmanager
 def checked_arguments(option: str | None = None) -> Iterator[None]:
-    """Turn a ValueError of an argument's own check into ConfigError, so that the command ends with code 2.
+    """Convert a ValueError inside the block to ConfigError, so that the command ends with exit code 2.
 
-    The error begins with the name of the ``option``, if that is given.
+    The message begins with the name of the ``option``, if it is given.
     """
     try:
         yield
@@ -345,7 +345,7 @@ FairAt = Annotated[
     str | None,
     typer.Option(
         "--fair-at",
-        help="What you call fair: the largest demographic-parity gap (default: 0.1), four-fifths, or NOTION=LIMIT.",
+        help="Your definition of fair: largest demographic-parity gap (default: 0.1), four-fifths, or NOTION=LIMIT.",
     ),
     Sets("evaluation.fair_at", "settings.evaluation.fair_at"),
 ]
@@ -374,11 +374,11 @@ EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
     "ask-the-aggregator": ("ask_the_aggregator.py",),
     "three-hospitals": ("three_hospitals.py",),
 }
-"""The files of each example; the first is the one to run."""
+"""The files of each example; the first of them is the one to run."""
 
 
 def example_files(name: str) -> tuple[Path, ...]:
-    """Return the files of the example. UsageError for an unknown one."""
+    """Return the files of the example ``name``. UsageError for an unknown one."""
     if name not in EXAMPLE_FILES:
         raise UsageError(f"--example: no example {name!r}{nearest(name, list(EXAMPLE_FILES))}.")
     return tuple(EXAMPLES / file for file in EXAMPLE_FILES[name])
@@ -388,7 +388,8 @@ _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", 
 
 
 def data_named(data: str | None) -> dict[str, Any]:
-    """Return the fields that name a data set: a registered name, or a declaration, which ends in .yaml or .yml."""
+    """Return the configuration's fields for a data set: a registered name, or a declaration that ends in .yaml or
+    .yml."""
     if data is not None and data.endswith(_TABLES):
         raise ConfigError(
             f"{data}: is a table of records, not a declaration; draft one with `fairpate data declare "
@@ -402,7 +403,7 @@ def data_named(data: str | None) -> dict[str, Any]:
 
 
 def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
-    """Return the section ``data`` of a command that takes a name, `--option` and `--data-dir`."""
+    """Return the configuration's section ``data`` from a name and the options `--option` and `--data-dir`."""
     values = {field.removeprefix("data."): value for field, value in data_named(name).items()} | {"data_dir": data_dir}
     for option in options or []:
         apply_override(values, f"options.{option}")
@@ -410,5 +411,5 @@ def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> 
 
 
 def as_overrides(fields: Mapping[str, Any]) -> list[Override]:
-    """Return the fields that are not None, as :func:`fairpate.methods.base.configured` takes them."""
+    """Return the fields that are not None as overrides for :func:`fairpate.methods.base.configured`."""
     return [(field, value) for field, value in fields.items() if value is not None]

@@ -1,6 +1,6 @@
-"""Commands that train and compare methods, and that write or check what is published of a run.
+"""Commands that train and compare methods, and commands that write or check what a run publishes.
 
-`run`, `compare` and `aggregate` train and release; `methods` and `specify` look up what there is and what was achieved;
+`run`, `compare` and `aggregate` train and release; `methods` lists methods, `specify` finds results within limits;
 `report`, `card`, `bundle` and `verify` write and check what a finished run publishes. Functions are imported inside the
 commands, so that `fairpate --help` does not wait for the libraries that train.
 """
@@ -42,7 +42,7 @@ def demo(
 
 
 class RunCommand(TyperCommand):
-    """Name the methods in the help of `--method`, without loading them for every command."""
+    """The command `run`, whose help lists the methods at `--method` without loading them for every command."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from fairpate.methods.base import method_names
@@ -125,7 +125,8 @@ def run(
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
-    """Print what a run of ``config`` would spend; with ``overrides``, also what other voters would do under them."""
+    """Return what a run of ``config`` would spend; with ``overrides``, also what methods with other voters would
+    spend."""
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory

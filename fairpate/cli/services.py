@@ -128,7 +128,7 @@ def declare_data(
 def check_data(
     name: Annotated[str, typer.Argument()], data_dir: base.DataDir = None, options: base.OptionValues = None
 ) -> Output:
-    """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them.
+    """Count the values that a declaration clips, fills in or refuses. The counts are exact: do not publish them.
 
     Args:
         name: A declaration (.yaml).
@@ -178,7 +178,7 @@ def audit_ledger(
     if check is not None or head is not None:
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
-            raise UsageError("--check LOG and --head HASH belong together, without a run, --follow or --out.")
+            raise UsageError("--check LOG and --head HASH: give both, and no run, --follow or --out.")
         from aggregator.audit import check_log
 
         count, number, last = check_log(check, head)
@@ -232,7 +232,8 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 
 @ledger_app.command("anchor")
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
-    """Also record the last entry elsewhere from the next start on, so that a rolled-back ledger is refused.
+    """Note the ledger's last entry in a second place too, from the next start on, so that a rolled-back ledger is
+    refused.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
@@ -347,9 +348,9 @@ def _settings(
     log_file: base.LogFile = None,
     traces: bool = False,
 ) -> Any:
-    """Return the :class:`aggregator.service.server.ServiceSettings` of a service, checked before anything starts.
+    """Return the :class:`aggregator.service.server.ServiceSettings` for these options, checked before anything starts.
 
-    Tokens are those of the files or the environment; an aggregator also takes those of its run's token store.
+    Tokens come from the files or the environment; an aggregator also accepts those of its run's token store.
     """
     from aggregator.service.auth import read_tokens
     from aggregator.service.server import ServiceSettings
@@ -372,8 +373,10 @@ def _settings(
 
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function`` with the options of :func:`_settings` instead of its parameter ``settings``; its ``parts``
-    are the two."""
+    """Return ``function`` with the options of :func:`_settings` instead of its parameter ``settings``.
+
+    The attribute ``parts`` of the result has both functions.
+    """
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
 
     def command(**values: Any) -> None:
@@ -446,7 +449,7 @@ serve = base.in_modes(
 
 
 class QueryCommand(TyperCommand):
-    """Read a negative number as a wrong record number rather than as an option."""
+    """The command `query`, which reports a negative number as a wrong record number and not as an unknown option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for word in args:
@@ -530,7 +533,7 @@ def add_token(
 
 @tokens_app.command("list")
 def list_tokens(folder: base.RunFolder) -> Output:
-    """Print names, roles, ends and limits of all tokens, and of limits without a token."""
+    """Print the names, roles, expiry and limits of all tokens, and limits of names without a token."""
     from fairpate.run import serve as serving
 
     with waiting("ledger"):
@@ -551,7 +554,7 @@ def limit_name(
 
 @tokens_app.command("expire")
 def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer.Argument()]) -> Output:
-    """Set when the tokens of a name end.
+    """Set when the tokens of a name expire.
 
     Args:
         when: When the tokens expire: 30d, 12h, 0s, a date, or never.
@@ -766,15 +769,15 @@ def simulate_plan(
     overrides: base.Overrides = None,
     data_dir: base.DataDir = None,
 ) -> Output:
-    """Deal public records to sites on this machine, and let them share a release with the real protocol.
+    """Distribute public records to sites on this machine, and let them share a release with the real protocol.
 
-    One machine sees them all. A declaration's records may be private: your own odometer counts their release too.
+    One machine has all the records. A declaration's records may be private: your own odometer counts their release too.
 
     Args:
         out: New folder, with a folder for each party.
         sites: Number of sites.
-        data: Data set, or declaration (.yaml), whose records are dealt to the sites.
-        by: Deal by this column, or by its first N characters; default: at random.
+        data: Data set, or declaration (.yaml), whose records are distributed to the sites.
+        by: Distribute by this column, or by its first N characters; default: at random.
         may_vanish: Sites that may be lost on the way.
         may_collude: Sites that may collude with the coordinator.
         method: weighted_votes, record_votes, residual_votes or teacher_votes.
@@ -803,7 +806,7 @@ def simulate_plan(
 
 
 def version() -> Output:
-    """Print versions, processors, folders and optional extras. Exit code 1 where something has to be fixed."""
+    """Print versions, processors, folders and optional extras. Exit code 1 if something has to be fixed."""
     from fairpate import __version__
     from fairpate.cli.summaries import findings
 

@@ -1,8 +1,8 @@
 """Long outputs of commands: methods and their settings, finished runs, data sets, this installation, new projects.
 
-The example records of a new project are drawn from a fixed seed, so they are about no real person. Their three parts
-share no record, public ones have no label, and groups differ a little in how often the label is yes, so that there is
-something to measure.
+The example records of a new project are drawn from a fixed seed, so they describe no real person. Its three parts share
+no record, public records have no label, and groups differ a little in how often the label is yes, so that there is a
+gap to measure.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _method_facts(name: str) -> dict[str, str]:
 
 
 def describe_method(name: str) -> Output:
-    """Return every field with its default, as ``--set`` takes it, and its meaning. ConfigError for an unknown name."""
+    """Return all settings of a method, each with its default and meaning. ConfigError for an unknown name."""
     method, about = find_method(name), _method_facts(name)
     found = list(fields_of(method()))
     heading = Text(f"{method.title}: {method.paper}\n{(method.__doc__ or '').strip().splitlines()[0]}\n")
@@ -110,9 +110,10 @@ def describe_method(name: str) -> Output:
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the fields of all sections: ``field`` (dotted), ``default``, both as ``set`` takes them, and ``meaning``.
+    """Yield an entry for each field of all sections: ``field`` (dotted) and ``default``, as ``--set`` takes them,
+    ``meaning``.
 
-    A section with a description has an entry of its own, without a default.
+    A section with a description has its own entry, without a default.
     """
     described = getattr(type(section), "model_fields", {})
     for name in described or [field.name for field in fields(section)]:
@@ -127,13 +128,13 @@ def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
 
 
 def as_yaml(value: Any) -> str:
-    """Return a value as ``--set`` takes it."""
+    """Return a value as text that ``--set`` accepts."""
     # JSON is YAML as well, except for infinity.
     return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")
 
 
 def outcome(run: RunDirectory) -> Output:
-    """Return the published numbers of a finished run, in words and as its files hold them."""
+    """Return the published numbers of a finished run, as facts and in words."""
     from fairpate.run.publication import read_claims
 
     record, statement, trained = read_json(run.record), read_statement(run), read_card(run.student).num_training_labels
@@ -174,9 +175,9 @@ def outcome(run: RunDirectory) -> Output:
 
 
 def check_table(check: Check, declaration: str, questions: int) -> Group:
-    """Return a table of what the check reveals, rows by file, counts by column, and faults or the next command.
+    """Return a table of a declaration's check: rows by file, counts by column, and faults or the next command.
 
-    ``questions`` of a draft are open.
+    ``questions`` is the number of open questions in a draft.
     """
     table = listing("file", "column", "rows", "clipped", "missing", "other")
     for file, rows in check.rows.items():
@@ -195,7 +196,7 @@ def check_table(check: Check, declaration: str, questions: int) -> Group:
 
 
 def describe_table(description: DatasetDescription) -> Group:
-    """Return the records of each split by group and label."""
+    """Return a table of the number of records of each split by group and label."""
     heading = Text(
         f"{description.name}: {description.kind} records of shape {description.record_shape}, "
         f"sensitive attribute {description.sensitive_attribute}"
@@ -216,8 +217,7 @@ _LITTLE_DISK = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fact about this installation. ``level`` ``fix`` means that it does not work yet; then ``value`` says what to
-    do."""
+    """One fact about this installation. ``level`` ``fix``: it does not work yet, and ``value`` says what to do."""
 
     name: str
     value: str
@@ -225,7 +225,7 @@ class Finding:
 
 
 def findings() -> Iterator[Finding]:
-    """Yield versions, processors, folders and optional extras, in the order they are printed."""
+    """Yield the versions, processors, folders and optional extras of this installation."""
     import torch
 
     found = environment()
@@ -279,7 +279,8 @@ _EXAMPLE_WIDTH = 32
 
 
 def _example_records(kind: Kind) -> Files:
-    """Return a CSV file for each part, whose last column is the label, and the pictures or vectors of its records."""
+    """Return a CSV file for each part, with the label as its last column, and the pictures or vectors of its
+    records."""
     # A fixed seed: every project gets the same records, which are about no real person.
     generator, sizes = np.random.default_rng(_SEED), _SIZES[kind]
     count, starts = sum(sizes), np.cumsum(sizes)[:-1]
@@ -356,14 +357,14 @@ Write tables of your records, with vectors in an array next to them or in a list
 
 
 class ProjectError(UsageError, ValueError):
-    """A name that no project can have."""
+    """A new project cannot have this name; the message says why."""
 
 
 def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
-    """Write a project of ``kind`` at ``folder``, whole or not at all; return the name of its data set, and its files.
+    """Write a project of ``kind`` at ``folder``, completely or not at all; return its data set's name, and its files.
 
-    ProjectError for a name without a letter or with a control character, or that of a known data set; PlaceError where
-    something exists already, or nothing can be written.
+    ProjectError for a name without a letter, with a control character, or of a known data set; PlaceError if something
+    exists there already, or nothing can be written.
     """
     if not folder.name.isprintable():
         raise ProjectError(f"NAME: {str(folder)!r} holds a character that cannot be shown; leave it out.")
@@ -382,7 +383,8 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Write the files at ``folder``, all or none; return the paths in it. PlaceError where that is not possible."""
+    """Write the files ``contents`` to a new ``folder``, all or none; return their paths. PlaceError if it cannot be
+    written."""
     # A link that leads nowhere is in the way too.
     if os.path.lexists(folder):
         raise PlaceError(f"NAME: {folder} exists already; give another name, or remove it.")

@@ -1,12 +1,12 @@
-"""Ask a running aggregator for labels, with an eye on the budget.
+"""Submit queries to a running aggregator, and watch the budget.
 
     fairpate run                   # once: teachers, votes, a ledger in runs/NAME
     fairpate serve runs/NAME       # in another terminal
     fairpate new mine --example ask-the-aggregator
     python mine/ask_the_aggregator.py --queries 40
 
-The script looks at the price first, asks only if it fits, asks once more to show that repeats are free, and counts the
-answers per group. Set FAIRPATE_TOKEN where the service has tokens.
+The script first asks for the cost, submits the queries only if they fit the budget, submits them again to show that
+repeats are free, and counts the answers per group. Set FAIRPATE_TOKEN if the service needs tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aggregator.client import DEFAULT_URL, AggregatorClient
 
 
 def main() -> None:
-    """Estimate, ask, ask again, count."""
+    """Estimate the cost, submit the queries twice, and count the answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default=DEFAULT_URL)
     parser.add_argument("--queries", type=int, default=40, help="How many records of the public pool to ask about.")

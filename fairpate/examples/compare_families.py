@@ -1,9 +1,9 @@
-"""PATE and SGD families on one frontier, from Python: the frontier is seen first, and then chosen from.
+"""Compare methods of the PATE and SGD families on one frontier, then choose from it, in Python.
 
     fairpate new mine --example compare-families
     python mine/compare_families.py [--out runs/families] [--seeds 0 1]
 
-Every cell that is finished is found again, so a second call with more seeds or a longer grid runs only what is missing.
+Finished cells are stored, so a second call with more seeds or a longer grid runs only the missing ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SWEEP = {
 
 
 def main() -> None:
-    """Run what is missing, print the Pareto set of every panel, then one choice per setting."""
+    """Run the missing cells, print the Pareto set of every panel, then the choice for each setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -1,11 +1,11 @@
-"""A mechanism of your own in a file of your own: a noisy vote without a check of consensus, with ledger and budget.
+"""Write your own mechanism: a noisy vote without a threshold check, with ledger and budget.
 
     fairpate new mine --example own-mechanism
     python mine/own_mechanism.py
 
-A hundred teachers vote on two classes; the class with the largest noisy count is the answer, or the gate refuses it.
-One record moves one vote from one class to another, so the counts move by at most sqrt(2) in Euclidean norm: a query is
-one noisy argmax for any votes, and that is the event that the ledger reserves before any noise is drawn.
+A hundred teachers vote on two classes; the class with the largest noisy count is the answer, unless the gate refuses
+it. One record changes one teacher's vote from one class to another, so the counts change by at most sqrt(2) in L2 norm.
+So a query is one noisy argmax for any votes: this is the event that the ledger reserves before any noise is drawn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fairpate.types import Budget, GateRule, IntArray
 @register
 @dataclass(frozen=True, kw_only=True)
 class PlainVote(Mechanism):
-    """The noisy plurality, however small it is."""
+    """A mechanism that always answers with the class of the largest noisy count."""
 
     name: ClassVar[str] = "example_plain_vote"
     noise_stddev_votes: float
@@ -52,15 +52,15 @@ class PlainVote(Mechanism):
         return gated((votes_QC + noise_QC).argmax(axis=1).tolist(), groups, gate)
 
     def worst_case(self, num_queries: int) -> NoisyArgmaxes:
-        """The event of ``num_queries`` queries; it is the same for any votes."""
+        """Return the privacy event of ``num_queries`` queries; it is the same for any votes."""
         return NoisyArgmaxes(count=num_queries, noise_stddev_votes=self.noise_stddev_votes)
 
     def scaled(self, factor: float) -> Self:
-        """The same mechanism with its noise multiplied by ``factor``, to meet a target."""
+        """Return the same mechanism with its noise multiplied by ``factor``, to meet a target."""
         return dataclasses.replace(self, noise_stddev_votes=factor * self.noise_stddev_votes)
 
     def describe(self) -> str:
-        """The parameters in words, for pages and statements."""
+        """Return the parameters in words, for pages and statements."""
         return f"Noisy plurality, noise of {self.noise_stddev_votes:g} votes"
 
 
@@ -77,7 +77,7 @@ TERMS = LedgerTerms(
 
 
 def votes_on(asked: Sequence[Query]) -> IntArray:
-    """The votes of a hundred teachers, made up here: the second group gets the second class more often."""
+    """Return simulated votes of a hundred teachers, in which the second group gets the second class more often."""
     draws = np.random.default_rng()
     share_Q = [0.2 if query.group == 0 else 0.8 for query in asked]
     votes_Q = [draws.binomial(100, 0.85 if draws.random() < share else 0.15) for share in share_Q]
@@ -85,7 +85,7 @@ def votes_on(asked: Sequence[Query]) -> IntArray:
 
 
 def main() -> None:
-    """Ask until the budget is used up, and say what became of the queries."""
+    """Submit queries until the budget is spent, and print how many had each outcome."""
     queries = [Query(key=f"query-{number}", group=number % 2, record_id=str(number)) for number in range(1000)]
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite", TERMS) as ledger:
         session = AggregatorSession(ledger, source=OsEntropy())

@@ -1,12 +1,13 @@
-"""A method of your own in a file of your own: noisy class means, released once.
+"""Write your own method: noisy class means, released once.
 
     fairpate new mine --example own-method && cd mine
     fairpate methods own_method:ClassMeans
     fairpate run --method own_method:ClassMeans --epsilon 3
 
-The last layer of the model classifies by the nearest class mean of what the layer before it gives; that layer stays at
-its first weights, random ones or those learned from public pictures. A record adds its features, scaled to an L1 norm
-of 1, and a 1 to the row of its class, so the table moves by 2 in L1 (Dwork, McSherry, Nissim and Smith 2006).
+The last layer of the model classifies by the nearest class mean of the features that the layer before it computes. This
+layer keeps its initial weights, random ones or those trained on public pictures. A record adds its features, scaled to
+an L1 norm of 1, and a count of 1 to the row of its class, so one record changes the table by at most 2 in L1 norm
+(Dwork, McSherry, Nissim and Smith 2006).
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from fairpate.privacy.laplace import LaplaceReleases, add_laplace
 
 
 class ClassMeansConfig(Section):
-    """The table of sums and counts."""
+    """The settings of the released table of sums and counts."""
 
     min_count: Positive = Field(5.0, description="Least number of records that a class counts as: public.")
 
 
 class ClassMeans(PrivateMethod):
-    """Nearest class means, from one table with Laplace noise."""
+    """Classify by the nearest class mean, from one released table with Laplace noise."""
 
     title: ClassVar[str] = "Noisy class means"
     paper: ClassVar[str] = "Dwork, McSherry, Nissim and Smith 2006"
@@ -38,12 +39,12 @@ class ClassMeans(PrivateMethod):
     class_means: ClassMeansConfig = ClassMeansConfig()
 
     def check(self) -> None:
-        """ConfigError for what the event below does not price."""
+        """Raise ConfigError for a relation that the event below does not cover."""
         if self.target.relation not in (None, "add or remove one"):
             raise ConfigError(f"target.relation: expected add or remove one, got {self.target.relation}; leave it out.")
 
     def train(self, training: Training) -> Trained:
-        """The table, and a last layer made of it."""
+        """Release the noisy table, and return the model with a last layer computed from it."""
         private, model = training.dataset.private, training.model
         with torch.no_grad():
             # In float64, so that no sum is off by more than add_laplace allows for.

@@ -1,12 +1,12 @@
-"""Hospitals on one laptop share a model and no record: every party is a process with files and an odometer of its own.
+"""Train one model for several hospitals that share no record: on one laptop, each party is a process.
 
     fairpate new mine --example three-hospitals
     python mine/three_hospitals.py [--sites 3] [--epsilon 0.1] [--out runs/hospitals]
 
-The records are made up here: visits whose readmission depends on age and ward. Every hospital has the same declaration,
-the same public pool, and private visits of its own; the coordinator has the pool and test records. The commands that
-run are printed, so that they can be typed on several machines instead. Afterwards the first hospital trains a model of
-its own records alone, at the same epsilon, to compare with.
+The records are simulated: visits whose readmission depends on age and ward. Every hospital has the same declaration,
+the same public pool, its own private visits and its own odometer; the coordinator has the pool and test records. The
+commands are printed, so that they can be typed on several machines instead. Afterwards the first hospital trains a
+model on its own records only, at the same epsilon, for comparison.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def published(party: Path, name: str, field: str) -> Any:
-    """A field of a published file of the party's run."""
+    """Return a field of one of the files that the party's run published."""
     return json.loads((party / "run" / "public" / name).read_text(encoding="utf-8"))[field]
 
 

@@ -1,1 +1,1 @@
-"""One noisy sum over sites that share nothing: its plan, a site, the coordinator, and the secure sum between them."""
+"""A noisy sum over sites that share no records: its plan, a site, the coordinator, and the secure sum between them."""

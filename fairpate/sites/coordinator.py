@@ -1,8 +1,8 @@
-"""The coordinator of a release over sites: it relays their messages, closes lists in time, and unmasks each sum.
+"""The coordinator of a release over sites: it relays their messages, closes lists on time, and unmasks each sum.
 
-It is trusted only to be available. What it may see and do is in docs/sites.md. Every message that it accepts and
-every list that it closes is in its journal before it is answered, so that a coordinator that was stopped resumes where
-it was. Its clock alone decides when sites are late.
+It is trusted only to be available; docs/sites.md lists what it can see and do. Every message that it accepts and every
+list that it closes is stored in its journal before it is answered, so that a coordinator that was stopped resumes where
+it was. Its clock alone determines when sites are late.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ RawBody = Annotated[bytes, Depends(_body)]
 
 
 class CoordinatorSums:
-    """The sums of a release as the coordinator draws them, and the application that sites talk to.
+    """The coordinator's computation of a release's sums, and the HTTP application for the sites.
 
-    Called once for each sum in the plan's order, it waits for the sites. ``wait_s``: how long a list stays open for
-    sites that are missing. A sum for which too few come ends the plan, for good.
+    It is called once for each sum in the plan's order, and waits for the sites. ``wait_s``: how long a list stays open
+    for missing sites. A sum for which too few sites answer ends the plan for good.
     """
 
     def __init__(self, plan: SitePlan, journal: Journal, *, wait_s: float, embedding: bytes | None = None) -> None:
@@ -64,15 +64,17 @@ class CoordinatorSums:
         self._done: set[int] = set()
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Return the sum over all sites with its noise. SumError if the plan has ended."""
+        """Return the noisy sum over all sites. SumError if the plan has ended."""
         number = self._plan.number_of(self._number, exact_RW, stddev=stddev, name=name, about=about)
         self._number += 1
         if exact_RW.any():
-            raise SumError("The coordinator has private records of its own; let them join as another site.")
+            raise SumError("The coordinator's data set has private records; let a further site join with them.")
         with self._changed:
             if self._plan.reads_model(number):
                 if self._journal.setdefault("model", about) != about:
-                    raise SumError("The sites were shown another model than this run has; restore its folder.")
+                    raise SumError(
+                        "The model differs from the one that was sent to the sites; restore the run's folder."
+                    )
                 if number == len(self._machines):
                     store = self._journal.part(f"sum {number}")
                     self._machines.append(Coordinator(self._plan.draw(number, about), store))
@@ -96,14 +98,14 @@ class CoordinatorSums:
         return total_D.reshape(exact_RW.shape)
 
     def wait_for_sites(self, timeout_s: float) -> None:
-        """Return when all sites have signed that they need nothing more, or after ``timeout_s``."""
+        """Wait until all sites have reported that they need nothing more, at most ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while len(self._done) < len(self._plan.sites) and time.monotonic() < deadline_s:
                 self._changed.wait(_POLL_S)
 
     def app(self, settings: Any = None, *, tracer: Any = None) -> FastAPI:  # noqa: ARG002 - as HttpServer asks
-        """Return the application; it needs no tokens, as every message is signed by its site."""
+        """Return the HTTP application; it needs no tokens, since every message is signed by its site."""
 
         largest = max(8 * each.rows * each.columns for each in self._plan.sums)
         app = new_app(
@@ -140,7 +142,7 @@ class CoordinatorSums:
         return self._machines[number]
 
     def model(self) -> Response:
-        """Return the file of the model that private metrics describe; 202 while it is not there."""
+        """Return the file of the model that private metrics describe; status 202 while it is not trained."""
         with self._changed:
             found = self._journal.get("model")
             if found is None:
@@ -148,7 +150,7 @@ class CoordinatorSums:
         return Response(status_code=202) if found is None else _bytes(found)
 
     def done(self, place: int, body: RawBody) -> Response:
-        """Take a site's signature that it needs nothing more."""
+        """Accept a site's signed report that it needs nothing more."""
         self._require_place(place)
         try:
             # Signed: a stranger's request must not let the coordinator stop before a site has its sum.
@@ -172,7 +174,7 @@ class CoordinatorSums:
             )
 
     def message(self, number: int, step: str, place: int, body: RawBody) -> Response:
-        """Take one message of a site."""
+        """Accept one message of a site."""
         machine = self._machine(number)
         if step not in STEPS:
             raise FaultError(404, "step", step, f"Expected one of {', '.join(STEPS)}.")
@@ -188,7 +190,7 @@ class CoordinatorSums:
         return _bytes(b"")
 
     def listed(self, number: int, name: str, place: int) -> Response:
-        """Return a list, or the sum; 202 while it is open."""
+        """Return a closed list, or the sum; status 202 while it is open."""
         machine = self._machine(number)
         if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
             raise FaultError(404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum of a site.")
@@ -212,11 +214,11 @@ def serve(
     wait_s: float = 3600.0,
     own: Sequence[str] = (),
 ) -> RunDirectory:
-    """Coordinate the release of a plan, learn from it, and leave an ordinary run folder with statement and report.
+    """Coordinate the release of a plan and train on its sums; return a run folder with statement and report.
 
     The embedding is read from the file next to the plan; ``own`` are settings of this party's workers. PlanError and
-    ConfigError for files that do not fit each other, ServiceError for an address that cannot be used, SumError for a
-    plan that ended without its sum.
+    ConfigError for files that do not match, ServiceError for an address that cannot be used, SumError if the plan ends
+    without its sum.
     """
     from fairpate.run.run import run_method
 

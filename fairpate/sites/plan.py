@@ -1,13 +1,13 @@
-"""The plan of a release over sites: what is summed, under which noise, by whom; and the store of each party's messages.
+"""The plan of a release over sites: its sums, their noise and the sites; and the journal, each party's durable store.
 
-A plan is one file of JSON, and its bytes are what its digest means: every site signs the digest with each message. It
-holds the method's configuration, the events that price the release, every sum in order, the sites with their public
-keys, and the numbers of sites that may vanish and collude. Events and sums are those of a rehearsal, which runs the
-method on no private record; each site rehearses the plan itself and refuses one that says anything else. A digest of
+A plan is one JSON file, identified by the digest of its bytes, which every site signs with each message. It contains
+the method's configuration, the events from which the release's cost is computed, every sum in order, the sites with
+their public keys, and the numbers of sites that may vanish and collude. Events and sums come from a rehearsal, which
+runs the method without private records; each site rehearses the plan itself and refuses one that differs. A digest of
 the rehearsal's public arrays shows that all have the same pool, embedding and features.
 
-With private metrics, the last sum is the table of predictions on the sites' test records. It is a sum about one model,
-which is learned from the sums before: its terms name that model, so that tables about different ones do not add up.
+With private metrics, the last sum is the table of predictions on the sites' test records. It describes one model, which
+is trained on the earlier sums: its terms identify this model, so that tables about different models are not added up.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _OF_A_MACHINE = re.compile(r"(out|data\.data_dir|data\.declaration|ray|storage|(
 
 
 class JournalError(UserError):
-    """The journal cannot be read or written; nothing that it should hold has left."""
+    """The journal cannot be read or written; nothing left this party that it should have stored first."""
 
 
 class PlanError(UsageError):
-    """A plan, a roster or a key that cannot be used; the message names the file or field and the remedy."""
+    """A plan, a roster or a key cannot be used; the message names the file or field and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSum:
-    """One sum of the release: its name, the shape of its table, and the noise that it is priced for."""
+    """One sum of the release: its name, the shape of its table, and the noise for which its cost is computed."""
 
     name: str
     rows: int
@@ -63,11 +63,11 @@ class PlannedSum:
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlan:
-    """A plan as all parties have it. ``content`` are the bytes of its file.
+    """A plan, the same for all parties. ``content`` are the bytes of its file.
 
-    ``settings`` are the method's configuration without paths; ``events`` as in a statement; ``public_arrays`` and
-    ``embedding`` are digests; ``sites`` are public keys by name, in the order of their places. ``test_events`` price
-    the last sum, of test records, which no other sum reads; empty: there is no such sum.
+    ``settings`` are the method's configuration without paths; ``events`` as in a privacy statement; ``public_arrays``
+    and ``embedding`` are digests; ``sites`` are public keys by name, in order. ``test_events`` give the cost of the
+    last sum, of test records, which no other sum reads; empty: there is no such sum.
     """
 
     id: str
@@ -86,15 +86,18 @@ class SitePlan:
     def __post_init__(self) -> None:
         whole = (self.may_vanish, self.may_collude, *(n for each in self.sums for n in (each.rows, each.columns)))
         if not self.sums or not self.events or not all(type(number) is int for number in whole):
-            raise PlanError("sums: none, or not of whole numbers; a plan is made by `fairpate site plan`.")
+            raise PlanError("sums: missing, or their numbers are not integers; make a plan with `fairpate site plan`.")
         if not all(math.isfinite(each.noise_stddev) and min(each.rows, each.columns) > 0 for each in self.sums):
-            raise PlanError("sums: expected finite noise and numbers to add up; take the plan from its author.")
+            raise PlanError(
+                "sums: expected finite noise and at least one row and column in each; get the plan from its author "
+                "again."
+            )
         if not all(_NAME.fullmatch(name) for name in self.sites):
             raise PlanError("sites: expected names of at most 64 letters, digits, spaces, dots, dashes or underscores.")
         # What an author's file says of folders, packages or machines would be done here, unseen.
         said = [field for field, value in flattened(self.settings).items() if value not in (None, {})]
         if refused := list(filter(_OF_A_MACHINE.fullmatch, said)):
-            raise PlanError(f"settings.{min(refused)}: a plan says nothing of folders, files or machines; take it out.")
+            raise PlanError(f"settings.{min(refused)}: a plan must not set folders, files or machines; take it out.")
         try:
             # ``Draw`` checks the numbers of sites and the noise of each sum.
             for number in range(len(self.sums)):
@@ -104,17 +107,18 @@ class SitePlan:
 
     @property
     def digest(self) -> str:
-        """The digest of the file's bytes, which operators can compare by telephone."""
+        """The SHA-256 of the file's bytes, which operators can compare by telephone."""
         return hashlib.sha256(self.content).hexdigest()
 
     def reads_model(self, number: int) -> bool:
-        """True if sum ``number`` is of predictions on test records, and so about a model."""
+        """Return whether sum ``number`` is the table of predictions on test records, and so describes a model."""
         return bool(self.test_events) and number == len(self.sums) - 1
 
     def number_of(self, drawn: int, exact_RW: IntArray, *, stddev: float, name: str, about: bytes) -> int:
-        """The number of the sum that comes after ``drawn`` others, and is about this model.
+        """Return the number of the sum that follows ``drawn`` others; with ``about``, of the sum that describes this
+        model.
 
-        SumError unless the plan has this sum there.
+        SumError unless the plan has a sum with this shape, noise and name there.
         """
         # Where the release is stored already, its sums are not asked for again: that about the model is the first.
         number = len(self.sums) - 1 if about else drawn
@@ -125,7 +129,7 @@ class SitePlan:
         return number
 
     def draw(self, number: int, about: bytes = b"") -> Draw:
-        """Return the terms of sum ``number``. ``about``: the file of the model, of a sum about one."""
+        """Return the terms of sum ``number``. ``about``: the file of the model that the sum describes, if any."""
         planned = self.sums[number]
         # Of the file's bytes: the same values written differently are another plan.
         digest = bytes.fromhex(self.digest)
@@ -140,15 +144,18 @@ class SitePlan:
         )
 
     def place_of(self, key: SiteKey) -> int:
-        """The place of the site with this key. PlanError for a key that is not in the plan."""
+        """Return the position of the site with this key. PlanError for a key that is not in the plan."""
         for place, (name, text) in enumerate(self.sites.items()):
             if public_keys(text, f"sites.{name}") == key.public:
                 return place
-        raise PlanError(f"key: not one of the plan's sites ({', '.join(self.sites)}); give the key that was sent in.")
+        raise PlanError(
+            f"key: does not belong to a site of the plan ({', '.join(self.sites)}); give the key whose public part you "
+            "sent to the plan's author."
+        )
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The remarks of a statement: the sites, and who had to be trusted for what."""
+        """The remarks of the privacy statement: the sites, and which parties are trusted for what."""
         return (
             f"Summed over {len(self.sites)} sites ({', '.join(self.sites)}), none of which revealed its records or "
             f"its own sum; plan {self.digest}. ε holds if at most {self.may_collude} of them collude with "
@@ -159,7 +166,7 @@ class SitePlan:
 
 
 def public_keys(text: str, field: str) -> PublicKeys:
-    """Return the public keys in the text that ``field`` holds. PlanError for a text that is not two keys."""
+    """Parse the public keys in ``text``; ``field`` names it in messages. PlanError for other text."""
     try:
         found = bytes.fromhex(text)
         return PublicKeys(signing=found[:32], sealing=found[32:])
@@ -168,7 +175,7 @@ def public_keys(text: str, field: str) -> PublicKeys:
 
 
 def read_plan(content: bytes, where: str) -> SitePlan:
-    """Return the plan in a file's bytes. PlanError if it is not a plan, or has too few sites."""
+    """Parse the plan in a file's bytes; ``where`` names the file in messages. PlanError if it is not a valid plan."""
     try:
         values = json.loads(content)
         if values.pop("format") != FORMAT:
@@ -186,13 +193,13 @@ def embedding_file(plan_file: Path) -> Path:
 
 
 def new_key(path: Path) -> SiteKey:
-    """Make the private keys of a site in a new file for its owner alone. PlanError if the file exists."""
+    """Create the private keys of a site in a new file that only its owner can read. PlanError if the file exists."""
     secret = secrets.token_bytes(32)
     try:
         # Never over a key that another call has just made.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise PlanError(f"{path}: exists already; a site keeps its key, or gives another file.") from None
+        raise PlanError(f"{path}: exists already; keep this key, or give another file.") from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(secret.hex() + "\n")
         file.flush()
@@ -201,7 +208,8 @@ def new_key(path: Path) -> SiteKey:
 
 
 def read_key(path: Path) -> SiteKey:
-    """The private keys that :func:`new_key` made. PlanError for a file that is missing, damaged or open to others."""
+    """Read the private keys that :func:`new_key` wrote. PlanError if the file is missing, damaged or readable by
+    others."""
     try:
         # No permission for the group or others.
         if path.stat().st_mode & 0o077:
@@ -215,12 +223,13 @@ def read_key(path: Path) -> SiteKey:
 
 
 def key_text(keys: PublicKeys) -> str:
-    """The public keys as the text of a roster's entry."""
+    """Return public keys as one text, for the roster: the file that maps sites' names to their keys."""
     return (keys.signing + keys.sealing).hex()
 
 
 def read_roster(path: Path) -> dict[str, str]:
-    """Names of sites and the texts of their keys, from YAML. PlanError for a wrong or repeated key."""
+    """Read a roster, a YAML file that maps sites' names to the texts of their keys. PlanError for a wrong or repeated
+    key."""
     try:
         roster = read_yaml(path, as_text=True)
     except ConfigError as error:
@@ -233,8 +242,10 @@ def read_roster(path: Path) -> dict[str, str]:
 
 
 def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
-    """Run the release of ``config`` on public records alone, and return what a plan states of it. ConfigError for a
-    method whose sums sites cannot draw."""
+    """Run the release of ``config`` on public records only, and return what a plan states about it.
+
+    ConfigError for a method whose sums cannot be computed over sites.
+    """
     from fairpate.methods.base import ReleasingMethod, price
     from fairpate.methods.residual_votes import ResidualVotes
     from fairpate.privacy.mechanism_events import event_json
@@ -246,8 +257,8 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
         raise ConfigError("noise: expected os_entropy and a finite epsilon, as sites protect each other; set them.")
     if isinstance(config, ResidualVotes) and config.residual_votes.curvature is None:
         raise ConfigError(
-            "residual_votes.curvature: null, which decides by released sums how many more there are, and a plan fixes "
-            "them beforehand; set public or private."
+            "residual_votes.curvature: with null, released sums decide how many more follow, but a plan fixes them "
+            "beforehand; set public or private."
         )
     config.check()
     check_data(config, dataset)
@@ -288,10 +299,10 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
 def make_plan(
     config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int, reporter: Reporter
 ) -> tuple[SitePlan, bytes | None]:
-    """A new plan, and the file of the embedding of all records, if there is one. No private record is read.
+    """Return a new plan, and the file of the embedding of all records, if there is one. No private record is read.
 
-    DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError for numbers of
-    sites and noise that cannot hold together.
+    DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError if the numbers
+    of sites and the noise are not compatible.
     """
     from fairpate.data.embedding import save_embedding
     from fairpate.data.registry import load_at_site
@@ -324,10 +335,10 @@ def make_plan(
 def config_of(
     plan: SitePlan, declaration: Path, *, data_dir: Path | None, out: Path | None, own: Sequence[str] = ()
 ) -> ReleasingMethod:
-    """The plan's configuration for the files of one party, with its ``own`` settings of workers, ``ray.FIELD=VALUE``.
+    """Return the plan's configuration for one party's files, with its ``own`` worker settings ``ray.FIELD=VALUE``.
 
-    PlanError for another declaration than the plan's, or an own setting of anything else. ConfigError for a plan that
-    names code, which runs only where the operator allows it.
+    PlanError for another declaration than the plan's, or for another setting in ``own``. ConfigError for a plan that
+    names code which the operator has not allowed.
     """
     from fairpate.methods.base import ReleasingMethod, configured, find_method, require_trusted
 
@@ -348,7 +359,8 @@ def config_of(
 
 
 def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> Callable[[DataConfig], Dataset]:
-    """Reads the data set of one party, with the plan's embedding. PlanError for the file of another embedding."""
+    """Return a function that loads one party's data set with the plan's embedding. PlanError for another embedding's
+    file."""
     from fairpate.data.embedding import embedded, read_embedding
     from fairpate.data.registry import load_at_site
 
@@ -378,16 +390,16 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
     for name, here in rehearse(config, dataset).items():
         if here != stated[name]:
             raise PlanError(
-                f"{name}: this site computes others than the plan states; compare the public records and the "
-                "declaration with those of the plan's author, and the versions of this software."
+                f"{name}: this site's rehearsal differs from the plan; compare the public records, the declaration and "
+                "the version of this software with those of the plan's author."
             )
 
 
 @dataclass(frozen=True, eq=False)
 class Journal:
-    """The durable store of one party, a file that only its owner may read: the first value stored under a key stays.
+    """The durable store of one party: a file that only its owner can read. The first value stored under a key remains.
 
-    Every value is on the disk before :meth:`setdefault` returns. JournalError if that fails.
+    Every value is on the disk when :meth:`setdefault` returns. JournalError if that fails.
     """
 
     database: sqlite3.Connection
@@ -397,8 +409,10 @@ class Journal:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, plan: SitePlan) -> Iterator[Journal]:
-        """Open the journal in ``path``, which may be new. PlanError for that of another plan, JournalError if another
-        process has it open."""
+        """Open the journal in ``path``; a missing file is created.
+
+        PlanError for another plan's journal, JournalError if another process has it open.
+        """
         # SQLite would create the file with the rights of the umask, readable for others.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         # One thread at a time uses it, and not always the same one.
@@ -421,11 +435,11 @@ class Journal:
             yield journal
 
     def part(self, prefix: str) -> Journal:
-        """The part of the store whose keys begin with ``prefix``."""
+        """Return the part of the store whose keys begin with ``prefix``."""
         return Journal(self.database, self.path, f"{self.prefix}{prefix}/")
 
     def get(self, key: str, /) -> bytes | None:
-        """Return the value of ``key``."""
+        """Return the value of ``key``, None if it has none."""
         found = self._do("SELECT value FROM kept WHERE key = ?", self.prefix + key)
         return bytes(found[0][0]) if found else None
 
@@ -437,7 +451,7 @@ class Journal:
         return stored
 
     def erase(self, reason: str) -> None:
-        """Overwrite all values of this part, and keep the reason under ``ENDED``."""
+        """Overwrite and delete all values of this part, and store ``reason`` under ``ENDED``."""
         # The reason first: after a crash in between, no secret is drawn anew.
         self._do("INSERT OR REPLACE INTO kept VALUES (?, ?)", self.prefix + ENDED, reason.encode())
         size, own = len(self.prefix), self.prefix

@@ -1,4 +1,4 @@
-"""One noisy sum of whole numbers over sites that share nothing, as two state machines without input or output.
+"""One noisy sum of integers over sites that share no records, as two state machines without input or output.
 
 Secure aggregation after Bonawitz et al. 2017 (arXiv 1611.04482), with distributed discrete Gaussian noise (Kairouz, Liu
 and Steinke 2021, arXiv 2102.06387). Site k sends, modulo 2^64,
@@ -8,15 +8,16 @@ and Steinke 2021, arXiv 2102.06387). Site k sends, modulo 2^64,
                                                                                   s_jk: agreed with j (X25519)
 
 The pairwise masks cancel in the sum. Both secrets of a site, b_k and the seed of its mask key, are 16 bytes, and every
-site of the plan holds a Shamir share of each. For one list of survivors, which is signed by ``threshold`` sites, every
-site releases its share of b_k for a survivor k and of the mask key for a participant that vanished. It never releases
-both, and it never signs a second list: two unmaskings of one draw of noise would expose a single site's numbers.
+site of the plan gets a Shamir share of each. For one list of survivors, which is signed by ``threshold`` sites, every
+site releases its share of b_k for each survivor k, and of the mask key for each participant that vanished. It never
+releases both, and it never signs a second list: two unmaskings with the same noise would expose a single site's
+numbers.
 
-:class:`Site` and :class:`Coordinator` read and write a :class:`Store`, which keeps the first value that it is given
-under a key. With one that is durable, either may be stopped at any moment and made again: what a site sent before, it
-sends again, byte for byte. Neither machine knows what the numbers mean, who waits for whom, or how bytes travel.
+:class:`Site` and :class:`Coordinator` read and write a :class:`Store`, which keeps the first value stored under each
+key. With a durable store, either may be stopped at any moment and created again: a site then sends its earlier messages
+again, byte for byte. Neither state machine depends on what the numbers mean, on timing, or on how bytes travel.
 
-Sites are numbered by their place in the plan. Shapes: K sites, D numbers.
+Sites are numbered by their position in the plan. Shapes: K sites, D numbers.
 """
 
 from __future__ import annotations
@@ -46,13 +47,16 @@ from fairpate.types import IntArray, UserError
 
 Step = Literal["hello", "masked", "agreed", "shares"]
 STEPS: tuple[Step, ...] = ("hello", "masked", "agreed", "shares")
-"""What a site sends, in this order."""
+"""The messages that a site sends, in this order."""
 ENDED = "ended"
-"""The key in a site's store under which its owner keeps the reason why the sum ended, once the secrets are erased."""
+"""The key in a site's store of the reason why the sum ended; stored when its secrets are erased."""
 Words = npt.NDArray[np.uint64]
 LEAST_STDDEV = 3.0
-"""The least noise of a site. The sum of such discrete Gaussians is one of their summed variance up to a factor within
-1e-35 of 1 (Kairouz, Liu and Steinke 2021): less than any accountant resolves."""
+"""The least standard deviation of a site's noise.
+
+The sum of such discrete Gaussians is a discrete Gaussian of their summed variance up to a factor within 1e-35 of 1
+(Kairouz, Liu and Steinke 2021): less than any accountant resolves.
+"""
 _MOST_STDDEV = 2.0**52
 # The plan keeps every total below this, so that the sum modulo 2^64, read with its sign, is the sum itself.
 _LARGEST = 2**62
@@ -63,18 +67,18 @@ _SEALED = 12 + 2 * _SHARE + 16  # nonce, two shares, tag
 
 
 class SumError(UserError):
-    """A message that does not fit the plan or an earlier message, or a sum that cannot be unmasked."""
+    """A message does not match the plan or an earlier message, or the sum cannot be unmasked."""
 
 
 class LateError(SumError):
-    """A message that came after its list was closed, or differs from an earlier one; the sum continues without it."""
+    """A message came after its list was closed, or differs from an earlier one; the sum continues without it."""
 
 
 class Store(Protocol):
-    """A map in which the first value stored under a key stays: a ``dict``, or a durable file."""
+    """A map in which the first value stored under a key remains: a ``dict``, or a durable file."""
 
     def get(self, key: str, /) -> bytes | None:
-        """Return the value of ``key``."""
+        """Return the value of ``key``, None if it has none."""
 
     def setdefault(self, key: str, value: bytes, /) -> bytes:
         """Store ``value`` unless ``key`` has a value, and return the value that it has."""
@@ -82,7 +86,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicKeys:
-    """The long-term public keys of a site: Ed25519 for its signatures, X25519 for shares that are sent to it."""
+    """The long-term public keys of a site: Ed25519 for its signatures, X25519 for shares that are encrypted for it."""
 
     signing: bytes
     sealing: bytes
@@ -96,7 +100,7 @@ class PublicKeys:
             raise SumError(f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}.") from error
 
     def signed(self, signature: bytes, text: bytes) -> bool:
-        """True if ``signature`` is that of ``text`` by this key."""
+        """Return whether ``signature`` is this site's signature of ``text``."""
         try:
             Ed25519PublicKey.from_public_bytes(self.signing).verify(signature, text)
         except InvalidSignature:
@@ -105,7 +109,7 @@ class PublicKeys:
 
 
 class SiteKey:
-    """The private keys of a site, from a secret of 32 bytes."""
+    """The private keys of a site, derived from a secret of 32 bytes."""
 
     def __init__(self, secret: bytes) -> None:
         # One secret in the file, two independent keys: a key that signs must not also agree on secrets.
@@ -116,7 +120,7 @@ class SiteKey:
         )
 
     def sign(self, text: bytes) -> bytes:
-        """Return the signature of ``text``, always the same."""
+        """Return the signature of ``text``; equal texts have equal signatures."""
         return self._signing.sign(text)
 
 
@@ -124,9 +128,10 @@ class SiteKey:
 class Draw:
     """The terms of one sum, which all parties know before it begins.
 
-    ``plan``: digest of the plan; ``number``: which of its sums this is; ``may_vanish`` and ``may_collude``: numbers of
-    sites; ``size``: D; ``noise_stddev``: of the noise that the sum is priced for, on each of its numbers. SumError if
-    there are too few sites for those that may vanish and collude, or if a site's part of the noise is out of range.
+    ``plan``: digest of the plan; ``number``: position of this sum in the plan; ``may_vanish`` and ``may_collude``: how
+    many sites may; ``size``: D; ``noise_stddev``: standard deviation of the noise for which the sum's cost is computed,
+    per number. SumError if there are too few sites for ``may_vanish`` and ``may_collude``, or if the noise of one site
+    is out of range.
     """
 
     plan: bytes
@@ -140,7 +145,7 @@ class Draw:
     def __post_init__(self) -> None:
         # One party in two places would count as two honest sites, each with noise that nobody knows.
         if len({keys.signing for keys in self.sites}) < len(self.sites):
-            raise SumError("Expected a key of its own for every site, got one twice; every site makes its own.")
+            raise SumError("Expected a different key for every site, got one twice; every site must make its own.")
         if not (self.may_vanish >= 0 and self.may_collude >= 1):
             raise SumError(
                 f"Expected may_vanish >= 0 and may_collude >= 1, got {self.may_vanish} and {self.may_collude}: a site "
@@ -160,18 +165,19 @@ class Draw:
 
     @property
     def least(self) -> int:
-        """The number of survivors without which nothing is unmasked: fewer would have less noise than is priced."""
+        """The least number of survivors: with fewer, the sum would have less noise than its cost assumes, so it is not
+        unmasked."""
         return len(self.sites) - self.may_vanish
 
     @property
     def num_honest(self) -> int:
-        """The number of noises that stay unknown if as many sites vanish and collude as the plan allows."""
+        """The number of sites whose noise stays unknown if as many sites vanish and collude as the plan allows."""
         return self.least - self.may_collude
 
     @cached_property
     def share_stddev(self) -> float:
-        """The standard deviation of each site's noise: ``num_honest`` of them have at least the variance of the
-        priced noise."""
+        """The standard deviation of each site's noise, so that ``num_honest`` sites have at least the variance of
+        ``noise_stddev``."""
         priced, share = Fraction(self.noise_stddev) ** 2, self.noise_stddev / math.sqrt(self.num_honest)
         # The root is rounded: a float lower, the noise would be less than what is priced.
         while self.num_honest * Fraction(share) ** 2 < priced:
@@ -180,17 +186,18 @@ class Draw:
 
     @property
     def threshold(self) -> int:
-        """The number of shares that give a secret, and of signatures that make a list valid."""
+        """The number of shares that reconstruct a secret, and of signatures that make a list valid."""
         # More than half of the honest sites and all that collude: two lists with as many share an honest site.
         return (len(self.sites) + self.may_collude) // 2 + 1
 
     def tag(self, purpose: str, *places: int) -> bytes:
-        """Return 32 bytes that separate this use of a key from every other one."""
+        """Return 32 bytes that identify one use of a key: the plan, the sum, the purpose and the sites in
+        ``places``."""
         return _tag(self.plan, self.number, purpose, places)
 
     def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
-        """Raise SumError unless ``signature`` is that of site ``place`` for ``text``, and the mask key in the head of a
-        `hello` can be used."""
+        """Raise SumError unless ``signature`` is site ``place``'s signature of ``text``, and the mask key in a `hello`
+        is usable."""
         if not self.sites[place].signed(signature, self.tag(purpose, place) + text):
             raise SumError(
                 f"Site {place}: its message '{purpose}' is not signed by it for this plan; the plan, the sum or the "
@@ -200,43 +207,47 @@ class Draw:
             _exchanged(_PROBE, text[:32], place)
 
     def flags(self, places: Sequence[int] | Mapping[int, object]) -> bytes:
-        """Return a list of sites as one byte for each site of the plan."""
+        """Return a list of sites as bytes, one flag for each site of the plan."""
         return bytes(place in places for place in range(len(self.sites)))
 
     def parts(self, message: bytes, size: int, *, least: int = 0) -> dict[int, bytes]:
-        """Return what ``message``, which begins with :meth:`flags`, has for each site in its list: ``size`` bytes.
+        """Split ``message``, which begins with :meth:`flags`, into ``size`` bytes for each listed site.
 
-        SumError for a damaged list, and for one of fewer than ``least`` sites.
+        SumError for a damaged list, and for a list of fewer than ``least`` sites.
         """
         flags, rest = message[: len(self.sites)], message[len(self.sites) :]
         places = [place for place, flag in enumerate(flags) if flag == 1]
         if len(flags) != len(self.sites) or set(flags) - {0, 1} or len(rest) != size * len(places):
-            raise SumError(f"Expected a list of {len(self.sites)} sites, got {len(message)} bytes; it is damaged.")
+            raise SumError(
+                f"Expected a list of {len(self.sites)} sites, got {len(message)} damaged bytes; give the command again."
+            )
         if len(places) < least:
             raise SumError(f"Expected a list of at least {least} sites, got {len(places)}; the sum ends here.")
         return {place: rest[size * row : size * (row + 1)] for row, place in enumerate(places)}
 
     def digest(self, heads: Mapping[int, bytes], survivors: bytes | None = None) -> bytes:
-        """Return the digest of the list of participants, which every site signs with its numbers, or else of that of
-        their ``survivors``, which every survivor signs once."""
+        """Return the digest of the list of participants, or with ``survivors`` that of the list of survivors.
+
+        Every site signs the first with its numbers; every survivor signs the second, once.
+        """
         members = hashlib.sha256(self.tag("members") + self.flags(heads) + b"".join(heads.values())).digest()
         return members if survivors is None else hashlib.sha256(self.tag("survivors") + members + survivors).digest()
 
     def mask(self, secret: bytes, *places: int) -> Words:
-        """Return D words expanded from ``secret``: the mask of one site, or of the pair of sites in ``places``."""
+        """Return a mask of D words expanded from ``secret``, for one site or for the pair of sites in ``places``."""
         # A nonce of zeros is safe: the key is derived for this plan, sum and pair, and masks only one message.
         stream = Cipher(ChaCha20(_derived(secret, self.tag("mask", *places)), bytes(16)), mode=None).encryptor()
         return np.frombuffer(stream.update(bytes(8 * self.size)), dtype="<u8").astype(np.uint64, copy=False)
 
     def pair_mask(self, own: X25519PrivateKey, place: int, other_key: bytes, other: int) -> Words:
-        """Return the mask that site ``place``, whose mask key is ``own``, adds for site ``other``."""
+        """Return the pairwise mask that site ``place``, whose mask key is ``own``, adds for site ``other``."""
         mask = self.mask(_exchanged(own, other_key, other), min(place, other), max(place, other))
         # The other site adds the same words with the other sign.
         return mask if place < other else 0 - mask
 
 
 class Site:
-    """One site's side of one sum. ``store`` is its own for every plan and sum, and is erased once the sum is known."""
+    """One site's part of one sum. ``store`` belongs to this sum of this plan, and is erased once the sum is known."""
 
     def __init__(self, draw: Draw, place: int, key: SiteKey, store: Store) -> None:
         if draw.sites[place] != key.public:
@@ -247,7 +258,7 @@ class Site:
         self._draw, self._place, self._key, self._store = draw, place, key, store
 
     def hello(self) -> bytes:
-        """Return the first message: the key for masks, and encrypted shares of both secrets for every site."""
+        """Return the first message: the public mask key, and encrypted shares of both secrets for every site."""
         draw, stored = self._draw, self._store.get("hello")
         if stored is None:
             own, seed = secrets.token_bytes(_SECRET), secrets.token_bytes(_SECRET)
@@ -267,9 +278,10 @@ class Site:
         return stored[2 * _SECRET :]
 
     def masked(self, members: bytes, exact_D: IntArray, source: NoiseSource | None = None) -> bytes:
-        """Return the own numbers ``exact_D`` with noise and masks. ``source`` None: the operating system's entropy.
+        """Return the message with this site's numbers ``exact_D``, noise and masks.
 
-        They are drawn once: asked again, the site repeats its message. SumError for another list of participants.
+        ``source`` None: noise from the operating system's entropy. Noise is drawn once: later calls return the same
+        message. SumError for another list of participants.
         """
         draw, place = self._draw, self._place
         heads, _ = self._members(members)
@@ -294,9 +306,10 @@ class Site:
         return stored
 
     def agreed(self, survivors: bytes) -> bytes:
-        """Return the signature of the list of survivors. SumError for a second list, or one that may not be unmasked.
+        """Sign the list of survivors, and return the signature.
 
-        That is a list of too few sites, without this site, or of sites that had another list of participants.
+        SumError for a second list, and for a list that must not be unmasked: with too few sites, without this site, or
+        with sites that had another list of participants.
         """
         draw = self._draw
         heads, _ = self._members(self._stored("members"))
@@ -313,7 +326,7 @@ class Site:
         return self._signed("agreed", draw.digest(heads, survivors))
 
     def shares(self, agreement: bytes) -> bytes:
-        """Return one share for each participant: of its own mask if it survived, else of its mask key.
+        """Return one share per participant: of its own mask's seed if it survived, else of its mask key.
 
         SumError unless ``agreement`` has the signatures of ``threshold`` survivors for the list that this site signed.
         """
@@ -336,7 +349,8 @@ class Site:
         return body + self._signed("shares", digest + body)
 
     def _members(self, members: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """The heads of the participants' first messages, and what each of them sealed for this site."""
+        """Return the heads of the participants' first messages, and the shares that each participant encrypted for this
+        site."""
         draw = self._draw
         parts = draw.parts(members, _HEAD + _SEALED, least=draw.least)
         heads = {place: part[:_HEAD] for place, part in parts.items()}
@@ -346,12 +360,12 @@ class Site:
 
     def _once(self, key: str, value: bytes) -> None:
         if self._store.setdefault(key, value) != value:
-            raise SumError(f"The coordinator sent another list of {key} than before; the sum ends here.")
+            raise SumError(f"The coordinator sent two different lists of {key}; the sum ends here.")
 
     def _stored(self, key: str) -> bytes:
         value = self._store.get(key)
         if value is None:
-            raise SumError(f"This site has no list of {key} yet, or erased it; the sum is not unmasked.")
+            raise SumError(f"This site has no list of {key} yet, or erased it, so it does not help to unmask the sum.")
         return value
 
     def _signed(self, purpose: Step, text: bytes) -> bytes:
@@ -365,7 +379,7 @@ class Site:
 
 
 class Coordinator:
-    """The coordinator's side of one sum: it takes the messages of sites, closes lists, and unmasks the sum."""
+    """The coordinator's part of one sum: it receives the messages of sites, closes lists, and unmasks the sum."""
 
     def __init__(self, draw: Draw, store: Store) -> None:
         self._draw, self._store = draw, store
@@ -377,10 +391,10 @@ class Coordinator:
                     self._messages[step][place] = message
 
     def receive(self, step: Step, place: int, message: bytes) -> None:
-        """Keep a message; the same one again changes nothing.
+        """Store a site's message; storing the same message again has no effect.
 
-        SumError for a message that no honest site sends, for one that differs from an earlier one, and for one that
-        comes after its list was closed.
+        SumError for a message that no honest site sends; LateError for a message that differs from an earlier one, or
+        that comes after its list was closed.
         """
         known = self._messages[step]
         if known.get(place) != message:
@@ -391,9 +405,10 @@ class Coordinator:
             known[place] = self._store.setdefault(f"{step}/{place}", message)
 
     def advance(self, *, time_is_up: bool = False) -> int:
-        """Close every list that is complete; when time is up, also the open one, with as few sites as the plan allows.
+        """Close every complete list; if ``time_is_up``, also the open list, with the sites that have answered.
 
-        Returns the number of lists that are closed, the sum included. SumError if time is up and sites are too few.
+        Returns the number of closed lists, the sum included. SumError if time is up and fewer sites answered than the
+        plan needs.
         """
         draw, store = self._draw, self._store
         hellos, masked, agreed, shares = (self._messages[step] for step in STEPS)
@@ -420,13 +435,16 @@ class Coordinator:
             if total_D is not None:
                 store.setdefault("sum", total_D.astype("<i8").tobytes())
             elif time_is_up or len(shares) == len(self._survivors):
-                raise SumError("Too many sites sent wrong shares: their secrets do not fit their hashes; the sum ends.")
+                raise SumError(
+                    "Too many sites sent wrong shares, so secrets do not match their hashes; the sum ends, and a new "
+                    "attempt needs a new plan."
+                )
         return 3 if store.get("sum") is None else 4
 
     def listed(self, name: str, place: int = 0) -> bytes | None:
-        """A list, or the sum as bytes, for site ``place``; None while it is open.
+        """Return a closed list (or the sum, as bytes) for site ``place``; None while it is open.
 
-        The list of participants, ``members``, has the shares that were sealed for this site; ``survivors``,
+        The list of participants, ``members``, contains the shares that were encrypted for this site; ``survivors``,
         ``agreement`` and ``sum`` are the same for all.
         """
         flags, hellos = self._store.get(name), self._messages["hello"]
@@ -437,18 +455,21 @@ class Coordinator:
 
     @property
     def total_D(self) -> IntArray | None:
-        """The sum with its noise, once it is known."""
+        """The noisy sum (D,); None until it is known."""
         return None if (stored := self._store.get("sum")) is None else sum_of(stored)
 
     def _is_complete(self, messages: Mapping[int, bytes], most: int, least: int, step: Step, time_is_up: bool) -> bool:
         if time_is_up and len(messages) < least:
-            raise SumError(f"Time is up: {len(messages)} sites sent '{step}', the plan needs {least}; the sum ends.")
+            raise SumError(
+                f"Time is up: {len(messages)} sites sent '{step}', the plan needs {least}; the sum ends, and a new "
+                "attempt needs a new plan."
+            )
         return len(messages) >= (least if time_is_up else most)
 
     def _check(self, step: Step, place: int, message: bytes) -> None:
         draw, is_survivor = self._draw, step in ("agreed", "shares")
         if not 0 <= place < len(draw.sites):
-            raise SumError(f"Site {place}: the plan has {len(draw.sites)} sites.")
+            raise SumError(f"Site {place}: expected a number below {len(draw.sites)}, the number of the plan's sites.")
         if step != "hello" and place not in (self._survivors if is_survivor else self._heads):
             raise LateError(f"Site {place}: '{step}' is not expected of it; an earlier message did not come in time.")
         lengths: dict[Step, int] = {
@@ -474,7 +495,7 @@ class Coordinator:
 
     @property
     def _heads(self) -> dict[int, bytes]:
-        """The heads of all participants' first messages; no participant while their list is open."""
+        """The heads of all participants' first messages; empty while the list of participants is open."""
         flags = self._store.get("members") or b""
         return {place: self._messages["hello"][place][:_HEAD] for place, flag in enumerate(flags) if flag}
 
@@ -484,7 +505,7 @@ class Coordinator:
         return {} if survivors is None else self._draw.parts(survivors, _HASH + _SIGNATURE)
 
     def _unmasked(self) -> IntArray | None:
-        """The sum (D,) without masks; None if wrong shares keep a secret from being found."""
+        """Return the sum (D,) without masks; None if wrong shares prevent the reconstruction of a secret."""
         draw, heads, survivors = self._draw, self._heads, self._survivors
         shares = {place: body[:-_SIGNATURE] for place, body in self._messages["shares"].items()}
         # All arithmetic wraps modulo 2^64, as the masks do.
@@ -513,7 +534,7 @@ class Coordinator:
 
 
 def sum_of(message: bytes) -> IntArray:
-    """The numbers of a published sum."""
+    """Return the numbers of a published sum."""
     return np.frombuffer(message, dtype="<i8").astype(np.int64)
 
 
@@ -556,7 +577,7 @@ def _mask_key(draw: Draw, seed: bytes) -> X25519PrivateKey:
 
 
 def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
-    """Yield ``count`` Shamir shares of ``secret``: any ``threshold`` of them give it, fewer reveal nothing."""
+    """Yield ``count`` Shamir shares of ``secret``: any ``threshold`` of them reconstruct it, fewer reveal nothing."""
     # Whole numbers modulo a prime: 110 times as fast at 500 sites as pycryptodome's field of 2^128, in Python too.
     factors = [secrets.randbelow(_FIELD) for _ in range(threshold - 1)]
     # At 0 the polynomial is the secret itself, so sites have the points from 1 on.
@@ -568,7 +589,10 @@ def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
 
 
 def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
-    """Yield secrets that are consistent with shares by their holders' places; the first is right if all shares are."""
+    """Yield candidate secrets, each reconstructed from ``threshold`` of the ``shares`` (by their holders' positions).
+
+    If all shares are right, the first candidate is right.
+    """
     holders = sorted(shares)
     # Shifted by one holder at a time, so that one wrong share, or several side by side, are left out.
     for first in range(len(holders) if len(holders) > threshold else 1):
@@ -581,7 +605,7 @@ def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
 
 @lru_cache(maxsize=16)
 def _weights(holders: tuple[int, ...]) -> list[int]:
-    """Lagrange's weights at 0 for polynomials that are known at the points holder + 1."""
+    """Return the Lagrange weights at 0 for polynomials known at the points holder + 1."""
     weights = []
     for holder in holders:
         above = below = 1

@@ -1,13 +1,13 @@
-"""A release over sites on one machine: records are dealt to sites, and the real commands run as processes.
+"""Simulate a release over sites on one machine: distribute records to sites, and run the real commands as processes.
 
-Every party gets a folder with files, a declaration and an odometer of its own; the coordinator serves on the loopback
-interface. Only the division of the records is simulated; the protocol is the real one. The records of a table are dealt
-as rows of the publisher's text, at random or by the value of a column, such as the state of a census record; pictures
-are dealt at random as vectors of numbers. All records of a person go to one site.
+Every party gets its own folder with files, a declaration and an odometer; the coordinator serves on the loopback
+interface. Only the distribution of the records is simulated; the protocol is the real one. Records of a table are
+distributed as rows of the publisher's text, at random or by the value of a column, such as the state of a census
+record; pictures are distributed at random as vectors of numbers. All records of a person go to one site.
 
-It is meant for public records: one machine has them all, so that nothing is kept from anybody. A declaration may be of
-private ones, and the odometers of the parties are not the operator's. So its release is charged to that one too, before
-a party begins.
+This is meant for public records: one machine has them all, so nothing is hidden. The records of a declaration may be
+private, and the parties' odometers are not the operator's. So the release is also charged to the operator's odometer
+before a party begins.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ class SimulationError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """A finished simulation: the coordinator's run, the private records of each site, and what it took. ``site_mb``:
-    the most memory of a site's process that exchanges messages."""
+    """A finished simulation: the coordinator's run, the number of private records of each site, and time and memory
+    used.
+
+    ``site_mb``: the largest memory of a site's process that exchanges messages.
+    """
 
     run: RunDirectory
     records: tuple[int, ...]
@@ -65,15 +68,15 @@ class Simulated:
 
 
 def site_folders(folder: Path, sites: int) -> list[Path]:
-    """The folders of all sites of a simulation."""
+    """Return the folders of all sites of a simulation."""
     return [folder / f"site{number}" for number in range(1, sites + 1)]
 
 
 def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -> tuple[int, ...]:
     """Write the files of all parties below ``folder``; return the number of private records of each site.
 
-    ``by``: a column of the publisher's table, whose values are dealt to sites in turn, the most frequent first;
-    ``COLUMN:N`` takes its first N characters. ConfigError for a column without as many values as sites, and for
+    ``by``: a column of the publisher's table; its values are assigned to sites in turn, the most frequent first.
+    ``COLUMN:N`` uses the first N characters of a value. ConfigError for a column with fewer values than sites, and for
     pictures as pixels.
     """
     codebook = CODEBOOKS / f"{data.name}.yaml"
@@ -98,7 +101,7 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
 
 
 def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """The rows of a declared table by part, as text, and its declaration without the parts that are about files."""
+    """Return the rows of a declared table by part, as text, and its declaration without the fields about files."""
     table, entry = read_declaration(path), entry_for(data)
     found: dict[str, list[pa.Table]] = {}
     # Read all columns: records may be dealt by one that is not a feature.
@@ -135,13 +138,13 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
 
 
 def _person_column(declared: Mapping[str, Any]) -> str:
-    """The column that names persons; empty if none does."""
+    """Return the name of the column of person ids; empty if there is none."""
     person = declared.get("person")
     return (person["column"] if isinstance(person, Mapping) else person) or ""
 
 
 def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """The records of a data set by part, as vectors of numbers, and their declaration."""
+    """Return the records of a data set by part, as vectors of numbers, and a declaration of them."""
     if dataset.kind == "image":
         raise ConfigError(
             f"data.options.features: {dataset.name} are pictures; set oriented_gradients, as sites exchange no pixels."
@@ -168,7 +171,7 @@ def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
 def _dealt(
     private: pa.Table, declared: Mapping[str, Any], order: np.random.Generator, *, sites: int, by: str | None
 ) -> IntArray:
-    """The site of each private record, counted from 0."""
+    """Return the site of each private record, counted from 0."""
     of_person = _person_column(declared)
     column, _, length = (by or "").partition(":")
     column = column or of_person
@@ -193,8 +196,8 @@ def _dealt(
         counts = pc.value_counts(pairs["person"]).field("counts")
         if parted := pc.sum(pc.greater(counts, 1)).as_py():
             raise ConfigError(
-                f"--by: {by} parts the records of {parted:,} persons, who would be two units; deal by a column that "
-                "is the same for all records of a person, or leave --by out."
+                f"--by: {by} divides the records of {parted:,} persons between sites; give a column that is the same "
+                "for all records of a person, or leave --by out."
             )
     return dealt_N
 
@@ -208,10 +211,10 @@ def simulate(
     planning: Sequence[str] = (),
     wait_s: float = 600.0,
 ) -> Simulated:
-    """Deal the records of ``data`` to ``sites`` in ``folder``, and run plan, coordinator and sites as processes.
+    """Distribute the records of ``data`` to ``sites`` in ``folder``, and run plan, coordinator and sites as processes.
 
     ``planning`` are further arguments of `fairpate site plan`. UsageError for a folder that exists, SimulationError for
-    a process that fails; no process stays behind. LimitReachedError where the operator's own odometer, which counts
+    a process that fails; all processes are ended. LimitReachedError if the operator's own odometer, which counts
     records of a declaration, has no room.
     """
     if folder.exists():

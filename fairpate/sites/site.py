@@ -1,14 +1,15 @@
-"""One site's part in a release over sites: it connects to the coordinator, and nobody connects to it.
+"""One site's part in a release over sites: it connects to the coordinator; nobody connects to it.
 
 Before anything leaves, the site has rehearsed the plan, its operator has agreed, and its own odometer has counted all
-events of the plan. Then it draws every sum of the release with the others (:mod:`fairpate.sites.secure_sum`). All that
-it sent is kept in the journal in ``private/`` of its run folder, so that a site that was stopped continues where it
-was. Once a sum is known, or the plan has ended, its secrets and noise are deleted.
+events of the plan. Then it computes every sum of the release together with the others
+(:mod:`fairpate.sites.secure_sum`). Everything that it sent is kept in the journal in ``private/`` of its run folder, so
+that a site that was stopped resumes where it was. Once a sum is known, or the plan has ended, its secrets and noise are
+deleted.
 
 Computing a table of the site's records needs torch and hundreds of megabytes; exchanging messages needs neither. So
-each table is computed in a process of its own (:func:`take_part`), which ends before the first message about it leaves.
-The process that asks the operator, keeps the journal and waits for the others (:class:`Messenger`) stays small. For the
-next table, another process begins the release anew, and is given the sums that are known.
+each table is computed in a separate process (:func:`take_part`), which ends before the first message about the table
+leaves. The process that asks the operator, keeps the journal and waits for the others (:class:`Messenger`) stays small.
+For the next table, another process starts the release from the beginning, with the sums that are known so far.
 """
 
 from __future__ import annotations
@@ -66,17 +67,18 @@ _TIMEOUT_S = 60.0
 _PATIENCE_S = 2.0  # without a word about waiting
 _LEAVES_S = 30.0  # a process that closed its end of a pipe
 TURN = "FAIRPATE_TURN"
-"""A variable that names a file: of the processes that compute tables, one at a time works while it holds its lock."""
+"""An environment variable that names a lock file: only one of the processes that compute tables works at a time."""
 _HERE = ("localhost", "127.0.0.1", "::1")
 List = Literal["members", "survivors", "agreement", "sum"]
 
 
 class CoordinatorError(UserError):
-    """The coordinator cannot be reached, refuses a message, or ended the plan; the message says what is charged."""
+    """The coordinator cannot be reached, refuses a message, or ended the plan; the message says what was charged."""
 
 
 class CoordinatorClient:
-    """Requests to a coordinator, repeated while it is away or has nothing to say yet, for ``wait_s`` seconds each."""
+    """Sends requests to a coordinator, and repeats them for ``wait_s`` seconds while it is away or has no answer
+    yet."""
 
     def __init__(self, url: str, *, wait_s: float, ca: str | None = None) -> None:
         parts = urlsplit(url)
@@ -97,11 +99,11 @@ class CoordinatorClient:
     def request(
         self, path: str, content: bytes | None = None, *, wait_s: float | None = None, into: Path | None = None
     ) -> bytes | None:
-        """Send ``content``, or fetch what is at ``path``. None if the coordinator refuses it as late.
+        """Send ``content`` to ``path``, or fetch ``path`` without content. None if the coordinator refuses the message
+        as late.
 
-        ``wait_s`` None: as long as the client waits. With ``into``, the reply is written to that file piece by piece
-        instead of being returned. CoordinatorError if the coordinator ended the plan or refused the message, or if
-        time is up; SumError never.
+        ``wait_s`` None: the client's. With ``into``, the reply is written to this file piece by piece and not returned.
+        CoordinatorError if the coordinator ended the plan or refused the message, or if time is up.
         """
         wait_s = self._wait_s if wait_s is None else wait_s
         deadline_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -143,7 +145,7 @@ class CoordinatorClient:
 
 
 class PlanEndedError(CoordinatorError):
-    """The plan has ended without its sum; what was charged stays charged."""
+    """The plan ended without its sum; what was charged remains charged."""
 
 
 def _words(reply: httpx.Response) -> str:
@@ -154,10 +156,11 @@ def _words(reply: httpx.Response) -> str:
 
 
 class Messenger:
-    """One site's part in a plan without its records: the operator's answer, the journal, and the messages.
+    """The part of a site that needs no records: the operator's answer, the journal, and the messages.
 
     :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
-    Where it begins anew, what was answered before is answered at once. ``source`` None: the operating system's entropy.
+    When it starts again, calls that were answered before return at once. ``source`` None: noise from the operating
+    system's entropy.
     """
 
     def __init__(
@@ -178,16 +181,16 @@ class Messenger:
         self.has_agreed = self._has_begun = False
 
     def agree(self, offer: str) -> bool:
-        """Return the operator's answer to ``offer``."""
+        """Show ``offer`` to the operator, and return whether the operator agrees."""
         self.has_agreed = self._agree(offer)
         return self.has_agreed
 
     def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
-        """Open the journal in ``path``. True if a charge was begun before.
+        """Open the journal in ``path``; return whether a charge was begun before.
 
-        ``begun``: a folder next to the odometer that names the journal with which this site began the plan;
-        ``records``: a digest of them; ``charge`` counts the whole plan in the site's odometer. SumError for another
-        journal, or other records, than before.
+        ``begun``: a folder next to the odometer with the id of the journal with which this site began the plan;
+        ``records``: a digest of the records; ``charge`` counts the whole plan in the site's odometer. SumError if the
+        journal or the records differ from those of the start.
         """
         if not self._has_begun:
             self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
@@ -202,17 +205,21 @@ class Messenger:
         return self._journal.get("charging") is not None
 
     def waits_for(self, what: str, about: bytes = b"") -> bool:
-        """True if the next answer to ``what`` comes from the others."""
+        """Return whether the next call of the method ``what`` has to wait for the other sites."""
         if what == "sum":
             return self._journal.get(f"total {len(self._plan.sums) - 1 if about else self._number}") is None
         return what == "model" and not self._model
 
     def is_charged(self) -> bool:
-        """True if the odometer has counted the plan."""
+        """Return whether the odometer has counted the plan."""
         return self._journal.get("charged") is not None
 
     def sum(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Return the sum over all sites with its noise."""
+        """Return the noisy sum over all sites of the tables ``exact_RW``.
+
+        ``stddev`` and ``name`` must be those of the plan; ``about`` is the file of the model that the table describes,
+        if any.
+        """
         number = self._plan.number_of(self._number, exact_RW, stddev=stddev, name=name, about=about)
         self._number += 1
         # Noise is drawn once for a table, and a table of another model is another one.
@@ -229,21 +236,22 @@ class Messenger:
         return sum_of(total).reshape(exact_RW.shape)
 
     def model(self) -> bytes:
-        """Return the file of the model that the last sum describes, once the coordinator has learned it."""
+        """Wait for, and return, the file of the model that the last sum describes, which the coordinator trains."""
         if not self._model:
             with self._waiting("model"):
                 self._model = self._client.request("/v1/model") or b""
         return self._model
 
     def leave(self) -> None:
-        """Sign that this site needs nothing more; without it, the coordinator waits for a while and then stops."""
+        """Report, signed, that this site needs nothing more; otherwise the coordinator waits for a while before it
+        stops."""
         signature = self._key.sign(self._plan.draw(0).tag("done", self._place))
         with suppress(CoordinatorError):
             self._client.request(f"/v1/done/{self._place}", signature, wait_s=0.0)
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Show that the others are waited for; erase all secrets if the coordinator ends the plan."""
+        """Show inside the block that the site waits for others; erase all secrets if the coordinator ends the plan."""
         try:
             with self._reporter.stage(what, patience_s=_PATIENCE_S):
                 yield
@@ -305,12 +313,13 @@ class Messenger:
 
 
 class ComputingError(UserError):
-    """The process that computes a site's tables was killed; the message says how to continue."""
+    """The process that computes a site's tables ended; the message says how to continue."""
 
 
 @dataclass(eq=False)
 class _RemoteMessenger:
-    """:class:`Messenger` for the process that computes: every method asks the other process through a pipe."""
+    """The :class:`Messenger` of the process that computes tables: each method calls the other process through a
+    pipe."""
 
     pipe: Connection
     has_agreed: bool
@@ -352,7 +361,7 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
 
 
 def in_processes(part: Part, messenger: Messenger) -> Path | None:
-    """Run :func:`take_part` in one process after the other; while ``messenger`` waits for others, there is none."""
+    """Run :func:`take_part` in successive processes; there is none while ``messenger`` waits for others."""
     # Spawned, not forked: a copy of this process would hold its connections and its journal.
     context = get_context("spawn")
     while True:
@@ -370,7 +379,7 @@ def in_processes(part: Part, messenger: Messenger) -> Path | None:
 
 
 def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> list[Path | None]:
-    """Answer what a process asks, and return what it found; nothing after an answer that it did not await."""
+    """Answer the calls of a computing process, and return its result; empty if it was ended because it had to wait."""
 
     def receive() -> tuple[str, Any, Any]:
         try:
@@ -412,7 +421,8 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The plan, a site's place in it, and its own files and settings: all that its tables are computed from."""
+    """The plan, a site's position in it, and its own files and settings: everything from which its tables are
+    computed."""
 
     plan: SitePlan
     place: int
@@ -438,12 +448,12 @@ def join(
     ca: str | None = None,
     own: Sequence[str] = (),
 ) -> Path | None:
-    """Take part in the plan of the coordinator at ``url``; the folder of the release, or None without an agreement.
+    """Take part in the plan of the coordinator at ``url``; return the folder of the release, None without agreement.
 
-    ``agree`` is shown what leaves and what it costs; ``digest`` is that of the only plan to accept; ``own`` are
-    settings of this site's workers. PlanError, ConfigError or DataError for a plan, a key or records that do not fit
-    each other; LimitReachedError where the odometer has no room; CoordinatorError and SumError for an end without a
-    sum. Except for the last two, nothing was charged or sent before the error.
+    ``agree`` is called with a text that says what leaves and what it costs; ``digest`` is the digest of the only plan
+    to accept; ``own`` are settings of this site's workers. PlanError, ConfigError or DataError if plan, key and records
+    do not match; LimitReachedError if the odometer has no room; CoordinatorError and SumError if the plan ends without
+    a sum. Except for the last two, nothing was charged or sent before the error.
     """
     own_key = read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
@@ -469,7 +479,7 @@ def join(
 
 
 def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
-    """Rehearse the plan, compute this site's tables, and leave the release in a folder; None without an agreement."""
+    """Rehearse the plan, compute this site's tables, and write the release to a folder; None without agreement."""
     from fairpate.methods.base import price
     from fairpate.privacy.mechanism_events import event_from
     from fairpate.run.private_metrics import release_table
@@ -536,14 +546,14 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
 
 
 def measurable(run: RunDirectory, dataset: Dataset) -> Student:
-    """The model that the coordinator sent. SumError for a file that is no model of ``dataset``."""
+    """Return the model that the coordinator sent. SumError for a file that is not a model of ``dataset``."""
     from student.card import StudentFileError
     from student.student import load_student
 
     try:
         student = load_student(run.student)
     except StudentFileError as error:
-        raise SumError(f"The coordinator sent no model ({error}); the sum ends here.") from error
+        raise SumError(f"The coordinator sent a file that is not a model ({error}); the sum ends here.") from error
     found = (student.card.input_shape, student.card.label_names, student.card.group_names)
     if found != (tuple(dataset.private.x.shape[1:]), dataset.label_names, dataset.group_names):
         raise SumError("The coordinator sent a model of other records than the plan's; the sum ends here.")
@@ -551,7 +561,7 @@ def measurable(run: RunDirectory, dataset: Dataset) -> Student:
 
 
 def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
-    """Return the text that a site's operator agrees to: what leaves, who receives it, and what it costs."""
+    """Return the text that a site's operator has to agree to: what leaves, who receives it, and what it costs."""
     of_test = len(plan.sums) - bool(plan.test_events)
     numbers, tested = (
         " and ".join(f"{each.rows} x {each.columns}" for each in some)

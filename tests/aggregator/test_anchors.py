@@ -121,7 +121,7 @@ def test_an_anchor_that_a_paused_process_holds_is_not_waited_for_for_ever(tmp_pa
     monkeypatch.setattr("aggregator.store._LOCK_S", 0.1)
     with (tmp_path / "anchor").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(LedgerError, match="a process that hangs; end it"):
+        with pytest.raises(LedgerError, match="a process that hangs has locked the anchor; end it"):
             Ledger(tmp_path / "ledger.sqlite", TERMS, create=False, anchor=tmp_path / "anchor")
     Ledger(tmp_path / "ledger.sqlite", TERMS, create=False, anchor=tmp_path / "anchor").close()
 

@@ -94,7 +94,7 @@ def test_a_log_of_what_the_ledger_lacks_is_a_witness(tmp_path):
     use(path)
     use(other)
     (*_, (last, _)) = lines_after(path, START)
-    with pytest.raises(LedgerError, match="rolled back, or the log is another"):
+    with pytest.raises(LedgerError, match="rolled back, or the log belongs to another"):
         list(lines_after(other, last))
     with pytest.raises(LedgerError, match="entry 5 was changed"):
         list(lines_after(other, last._replace(entry=last.entry._replace(number=4))))
@@ -155,7 +155,7 @@ def test_a_journal_that_was_cut_or_edited_is_refused(place, tmp_path, log, edit)
     if edit == "anew":
         note_action(actions, "restore")
         note_action(actions, "take over")
-    with pytest.raises(LedgerError, match=r"action [12].*(was changed|it was cut)"):
+    with pytest.raises(LedgerError, match=r"action [12].*(was changed|the journal was cut)"):
         list(lines_after(place, log_end(log), actions))
 
 
@@ -165,7 +165,7 @@ def test_a_log_is_checked_against_a_head_that_was_noted(log):
     assert check_log(log, heads[2]) == (7, 3, heads[-1])
     log.write_text("\n".join(lines[:5]) + "\n", encoding="utf-8")
     assert check_log(log, heads[4]) == (5, 5, heads[4])
-    with pytest.raises(LedgerError, match="none of its 5 lines has the head"):
+    with pytest.raises(LedgerError, match="none of its 5 lines has the chain"):
         check_log(log, heads[-1])
     for edited in ([*lines[:2], *lines[3:]], [lines[0].replace("alice", "carol"), *lines[1:]], [*lines, lines[-1]]):
         log.write_text("\n".join(edited) + "\n", encoding="utf-8")

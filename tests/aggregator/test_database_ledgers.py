@@ -24,7 +24,7 @@ def test_nothing_is_written_behind_a_last_entry_that_is_another_one_now(database
     with Ledger(database, TERMS) as ledger:
         answer(ledger, "first")
         execute(database, "UPDATE {ledgers} SET digest = :digest", digest="0" * 64)
-        with pytest.raises(LedgerError, match="last entry is another one"):
+        with pytest.raises(LedgerError, match="last entry has changed"):
             reserve(ledger, "second")
         assert len(ledger.keys) == 1
 

@@ -37,5 +37,5 @@ def test_a_standby_is_refused_for_reading_and_is_not_taken_for_a_broken_ledger()
                 pass
             with Server(Path(folder) / "standby", standby_of=primary) as standby:
                 for read in (audit.verify, lambda place: back_end(place).reader(place)):
-                    with pytest.raises(UnreachableError, match="is a standby, which takes no writes and may lag"):
+                    with pytest.raises(UnreachableError, match="is a standby, which accepts no writes and may lag"):
                         read(standby.url("kept"))

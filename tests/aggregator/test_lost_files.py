@@ -205,6 +205,6 @@ def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path
 
     with monkeypatch.context() as changed:
         changed.setattr(store, "connect", replaced)
-        with pytest.raises(LedgerError, match="was replaced while it was opened"):
+        with pytest.raises(LedgerError, match="was replaced while it was being opened"):
             Ledger(path, TERMS)
     assert holds_all(path, create=True)

@@ -293,9 +293,9 @@ def test_a_name_is_given_once_and_no_other_class_goes_by_it(tmp_path: Path) -> N
     class Impostor(NearestRecords):
         pass
 
-    with pytest.raises(ValueError, match="another mechanism already"):
+    with pytest.raises(ValueError, match="another mechanism has this name"):
         register(Impostor)
-    with pytest.raises(ValueError, match="Impostor: is not the mechanism named test_nearest_records"):
+    with pytest.raises(ValueError, match="Impostor: another class is registered as test_nearest_records"):
         Ledger(
             tmp_path / "ledger.sqlite",
             dataclasses.replace(TERMS, mechanism=Impostor(sampling_rate=0.1, noise_stddev_votes=20.0)),

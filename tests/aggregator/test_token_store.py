@@ -181,7 +181,7 @@ def test_once_a_token_was_asked_for_a_restart_without_the_store_opens_nothing(tm
 def test_without_a_place_for_the_mark_tokens_are_needed_all_the_same(tmp_path, caplog):
     gone = TokenBook(entries=tokens_of_both_roles().entries, store=tmp_path / "gone" / "tokens.json")
     assert LiveTokens(gone).needs_token
-    assert "after a restart" in caplog.text
+    assert "a restarted service" in caplog.text
 
 
 def test_a_name_keeps_its_limit_when_its_token_is_made_again(store):
@@ -228,7 +228,7 @@ def test_what_ended_stays_ended_and_its_name_may_have_a_new_token(store):
     first = add(store, "alice", limit=OwnLimit(max_queries=5))
     expire(store, time.time())
     for revive in (lambda s: (expired(s, "alice", expires_s=None), ""), lambda s: rotated(s, "alice", **OLD_AND_NOW)):
-        with pytest.raises(TokenError, match="alice: has no token here that is good; add one"):
+        with pytest.raises(TokenError, match="alice: has no valid token in this store; add one"):
             change(store, revive)
     second = add(store, "alice")
     tokens = LiveTokens(TokenBook(store=store))
@@ -247,7 +247,7 @@ def test_unknown_names_and_names_that_are_taken_are_refused_with_those_there_are
     with pytest.raises(TokenError, match="has a token already"):
         add(store, "alice")
     for function in (lambda s: limited(s, "bob", OwnLimit()), lambda s: revoked(s, "bob")):
-        with pytest.raises(TokenError, match="bob: has no token here that is good; add one, or give one of: alice"):
+        with pytest.raises(TokenError, match="bob: has no valid token in this store; add one, or give one of: alice"):
             change(store, lambda s, f=function: (f(s), None))
 
 

@@ -38,7 +38,7 @@ def test_a_bare_token_is_called_by_its_line_so_that_its_charges_stay_its_own(tmp
     ("text", "mode", "words"),
     [
         ("short", 0o600, "at least 24 characters, got 5"),
-        ("", 0o600, "holds no token"),
+        ("", 0o600, "contains no token"),
         (ALICE, 0o640, "chmod 600"),
         (f"alice {ALICE} extra", 0o600, "got 3 words"),
         (f"alice {ALICE}\nbob {ALICE}", 0o600, "one token twice"),

@@ -250,4 +250,4 @@ def test_the_audit_log_is_printed_or_gone_on_with_in_a_file(fairpate, copied, tm
     assert fairpate("ledger", "audit", "--check", str(log), "--head", head)[0] == 0
     log.write_text("".join(log.read_text().splitlines(keepends=True)[1:]))
     code, _, told = fairpate("ledger", "audit", "--check", str(log), "--head", head)
-    assert (code != 0, "line 1 or one before it was changed" in told) == (True, True)
+    assert (code != 0, "line 1 or a line before it was changed" in told) == (True, True)

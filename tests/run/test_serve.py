@@ -228,7 +228,7 @@ def test_a_program_is_told_what_a_person_reads(fairpate, url, tmp_path):
     assert told("--ids", "0:10", "--out", tmp_path / "labels.csv")["counts"]["answered"] > 0
     assert told("ask", "0:400")["error"]["exit_code"] == 1
     code, output, _ = fairpate("query", url, "--json")
-    assert (code, "a shell is for a person" in json.loads(output)["error"]["message"]) == (2, True)
+    assert (code, "the interactive shell has no JSON output" in json.loads(output)["error"]["message"]) == (2, True)
 
 
 def test_replies_that_cannot_be_written_are_not_lost(fairpate, url, tmp_path, monkeypatch):

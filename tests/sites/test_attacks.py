@@ -172,7 +172,7 @@ def test_tables_of_different_models_do_not_add_up(tmp_path: Path) -> None:
     with Journal.opened(tmp_path / "coordinator.sqlite", network.plan) as journal:
         journal.setdefault("model", b"one")
         again = CoordinatorSums(network.plan, journal, wait_s=0.1)
-        with pytest.raises(SumError, match="shown another model"):
+        with pytest.raises(SumError, match="model differs"):
             again(np.zeros((1, 4), np.int64), stddev=40.0, name="sum 1", about=b"two")
 
 
@@ -227,7 +227,7 @@ def test_a_stranger_does_not_let_the_coordinator_stop(tmp_path: Path) -> None:
 )
 def test_a_plan_chooses_no_folder_file_or_cluster_of_a_site(settings: dict[str, Any]) -> None:
     values = json.loads(plan_of(4).content) | {"settings": settings}
-    with pytest.raises(PlanError, match=r"settings\..*: a plan says nothing of folders, files or machines"):
+    with pytest.raises(PlanError, match=r"settings\..*: a plan must not set folders, files or machines"):
         read_plan(json.dumps(values).encode(), "plan")
 
 

@@ -284,7 +284,7 @@ def test_a_journal_and_a_key_of_another_plan_are_refused(tmp_path: Path) -> None
         Journal.opened(tmp_path / "journal.sqlite", plan_of(4, number=1)),
     ):
         pass
-    with pytest.raises(PlanError, match="not one of the plan's sites"):
+    with pytest.raises(PlanError, match="does not belong to a site of the plan"):
         plan_of(4).place_of(KEYS[5])
 
 

@@ -328,5 +328,5 @@ def test_a_record_of_a_declared_table_is_given_by_its_columns(tmp_path):
         (fault,) = found.json()["errors"]
         assert (found.status_code, fault["field"], fault["value"]) == (422, f"records.0{field}", value)
         assert remedy in fault["remedy"]
-    with pytest.raises(FaultError, match="not known here"):
+    with pytest.raises(FaultError, match="does not know"):
         read_features(record, 0, (4,))

@@ -202,7 +202,7 @@ def test_chances_reach_the_loss(method):
 
 def test_chances_of_other_classes_are_refused():
     x, _ = moons(20, seed=0)
-    with pytest.raises(ValueError, match="Expected chances of 2 classes, got 3"):
+    with pytest.raises(ValueError, match="Expected probabilities of 2 classes as labels, got 3"):
         train(split(x, torch.full((20, 3), 1 / 3), 10), StudentTraining(model=MLP))
 
 

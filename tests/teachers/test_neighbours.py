@@ -254,7 +254,7 @@ def test_distances_are_exact_where_sums_are_largest() -> None:
     ids=["far", "fraction", "many"],
 )
 def test_coordinates_whose_distances_might_be_rounded_are_refused(bad: Coordinates) -> None:
-    with pytest.raises(ValueError, match=f"at most {MOST_COORDINATES} whole coordinates"):
+    with pytest.raises(ValueError, match=f"at most {MOST_COORDINATES} integer coordinates"):
         everybody([((0,), 0, "one")], bad, 1)
 
 

@@ -227,7 +227,7 @@ class Shared:
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        (lambda: Shared, "makes no teacher .OwnTeacherError: a type that cannot be copied"),
+        (lambda: Shared, "makes no teacher .OwnTeacherError: a type cannot be copied"),
         (lambda: threading.Lock(), "makes no teacher .TypeError: cannot pickle"),
         (lambda: object(), "without fit and predict"),
         (lambda: 1 / 0, "makes no teacher .ZeroDivisionError"),
