@@ -136,8 +136,8 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
 
 
 class LogEnd(NamedTuple):
-    """The end of an audit log: the last entry of the ledger and the last action that it has, and the chain of its last
-    line."""
+    """The end of an audit log: the last ledger entry and the last action in it, and the digest of its last line, which
+    covers all lines before."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")

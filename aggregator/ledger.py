@@ -335,9 +335,10 @@ def back_end(place: Place) -> BackEnd:
 
 
 def noted_at(place: Place | None) -> tuple[Head, ...]:
-    """Return the entry that the anchor at ``place`` notes, in a tuple; an empty tuple without an anchor.
+    """Return the last entry that the anchor at ``place`` has on record, as the only element of a tuple.
 
-    LedgerError as :meth:`aggregator.store.FileAnchor.noted`.
+    An anchor is a copy of the number and digest of a ledger's last entry, kept where the ledger's operator cannot
+    rewrite it. The tuple is empty if ``place`` is None. Errors are those of :meth:`aggregator.store.FileAnchor.noted`.
     """
     if place is None:
         return ()

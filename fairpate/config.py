@@ -599,7 +599,7 @@ class EvaluationConfig(Section):
 
     @property
     def rule(self) -> FairRule:
-        """The rule by which a model is called fair."""
+        """The gap (``fair_at``) up to which a model is called fair, as a :class:`FairRule`."""
         return fair_rule(self.fair_at)
 
 
@@ -679,7 +679,7 @@ class GateConfig(Section):
 
     @property
     def rule(self) -> GateRule:
-        """The rule of the gate."""
+        """The gate's largest disparity, minimum counts and other settings, as a :class:`GateRule`."""
         return GateRule(**dict(self))
 
 

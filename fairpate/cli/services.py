@@ -300,8 +300,8 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
 
     Args:
         epsilon: Largest epsilon of all releases together.
-        unit: Unit of privacy: record, person, sensitive attribute, or one that you declared. Default: record, which
-            includes releases by person, or the only other unit with a release.
+        unit: Unit of privacy: record, person, sensitive attribute, or one that you declared. Default: record (releases
+            by person count too), or, if all releases have one other unit, that unit.
         delta: Delta at which the sum of all releases is compared with the limit.
     """
     from fairpate.data import REGISTRY

@@ -204,11 +204,12 @@ _STEPS, _SIDE = 10, 16  # quantiles of a column, and pixels of a side of a shrun
 class Components:
     """Principal components of the pool's plain features.
 
-    A table's plain features are its columns, and for a column of many values whether it reaches each of some public
-    quantiles: ``thresholds_K`` of the columns ``column_K``. Those of pictures are square roots of oriented gradients
-    (:mod:`fairpate.oriented_gradients`), averaged with the mirror image's if configured, and the picture shrunk to few
-    pixels. Each value is divided by the square root of its spread over the pool, in tables before the rotation to
-    components and in pictures after it, so that neither rare nor large values dominate. ``whole_FE`` are components in
+    Plain features of tables: the columns, and for a column of many values one indicator for each of some public
+    quantiles, which says whether the value reaches it (``thresholds_K`` of the columns ``column_K``). Plain features of
+    pictures: square roots of oriented gradients (:mod:`fairpate.oriented_gradients`), averaged with the mirror image's
+    if configured, and the pixels of the picture after shrinking. Features of tables are divided by the square root of
+    their spread over the pool before the rotation to components, and those of pictures after it, so that neither rare
+    nor large values dominate. ``whole_FE`` are components in
     whole numbers of the units ``unit_E``. ``side``: width and height of the shrunk picture in pixels; 0: there is none.
     """
 

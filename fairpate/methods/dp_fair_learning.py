@@ -533,7 +533,7 @@ class OracleLearner(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: those that only the other kind of rules or of release reads."""
+        """The fields that are not read with these settings of ``rules`` and ``release``, and which of the two is why."""
         settings, fields = self.dp_oracle_learner, {}
         if settings.rules == "by_group":
             fields = dict.fromkeys(("feature_share", "num_directions", "release"), "rules")
@@ -772,7 +772,7 @@ class Postprocessing(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: those of the base classifier that is not used."""
+        """The fields of the base classifier that is not used, which are not read, and the setting that is why."""
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
 

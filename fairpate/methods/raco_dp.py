@@ -40,7 +40,7 @@ Deviations from the paper and its code:
 
 - Precision, which is not a rate of a fixed set of records, is bounded as a linear function of the histogram.
 - The paper amplifies Laplace and Gaussian noise separately and adds the costs, which is too low, as both read one
-  sample. :func:`epsilon_as_in_paper` is that number, for comparison.
+  sample.
 - The relation is "add or remove one", for which the paper's sensitivities hold; the paper states "replace one".
 - Sizes have a public floor: with noise they may be negative. The paper's code releases group sizes without a charge.
 - Remark 3 has Laplace noise on sizes and does not charge it. Here the noise is Gaussian, and also improves H.

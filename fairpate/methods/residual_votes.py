@@ -216,7 +216,10 @@ class RecordSums:
 
     @classmethod
     def of(cls, ballot: WeightedBallot, private: Split, pool: BlockPool) -> RecordSums:
-        """Compute the votes of ``private`` records and prepare sums over them."""
+        """Compute the votes of ``private`` records on the public pool, and return them ready to be summed.
+
+        ``ballot`` holds the pool's features, from which a record's votes follow.
+        """
         starts = range(0, max(len(private), 1), _AT_ONCE)
         parts = (private.x[start : start + _AT_ONCE] for start in starts)
         votes, waiting, position = Gathered(), dict[int, Whole](), 0
@@ -465,7 +468,10 @@ class ResidualVotes(RulesOfRecords):
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Return the last rule as a model, or a student of its labels of the public pool if settings require one."""
+        """Return the linear classifier of the last round as a model.
+
+        If the settings ask for a student, return a student that is trained on that classifier's labels for the pool.
+        """
         rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
         said = labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
         trained = self.published(training, released, rule_CW, said)

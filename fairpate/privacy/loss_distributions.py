@@ -106,8 +106,8 @@ def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, i
     """Add ``masses`` at ``losses`` to the grid ``masses_L``, in place; each mass is split between the two nearest
     points.
 
-    The split keeps the total probability under both neighbours. Merging the points again is post-processing, so the
-    losses on the grid are an upper bound.
+    The split keeps the total probability under each of the two neighbouring data sets. The losses before it can be
+    computed from the losses on the grid (post-processing), so the latter are an upper bound.
     """
     below = np.floor(losses / interval).astype(np.int64)
     # Of mass 1 at loss l, x at the upper point: x e^-h + (1 - x) = e^-(l - lower). Rounding is for the upper one.
@@ -161,7 +161,8 @@ def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | Non
 def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution:
     """Return the losses of a release that is ``base`` with probability ``share``, and otherwise nothing.
 
-    The output shows which of the two happened, so by convexity this is an upper bound where it does not.
+    The output is taken to show which of the two happened. If it does not show that, the result is an upper bound, by
+    convexity.
     """
     # Single steps: each step draws its own sample, so that mixing comes before composition.
     assert all(count == 1 for direction in base.directions for _, count in direction)

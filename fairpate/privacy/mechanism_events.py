@@ -182,12 +182,11 @@ class SanitisedRdp:
         return min(max(limit, 0.0), self.rdp_data_independent)
 
     def epsilon(self, *, target_delta: float, confidence: float | None = None) -> float:
-        """Return the epsilon of the queries and of this release together, by the improved conversion at
-        ``release.order``.
+        """Return the data-dependent epsilon of the queries and of the release of that cost together.
 
-        Without ``confidence`` it is an estimate; with it, it is computed from the limit :meth:`upper`. It holds for
-        these votes only: the guarantee for any votes is the data-independent epsilon, with the release as one more
-        event.
+        It follows from the Renyi cost at ``release.order``: the released estimate without ``confidence``, and with it
+        the upper confidence limit :meth:`upper`. It holds for these votes only: the guarantee for any votes is the
+        data-independent epsilon, with the release as one more event.
         """
         cost = min(max(self.rdp, 0.0), self.rdp_data_independent) if confidence is None else self.upper(confidence)
         orders = [self.release.order]

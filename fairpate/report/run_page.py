@@ -730,7 +730,7 @@ class AuditedRelease:
 
     @property
     def noise_words(self) -> str:
-        """The control's noise in words."""
+        """The noise of the control, a release that is made to fail the audit, in words: "half the noise"."""
         return (
             "half the noise" if abs(self.control_noise - 0.5) < 0.01 else f"{percent(self.control_noise)} of the noise"
         )

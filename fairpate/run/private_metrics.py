@@ -452,7 +452,10 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
-    """Return each group's share of one prediction over the largest share of any group; NaN unless two are known.
+    """Return each group's rate of the prediction ``event`` over the highest rate of any group, with intervals.
+
+    ``table_GYC``: counts by group, label and prediction, with Gaussian noise of ``stddev``. The ratios are NaN if the
+    rates of fewer than two groups are known.
 
     The largest share is that of some group, so a group's impact ratio is the smallest of its ratios to all groups. The
     smallest lower end is valid as soon as that for the group with the largest share is. The smallest upper end is valid

@@ -871,7 +871,7 @@ class ReleaseLog:
                 self._odometer.record(release, enforce=False)
 
     def shared_remarks(self) -> tuple[str, ...]:
-        """Return the remarks of a statement on releases that another run drew."""
+        """Return the remarks that this run's privacy statement makes on releases which another run made."""
         if not self._run.released.exists():
             return ()
         origins = dict.fromkeys(read_release(path)[1].id for path in self._run.release_files())
@@ -1036,8 +1036,11 @@ class LedgerMeter:
             self(self._settled, enforce=False)
 
     def __call__(self, num_reservations: int, *, enforce: bool = True) -> None:
-        """Charge ``num_reservations`` queries in total, durably. LedgerError if a limit would be exceeded; without
-        ``enforce`` no limit is checked, and nothing further is charged ahead."""
+        """Raise the charge to ``num_reservations`` queries of this ledger in total, and store it durably.
+
+        LedgerError if a limit would be exceeded. Without ``enforce`` no limit is checked, and exactly that many are
+        charged, without a block in advance.
+        """
         if num_reservations <= self._held:
             return
         if self._ledger is not None:  # the ledger has these for good: an older copy of its files lacks some of them

@@ -183,7 +183,10 @@ def offer(point: Point, demand: Demand) -> Offer:
 
 
 def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, float]:
-    """Return the value to compare with each limit, for one seed or over all; NaN for a gap that leaves out a group."""
+    """Return, for each metric that ``demand`` limits, its value at ``point``: of one seed, or the mean over all seeds.
+
+    A gap is NaN if it could not be measured for some group.
+    """
     values: dict[str, float] = {}
     for name in demand.limits:
         seen = point
