@@ -533,7 +533,7 @@ class OracleLearner(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The fields that are not read with these settings of ``rules`` and ``release``, and which of the two is why."""
+        """The fields that are not read with these ``rules`` and this ``release``, and which of the two is why."""
         settings, fields = self.dp_oracle_learner, {}
         if settings.rules == "by_group":
             fields = dict.fromkeys(("feature_share", "num_directions", "release"), "rules")

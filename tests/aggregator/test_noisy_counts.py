@@ -173,7 +173,7 @@ def test_no_price_depends_on_votes() -> None:
     curve_A = accountant.rdp([COUNTS.worst_case(20)])
     assert COUNTS.as_in_paper_rdp(votes_QC, rejected_Q=np.zeros(20, dtype=np.bool_)) == pytest.approx(curve_A)
     assert (accountant.rdp_data_dependent([LABELS.realised(votes_QC)]) < curve_A).any()
-    with pytest.raises(ValueError, match="labels alone"):
+    with pytest.raises(ValueError, match="releases labels only"):
         LABELS.chances(votes_QC, num_teachers=60)
 
 

@@ -40,7 +40,7 @@ def test_a_site_signs_one_list_of_survivors() -> None:
         coordinator.advance(time_is_up=True)
         lists.append(coordinator.listed("survivors"))
     first = parties.site(0).agreed(lists[0])
-    with pytest.raises(SumError, match="another list of survivors"):
+    with pytest.raises(SumError, match="two different lists of survivors"):
         parties.site(0).agreed(lists[1])
     assert parties.site(0).agreed(lists[0]) == first
 
@@ -90,7 +90,7 @@ def test_a_coordinator_with_another_database_gets_the_old_messages_or_none(tmp_p
         assert machine._messages["masked"] == {}
     for k in (0, 1, 2):
         assert isinstance(network.found[k], SumError)
-        assert "another list of members" in str(network.found[k])
+        assert "two different lists of members" in str(network.found[k])
 
 
 def test_a_site_whose_folder_was_deleted_does_not_begin_anew(tmp_path: Path) -> None:

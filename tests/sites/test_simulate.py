@@ -71,7 +71,7 @@ def test_persons_and_values_of_a_column_stay_together(tmp_path: Path) -> None:
 
 def test_a_person_is_not_dealt_to_two_sites(tmp_path: Path) -> None:
     data = source(tmp_path / "all", person=True)
-    with pytest.raises(ConfigError, match=r"--by: town:2 parts the records of \d+ persons, who would be two units"):
+    with pytest.raises(ConfigError, match=r"--by: town:2 divides the records of \d+ persons between sites"):
         deal(data, tmp_path / "towns", sites=7, by="town:2")
     assert sum(deal(data, tmp_path / "patients", sites=7, by="patient")) == 450
 
