@@ -97,7 +97,7 @@ def test_a_person_whom_the_publisher_parts_is_refused() -> None:
     alone = divide(parted, {"public": 3, "validation": 2, "test": None}, seed=0)
     assert alone["test"].person_id == ()
     private, test = ({PERSONS[int(x)] for x in alone[name].x} for name in ("private", "test"))
-    words = rf"got {len(private & test)} with some in the private and some in the test split.*data.unit=record"
+    words = rf"got {len(private & test)} persons with some in the private and some in the test split.*data.unit=record"
     with pytest.raises(DataError, match=words):
         divide(with_persons(parted), {"public": 3, "validation": 2, "test": None}, seed=0)
 
