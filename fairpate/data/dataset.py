@@ -510,9 +510,9 @@ def counted(units: Iterable[str]) -> Names:
     return Names(name_of.get(row, name) for row, name in enumerate(names)) if name_of else names
 
 
-def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
-    """Return for each name a hash as a number in [0, 1), keyed by the public ``seed`` and by ``purpose``: uniform, and
-    independent between purposes."""
+def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
+    """Return a hash of 64 bits for each name, keyed by the public ``seed`` and by ``purpose``: uniform, and independent
+    between purposes."""
     key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     # Copied for each name: setting the key is the slow part.
     keyed = hashlib.blake2b(key=key, digest_size=8)
@@ -522,9 +522,14 @@ def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArr
         hasher.update(name.encode())
         digests += hasher.digest()
     # Little-endian on every machine, so that a seed means the same splits everywhere.
-    hashes = np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
+    return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
+
+
+def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
+    """Return for each name its :func:`keyed_hash` as a number in [0, 1). Too coarse to rank by: of ten million names
+    two tie in one of 200 draws, and ties are left in the order of the file."""
     # The top 53 bits, so that rounding never reaches 1.
-    return (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return (keyed_hash(names, seed=seed, purpose=purpose) >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
 SEPARATORS = ",;|"
@@ -604,7 +609,7 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
     rank_N = np.zeros(len(ids), dtype=np.int64)
     # Hashing every name is slow, and only a split that is drawn needs the ranking.
     if any(sizes.values()):
-        hashes_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
+        hashes_N = keyed_hash(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
         # Records of one unit, and units of equal hashes, share a rank.
         rank_N = np.unique(hashes_N, return_inverse=True)[1]
     free = np.ones(len(ids), dtype=bool)
@@ -698,7 +703,7 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
     neither a record's position nor the name of one of several equal records may follow the file. Nor may a name be
     readable: it may count the rows of such a file, or contain the date on which one group was recorded.
     """
-    hashes_N = keyed_uniform(split.unit_id, seed=seed, purpose="order")
+    hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
     drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
     # Stable: within a unit names stay in the order of the file, while records take the random order.
     names = Names(split.record_id).take(np.argsort(hashes_N, kind="stable"))

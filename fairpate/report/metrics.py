@@ -37,7 +37,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,19 @@ class WithoutPrivacy:
     num_records: int
 
 
+class EvaluationWords(TypedDict):
+    """The common words of all pages on measured numbers.
+
+    ``noun``: what is counted. ``intervals``: their kind. ``covered``: whether a guarantee covers the numbers.
+    ``why_unknown``: why nothing is measured; meaningless if something is.
+    """
+
+    noun: str
+    intervals: str
+    covered: str
+    why_unknown: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Selective accuracy, coverage and gaps of predictions on ``num_records`` records.
@@ -182,12 +195,8 @@ class Evaluation:
     fair_at: FairRule = field(default_factory=FairRule)
 
     @property
-    def words(self) -> dict[str, str]:
-        """The common words of all pages on these numbers.
-
-        ``noun``: what is counted. ``intervals``: their kind. ``covered``: whether a guarantee covers the numbers.
-        ``why_unknown``: why nothing is measured; meaningless if something is.
-        """
+    def words(self) -> EvaluationWords:
+        """The common words of all pages on these numbers."""
         measured = "Measured on test records with their true labels and groups"
         people = " Every person counts as one, divided among the person’s records." if self.per_person else ""
         covered: Mapping[MetricsKind, str] = {

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 
@@ -88,6 +88,26 @@ _UNITS: Mapping[Unit, tuple[str, str]] = {
 """For each unit, the words for what is protected and the sentence for a person with several records."""
 
 
+class GuaranteeWords(TypedDict):
+    """The common words of all pages on a guarantee.
+
+    ``epsilon``: its published digits. ``noise``: the source, or why it is not private. ``why_not_private``:
+    meaningless for a private model. ``protected``: the unit. ``several_records``: a sentence on persons with
+    several records. ``attested``: empty unless the operator declared the unit, for votes that were made elsewhere.
+    ``uncharged_tuning``: empty if epsilon covers the choice of settings. ``with_earlier``: epsilon together with
+    earlier releases of the same data; empty if there were none.
+    """
+
+    epsilon: str
+    noise: str
+    why_not_private: str
+    protected: str
+    several_records: str
+    attested: str
+    with_earlier: str
+    uncharged_tuning: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """The published guarantee, with epsilon infinite if nothing is guaranteed.
@@ -150,15 +170,8 @@ class Guarantee:
         return STRENGTHS[strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
 
     @property
-    def words(self) -> dict[str, str]:
-        """The common words of all pages on the guarantee.
-
-        ``epsilon``: its published digits. ``noise``: the source, or why it is not private. ``why_not_private``:
-        meaningless for a private model. ``protected``: the unit. ``several_records``: a sentence on persons with
-        several records. ``attested``: empty unless the operator declared the unit, for votes that were made elsewhere.
-        ``uncharged_tuning``: empty if epsilon covers the choice of settings. ``with_earlier``: epsilon together with
-        earlier releases of the same data; empty if there were none.
-        """
+    def words(self) -> GuaranteeWords:
+        """The common words of all pages on the guarantee."""
         # A unit that the operator declared means everything that belongs to it.
         attested = f"The operator attests that one {self.unit} touches one vote of a query at most."
         protected, several = _UNITS.get(self.unit, (f"everything about one {self.unit}", attested))

@@ -491,7 +491,7 @@ class Coordinator:
             text = draw.digest(self._heads) + hashlib.sha256(body).digest()
             draw.verify(place, signature, text, step)
         else:
-            draw.verify(place, signature, draw.digest(self._heads, self._store.get("survivors")) + body, step)
+            draw.verify(place, signature, self._survivors_digest + body, step)
 
     @property
     def _heads(self) -> dict[int, bytes]:
@@ -503,6 +503,11 @@ class Coordinator:
     def _survivors(self) -> dict[int, bytes]:
         survivors = self._store.get("survivors")
         return {} if survivors is None else self._draw.parts(survivors, _HASH + _SIGNATURE)
+
+    @cached_property
+    def _survivors_digest(self) -> bytes:
+        """The digest that every survivor signs; computed once, as their list is closed before the first one signs."""
+        return self._draw.digest(self._heads, self._store.get("survivors"))
 
     def _unmasked(self) -> IntArray | None:
         """Return the sum (D,) without masks; None if wrong shares prevent the reconstruction of a secret."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fairpate.data.dataset import content_units, counted, keyed_uniform
+from fairpate.data.dataset import content_units, counted, keyed_hash, keyed_uniform
 from fairpate.data.large_arrays import Names
 
 ROWS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["", "a", "é", "\x1f"])), max_size=12)
@@ -48,6 +48,7 @@ def test_a_name_is_the_sha256_of_the_row_and_duplicates_are_counted() -> None:
 def test_a_keyed_hash_is_blake2b_under_the_purpose_and_seed() -> None:
     key = hashlib.sha256(b"split:7").digest()
     expected = int.from_bytes(hashlib.blake2b(b"digit-0001", key=key, digest_size=8).digest(), "little")
+    assert keyed_hash(["digit-0001"], seed=7, purpose="split").tolist() == [expected]
     assert keyed_uniform(["digit-0001"], seed=7, purpose="split").tolist() == [(expected >> 11) / 2**53]
 
 
