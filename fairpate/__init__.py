@@ -4,8 +4,6 @@
 is imported when it is first used, so that ``import fairpate`` takes no time.
 """
 
-from __future__ import annotations
-
 import ast
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version

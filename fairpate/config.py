@@ -15,8 +15,6 @@ runs. A name in a *file* (a configuration, a sweep, the folder of a run or of an
 code runs only if the user allowed it or if it ran in this process before.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import itertools

@@ -6,8 +6,6 @@ too, ``{"error": {"message": ..., "exit_code": ...}}``, unless one was printed a
 and plain lines in a job's log.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -21,8 +21,6 @@ Each line of a form is *filled* with a value from named fields of public files, 
 knows its answer, or *open* until a file provides it. A dossier may be signed with the operator's Ed25519 key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -9,8 +9,6 @@ The driver alone writes results and charges releases to the odometer, so cells m
 files; models stay in the run directories of the node that trained them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

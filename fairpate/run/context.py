@@ -8,8 +8,6 @@ The run records the facts of its data set in ``data.json``, because a data set t
 looked up by the name in the configuration.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 from collections.abc import Iterator, Mapping

@@ -20,8 +20,6 @@ A run warns before it spends anything if it cannot beat the most common class (:
 * A published run of the same method on the same data, at no smaller epsilon, did not beat m.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -10,8 +10,6 @@ forgotten. The files of the ledger that it replaces are renamed, never removed.
 Every action of an operator on a run is noted in the run's journal of actions before it is done.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

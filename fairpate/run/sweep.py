@@ -14,8 +14,6 @@ Run times and error messages depend on private records: they stay under ``privat
 cell without a guarantee.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
