@@ -507,8 +507,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
 
 
 def parse_sweep(values: Values) -> SweepConfig:
-    """Return the sweep that ``values`` describe. ConfigError lists all faults of its own fields; the settings of methods
-    are checked in :func:`cells_of`."""
+    """Return the sweep that ``values`` describe. ConfigError lists all faults of its own fields; :func:`cells_of`
+    checks the settings of methods."""
     fields_of_a_run = {name for schema in all_methods().values() for name in schema.model_fields}
     of_a_run = [name for name in values if name in fields_of_a_run - SweepConfig.model_fields.keys()]
     if of_a_run and not {"methods", "data_sets"} & values.keys():
