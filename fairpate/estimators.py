@@ -295,9 +295,9 @@ def person_names(persons: Any, count: int) -> Names:
         )
     if several := sum(any(mark in name for mark in SEPARATORS) for name in names):
         raise ValueError(
-            f"persons: expected one for every record, got {several} with {' or '.join(SEPARATORS)} between several; "
-            "name one, such as the household that protects all of them, or write single names without these "
-            "characters."
+            f"persons: expected one for every record, got {several} names with {' or '.join(SEPARATORS)}, which "
+            "separates several persons; name one, such as the household that protects all of them, or write single "
+            "names without these characters."
         )
     return Names(f"person-{name}" for name in names)
 
@@ -850,7 +850,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             # Other objects may not be what their text says, and could not be restored from it.
             if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
                 raise ValueError(
-                    f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}."
+                    f"classes_, groups_: expected text or numbers, which JSON can hold, got {names.tolist()}; fit with "
+                    "labels and groups of these types."
                 )
             typed[what] = {"type": str(names.dtype), "values": words.tolist()}
         folder.parent.mkdir(parents=True, exist_ok=True)

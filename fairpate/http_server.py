@@ -330,7 +330,7 @@ class Guard:
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
-                raise FaultError(400, "Host", host, "Without tokens only this machine is served; ask 127.0.0.1.")
+                raise FaultError(400, "Host", host, "Without tokens only this machine may ask; send it to 127.0.0.1.")
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
         caller = None if is_ambiguous or tokens is None else tokens.caller(token)
@@ -348,7 +348,7 @@ class Guard:
                 remedy = "Send a bearer token of this service in the Authorization header."
                 raise FaultError(401, "Authorization", "(not shown)", remedy, {"WWW-Authenticate": "Bearer"})
             if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
-                raise FaultError(403, "Authorization", caller.role, "For operators; send the operator's token.")
+                raise FaultError(403, "Authorization", caller.role, "Only for operators; send an operator's token.")
         elif caller is None and tokens is not None:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
@@ -839,7 +839,9 @@ class TlsFiles:
         """Return the files of the options --tls-cert and --tls-key; None if neither was given. ValueError if only one
         was."""
         if (cert is None) != (key is None):
-            raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
+            raise ValueError(
+                "--tls-cert and --tls-key: expected both, got one; give both, or neither and let a proxy terminate TLS."
+            )
         # Absolute: the actor that reads them may run in another working directory.
         return cls(cert=cert.absolute(), key=key.absolute()) if cert and key else None
 
@@ -913,9 +915,8 @@ class HttpServer:
     ) -> None:
         """Start to serve the application ``make_app(settings, tracer=tracer)``.
 
-def bind(host: str, port: int, *, timeout_s: float) -> socket.socket:
-    """Return a listening socket. If the port is in use, try again for ``timeout_s``, then raise ServiceError."""
-    # Tried again, because a process that just died may still hold the port.
+        ``tracer`` creates a span for each request; None: one is made if ``settings.traces`` is set. A port in use is
+        waited for up to ``bind_timeout_s``.
         """
         # First: a port that is taken ends the start before anything else is opened.
         listening = bind(settings.host, settings.port, timeout_s=bind_timeout_s)
@@ -1000,8 +1001,8 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int, *, timeout_s: float) -> socket.socket:
-    """Return a listening socket. If the port is in use, try again for ``timeout_s``, then raise ServiceError."""
-    # Tried again, because a process that just died may still hold the port.
+    """Return a listening socket; wait up to ``timeout_s`` for a port in use. ServiceError if it cannot listen there."""
+    # A process that just died may still hold the port.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline_s = time.monotonic() + timeout_s
     while True:

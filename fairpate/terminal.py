@@ -248,7 +248,7 @@ class Reporter:
         if is_for_program() or not sys.stdin.isatty():
             raise UsageError(f"{question} There is no terminal to ask on: give --yes to agree.")
         if not Confirm.ask(f"{question} Go on?", console=self.console, default=False):
-            raise UsageError("--yes: not agreed; nothing was trained, charged or published.")
+            raise UsageError("Not agreed: nothing was trained, charged or published. Agree, or give --yes.")
 
     def note(self, name: str, text: str) -> None:
         """Print one line under a stage."""

@@ -287,7 +287,7 @@ def plan_trials(
             spent = accountant.epsilon([trainings], target_delta=delta).epsilon
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"methods: the joint privacy cost of their trials cannot be computed ({error}); choose others."
+                f"methods: the joint privacy cost of their trials cannot be computed ({error}); choose other methods."
             ) from error
         if 0.995 * epsilon <= spent <= epsilon:
             break

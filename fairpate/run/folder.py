@@ -82,8 +82,8 @@ def check_run_directory(config: Method) -> RunDirectory:
     run = (ShownRun if config.is_private else UnprotectedRun)(root=root)
     if _JOB_FOLDER in run.root.absolute().parts:
         raise RunFolderError(
-            f"{run.root}: is in the working directory of a Ray job, which is deleted after it, the ledger too; give an "
-            "absolute path outside of it with --out."
+            f"{run.root}: is in the working directory of a Ray job, which Ray deletes after the job, with the ledger; "
+            "give an absolute path outside of it with --out."
         )
     check_output(run.root, "--out")
     if run.config.exists():
@@ -198,8 +198,8 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
     # Fitted again it may have other axes, and the student's weights belong to the old ones.
     if data.embedding is not None and run.student.exists():
         raise RunDirectoryError(
-            f"{run.embedding}: gone, although {run.student} reads its coordinates; restore it from a copy, or start a "
-            "new run folder with --out."
+            f"{run.embedding}: missing, although {run.student} reads records that it embeds; restore it from a copy, "
+            "or start a new run folder with --out."
         )
     return load(data)
 
@@ -221,8 +221,8 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
         if not path.exists():
             if run.receipt.exists():
                 raise RunDirectoryError(
-                    f"{path}: is gone, although a release of this run read the records in its order; restore it from a "
-                    "copy, or start a new run folder with --out."
+                    f"{path}: missing, although a release of this run read the records in the order that this key "
+                    "gives; restore it from a copy, or start a new run folder with --out."
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             context.write_text(path, secrets.token_hex(32) + "\n", private=True)

@@ -776,9 +776,14 @@ class ReleaseLog:
             released, origin = read_release(path)
             require_same_settings(origin, settings, path)
             if origin.pool != pool:
-                raise RunDirectoryError(f"{path}: was made with other public records of {self._data}; give those.")
+                raise RunDirectoryError(
+                    f"{path}: was made with other public records of {self._data}; give those with which it was made."
+                )
             if origin.after != after:
-                raise RunDirectoryError(f"{path}: was made after other releases; restore all of them from one copy.")
+                raise RunDirectoryError(
+                    f"{path}: was made after other releases than the earlier ones in this folder; restore all of them "
+                    "from one copy."
+                )
             self._count_found([*self._steps, (released, origin)], noise=noise)
         else:
             # Before the draw: refuse what must not be drawn again while no noise exists.
@@ -831,9 +836,9 @@ class ReleaseLog:
         """
         if self._run.statement.exists():
             raise RunDirectoryError(
-                f"{path}: gone, although {self._run.statement} says it was released. Making it again would be a second "
-                "release of the same records: restore it from a copy, or start a new run folder with --out and add up "
-                "both epsilons."
+                f"{path}: missing, although {self._run.statement} says that it was released. Making it again would be "
+                "a second release of the same records: restore it from a copy, or start a new run folder with --out "
+                "and add up both epsilons."
             )
         receipt = read_receipt(self._run)
         # The receipt charges this very release already: as earlier events it would be charged twice.

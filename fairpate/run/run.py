@@ -1119,7 +1119,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
                     f"delete {run.student} and give the same command again" if is_free else "restore it from a copy"
                 )
                 raise RunDirectoryError(
-                    f"{run.statement}: gone, although {run.student} was released under it; {remedy}."
+                    f"{run.statement}: missing, although {run.student} was released with it; {remedy}."
                 )
             # A version without an odometer may have released it, or another odometer may know the release.
             statement = read_statement(run)

@@ -535,7 +535,10 @@ def add_anchor(run: RunDirectory, text: str) -> str:
         raise RunFolderError(f"{run.root}: has no ledger; give a run of a method that asks teachers.")
     place, anchor = place_of(run), parsed(text)
     if place.anchor is not None:
-        raise ConfigError(f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}; leave the anchor out.")
+        raise ConfigError(
+            f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}, and can have only one; leave it "
+            "there."
+        )
     if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
         raise ConfigError(f"{anchor}: is in the run's folder and would be rolled back with it; give a place elsewhere.")
     audit.note_action(run.actions, "anchor", place=shown(anchor))
