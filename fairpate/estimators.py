@@ -660,6 +660,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> model.declaration["name"]
         'clinic'
         """
+        # Only to refuse its faults now: records are encoded in `fit`.
         read_declaration(declaration if isinstance(declaration, Mapping) else Path(declaration), given=_GIVEN)
         settings["declaration"] = dict(declaration) if isinstance(declaration, Mapping) else str(declaration)
         return cls(method, **settings)
@@ -1361,6 +1362,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                 try:
                     model.fit(x, y, **given)
                 except MAY_FAIL:
+                    # A trial that fails counts as the worst: its error would reveal something about it.
                     continue
                 require_planned(model.events_, plan.trainings)
                 # A class that training records lack is never predicted: its code matches no prediction.
@@ -1368,6 +1370,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                 codes = np.array([known.get(name, -1) for name in whole.label_names])
                 coded = replace(validation, y=torch.from_numpy(codes[validation.y.numpy()]))
                 score = plan.with_noise(score_of(model.student_, coded, weights, source), source)
+                # Of equal scores the first: trials are exchangeable, so that this is a fair draw among them.
                 if best is None or score > best[0]:
                     best = score, number, model
         if best is None:
@@ -1462,6 +1465,7 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
             )
         costs.append(model.epsilon)
     folds = check_cv(search.cv, y, classifier=True).get_n_splits(None, y)
+    # Which settings are refitted is not known yet: at most the dearest.
     planned = folds * sum(costs) + (max(costs) if search.refit else 0.0)
     trainings = folds * len(settings) + bool(search.refit)
     delta = final.delta or PrivacyTarget().delta

@@ -49,6 +49,7 @@ class _Console(Console):
 
 def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
     """Return a console that prints plain text, without markup; into a pipe or a file, no line is wrapped or cut."""
+    # Names and paths as they are: `[x]` or `:ok:` in one must not become a style or a picture.
     console = _Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         console.width = _UNLIMITED
@@ -194,6 +195,7 @@ class Pace:
         If ``done`` falls or ``total`` changes, the measurement starts again.
         """
         now = self.clock()
+        # Another loop has begun, whose steps take another time.
         if self._first is None or done < self._last[0] or total != self._last[1]:
             self._first = (now, done)
         self._last = (done, total)

@@ -280,6 +280,7 @@ def select(
     from fairpate.run.sweep import cells_of, load_sweep
 
     check_output(out, "--out")
+    # The settings are written as a comparison, whose cells are checked before anything runs.
     cells = cells_of(load_sweep(config, overrides or []), folder=config.parent, data_dir=data_dir)
     given: dict[str, float] = {}
     for each in shares or ():

@@ -203,6 +203,7 @@ def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()
     Args:
         out: The .sqlite file to write, with a .head file next to it.
     """
+    # Before the imports, which take a second: a wrong name is refused at once.
     check_output(out, "out", is_file=True, suffixes=(".sqlite",))
     from fairpate.pages import counted
     from fairpate.run.serve import back_up_run
@@ -376,6 +377,7 @@ def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
 
     The attribute ``parts`` of the returned function is the pair of both.
     """
+    # The options of both servers are declared once, so that neither can drop one.
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
 
     def command(**values: Any) -> None:

@@ -318,6 +318,7 @@ def _example_records(kind: Kind) -> Files:
             np.save(content, array)
             files[f"example_{part}.npy"] = content.getvalue()
     columns[label] = np.where(is_so_N, "yes", "no")
+    # The parts share no record: a private record that is public or tested too would have no protection there.
     for part, rows in zip(_PARTS, np.split(np.arange(count), starts), strict=True):
         # Public records lack the label.
         kept, text = list(columns)[: -1 if part == "public" else None], io.StringIO()

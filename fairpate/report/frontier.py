@@ -186,6 +186,7 @@ class Frontier:
 
     members: tuple[Point, ...]
     dominated: tuple[Point, ...]
+    # Listed and not dropped, so that a page can count them.
     undefined: tuple[Point, ...]
 
 

@@ -49,6 +49,7 @@ from fairpate.types import DataError, DataSettingsError, FairRule, UsageError, s
 FOUR_FIFTHS = 0.8  # an impact ratio
 LEAST_SHARE = 0.02
 _REPLICATES = 1000
+# The report states the worst verdict: a model that is fair by one column of groups may not be by another.
 _WORST_FIRST: tuple[Fairness, ...] = ("degenerate", "not fair", "perhaps fair", "unknown", "fair among some", "fair")
 OUTSIDE = (
     "Outside any guarantee: these numbers were computed exactly from the records, without noise, and the model was "
@@ -286,6 +287,7 @@ def assess_predictions(
         raise UsageError(
             f"--group: no record of {title} has a value in {' and '.join(groups)}; name columns that are filled in."
         )
+    # A record without a known group belongs to no division: it is left out and counted.
     text = {name: values[known_N] for name, values in text.items()}
     answered_N = text[score or prediction] != ""
     if not answered_N.any():
@@ -305,6 +307,7 @@ def assess_predictions(
             )
         selected_N, selected_words = scores_N > np.median(scores_N), f"{score} above the median of all records"
     else:
+        # True labels too: a class that is never predicted is a class all the same.
         named = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
         found = sorted(set(named.tolist()))
         if selected is None and len(found) > 2:
@@ -329,6 +332,7 @@ def assess_predictions(
         persons_N=persons_N,
     ).kept_N
     divisions, codes = [], []
+    # The intersections last: below, the finest division is known by its place.
     for names in [[name] for name in groups] + ([list(groups)] if len(groups) > 1 else []):
         codes_N, group_names = _codes([text[name] for name in names])
         counted_N = kept_N & answered_N

@@ -194,6 +194,7 @@ def _attacked(
         )
 
     planned = at_best(ideal, total)
+    # Doubled until the ideal attack would detect the control: the message then names a number that suffices.
     needed = total
     while max(at_best(of_control, needed).bounds(delta)) <= statement.epsilon and needed < _MOST_CANARIES:
         needed *= 2
@@ -215,6 +216,7 @@ def _attacked(
         if centred:
             # Remove what the other records add to a canary's score: its mean over releases, for which no coin is read.
             scores_RM = scores_RM - scores_RM.mean(axis=0)
+        # Fixed before any score was seen: a number that is chosen by the scores would invalidate the bound.
         each = planned.guesses.num_guesses // 2
         scores_M, coins_M = scores_RM.ravel(), coins_RM.ravel()
         return AttackResult(
@@ -565,6 +567,7 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
     label_M = np.arange(len(number_M)) % len(facts.label_names)
     canaries = (canary_x, label_M, np.arange(len(number_M)) % len(facts.group_names))
     public_x = torch.zeros(_MOST_EACH, *facts.record_shape, dtype=canary_x.dtype) if loaded is None else loaded.public.x
+    # Half of the canaries are included on average: a shadow release is as large as that of the run.
     setting = _setting(
         facts, public_x, canaries, num_others=max(0, size - len(number_M) // 2), loaded=loaded, is_embedded=False
     )

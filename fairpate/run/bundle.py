@@ -323,6 +323,7 @@ class _Check:
     ) -> None:
         """Add a difference for each of the fields ``names`` in which ``values`` of ``file`` do not equal the
         statement."""
+        # By default without the noise, which record.json and audit.json do not state.
         for name in names:
             found, stated = values.get(name), getattr(statement, name)
             self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
@@ -657,6 +658,7 @@ def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
                 value = value.get(part) if isinstance(value, Mapping) else None
                 found[part] = value
         if "words" in each:
+            # Words that come out empty leave the line open, or to the operator.
             words = forms["words"].get(each["words"], each["words"])
             value = _template(words).render(found) or None
         if value is None:

@@ -280,6 +280,7 @@ def plan_trials(
                     "with a curvature."
                 )
             found.append(events)
+        # Settings with the same events are one kind of trial, so that the joint cost is computed for few.
         trials = tuple(dict.fromkeys(found))
         unit, relation = trials[0][0].unit, trials[0][0].relation
         try:
@@ -369,6 +370,7 @@ def select_by_trials(
         for config in candidates:
             check_data(config, data_of(config))
             require_kept_names(config, data_of(config))
+            # Quiet: each candidate would report its weights file again.
             check_model_files(config, data_of(config), Reporter(quiet=True))
     first, dataset = candidates[0], data_of(candidates[0])
     weights = group_weights(dataset, group_shares)
@@ -392,6 +394,7 @@ def select_by_trials(
     with sole_worker(out, "fairpate select"):
         folder, of_scores = _TrialsFolder(root=run.root), _ScoresFolder(root=run.root)
         state_file = folder.workplace / "state.json"
+        # The best model is published and its trials are erased: only files that follow from it may be missing.
         if run.student.exists():
             kept, origin = read_release(run.choice)
             if changed_fields(origin.settings, settings):
@@ -424,6 +427,7 @@ def select_by_trials(
             # Charged, then drawn, then stored, then tried: a crash before this line has drawn nothing that was used.
             source = OsEntropy()
             drawn = [source.randbelow(len(planned)) for _ in range(plan.trainings.draw(source))]
+            # With the date: a run that is dated by its last trial would show how long all of them took, a hint of K.
             begun = {"settings": settings, "drawn": drawn, "environment": environment()}
             write_json(state_file, begun, private=True)
         state = read_json(state_file)

@@ -215,6 +215,7 @@ def card_values(card: Card) -> dict[str, Any]:
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
     """Return the model card of a run, read from its public part, its method and the name and options of its data
     set."""
+    # The public part of a run without privacy does not exist, and that of an unfinished run is incomplete.
     for path in (run.statement, run.metrics, run.student):
         if not path.is_file():
             raise RunDirectoryError(

@@ -267,6 +267,7 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
         regret = there.point.value("error") - best.point.value("error")
     members = frontier(source, OBJECTIVES).members
     images = [_image(point, source, target) for point in members]
+    # Without undefined points, which have no hypervolume.
     found, _ = defined([image for image in images if image is not None], OBJECTIVES)
     everything, _ = defined(target, OBJECTIVES)
     # One corner for both volumes: under different ones they do not compare.
