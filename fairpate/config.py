@@ -223,7 +223,7 @@ class HashedSplit(Section):
 
 
 class DataConfig(Section):
-    """The records, and how they are split."""
+    """The settings of a data set: which records, and how they are split."""
 
     name: str = Field("color_digits", description="A name from `fairpate data list`, or of the declaration.")
     declaration: DeclarationConfig | None = Field(
@@ -270,7 +270,7 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
-    """Random changes of pictures that preserve labels. They are public, and the same for teachers and students."""
+    """The settings of random changes of pictures that preserve labels, the same for teachers and students."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
     translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
@@ -401,7 +401,7 @@ class LearningConfig(Section):
 
 
 class StudentConfig(LearningConfig):
-    """The model that is published, and how it learns as a student."""
+    """The settings of the published model, and of its training as a student."""
 
     model: NetworkConfig = NetworkConfig()
     idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
@@ -483,7 +483,7 @@ class PrivacyTarget(Terms):
 
     @property
     def record_relation(self) -> Relation:
-        """The relation for methods that protect whole records."""
+        """The neighbouring relation, with the default of methods that protect whole records."""
         return self.relation or "add or remove one"
 
 
@@ -499,14 +499,14 @@ class DpfrConfig(Section):
 
 
 class PenaltyConfig(Section):
-    """The regulariser in a student's loss, on a separate public batch at each step."""
+    """The settings of the demographic-parity regulariser in a student's loss, on a separate public batch each step."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
 
 
 class CalibrationConfig(Section):
-    """Fine-tuning of a trained model on public records."""
+    """The settings for fine-tuning a trained model towards demographic parity, on public records."""
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches the regulariser off.")
     labels: bool = Field(
@@ -516,7 +516,7 @@ class CalibrationConfig(Section):
 
 
 class PublicDataConfig(Section):
-    """Further uses of public records, for every method, at no privacy cost."""
+    """The settings for further uses of public records, with any method and at no privacy cost."""
 
     pretrain: Count | None = Field(
         None, description="Epochs of pretraining on public images, by predicting how each one was rotated; null: none."
@@ -612,7 +612,7 @@ class ShardsConfig(Section):
 
 
 class TeachersConfig(ShardsConfig):
-    """The ensemble of teachers that votes."""
+    """The settings of the ensemble of teachers that vote."""
 
     model: NetworkConfig = NetworkConfig()
     fit: LoopConfig = LoopConfig()
@@ -653,12 +653,12 @@ class BudgetConfig(Section):
         return "data_dependent" if self.accept_leak else "data_independent"
 
     def at(self, target_delta: float) -> Budget:
-        """Return the budget, with the delta at which its epsilon is stated."""
+        """Return this budget as :class:`fairpate.types.Budget`; its epsilon is stated at ``target_delta``."""
         return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
 
 
 class GateConfig(Section):
-    """A demographic-parity gate: Algorithm 1 of FairPATE."""
+    """The settings of a demographic-parity gate (Algorithm 1 of FairPATE)."""
 
     max_disparity: float = Field(
         ge=0, description="gamma: a label passes while its tentative gap stays below; inf: off."
@@ -677,19 +677,19 @@ class GateConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """The settings for queries in rounds: a student trained on the labels released so far chooses the next round's."""
+    """The settings of queries in rounds: a student trained on earlier labels chooses the queries of the next round."""
 
     rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
 
 
 class AskedConfig(Section):
-    """The public records that are submitted as queries."""
+    """The settings that select the public records which are submitted as queries."""
 
     num_queries: Count | None = Field(None, description="Queries submitted; null submits the whole public split.")
 
 
 class QueriesConfig(AskedConfig):
-    """The public records that are submitted as queries, their order, what is released, and the budget."""
+    """The settings of queries: which public records are submitted, in which order, what is released, and the budget."""
 
     budget: BudgetConfig | None = Field(
         None,
@@ -720,7 +720,7 @@ class QueriesConfig(AskedConfig):
 
 
 class GnmaxConfig(AskedConfig):
-    """Confident-GNMax, and its queries."""
+    """The settings of Confident-GNMax and of its queries."""
 
     mechanism: MechanismParameters = Field(
         MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
@@ -741,7 +741,7 @@ class GnmaxConfig(AskedConfig):
 
 
 class AggregatorConfig(GnmaxConfig, QueriesConfig):
-    """Confident-GNMax, its queries and their budget."""
+    """The settings of Confident-GNMax, of its queries and of their budget."""
 
     refused: ClassVar[Refused] = {
         "Expected no budget.accept_leak with release: counts, got true: the data-dependent cost covers the label "
@@ -752,13 +752,13 @@ class AggregatorConfig(GnmaxConfig, QueriesConfig):
 
 
 class GatedAggregatorConfig(AggregatorConfig):
-    """Confident&Fair-GNMax: Confident-GNMax with a demographic-parity gate."""
+    """The settings of Confident&Fair-GNMax: Confident-GNMax with a demographic-parity gate."""
 
     gate: GateConfig = GateConfig(max_disparity=0.1, min_count=25)
 
 
 class GatedQueriesConfig(QueriesConfig):
-    """Queries with a demographic-parity gate before an answer is released."""
+    """The settings of queries whose answers pass a demographic-parity gate before they are released."""
 
     gate: GateConfig = GateConfig(max_disparity=0.1, min_count=25)
 
@@ -810,7 +810,7 @@ class SweepPart(Section):
 
 
 class DataSetPart(SweepPart):
-    """The settings and grid of a sweep for one data set: that of its name, unless ``settings`` name another."""
+    """The settings and grid of a sweep for one data set: the one that its key names, unless ``settings`` do."""
 
     file: Path | None = Field(
         None,
@@ -826,7 +826,10 @@ class MethodPart(SweepPart):
 
 
 class TasksConfig(Section):
-    """The resources that one cell reserves on a node. ``ray.wait_for_nodes_s`` limits how long it waits for them."""
+    """The resources that one cell of a sweep reserves on a node, and the limits on its run.
+
+    ``ray.wait_for_nodes_s`` limits how long a cell waits for the resources.
+    """
 
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly a fraction.")
@@ -836,7 +839,7 @@ class TasksConfig(Section):
 
 
 class SweepConfig(Section):
-    """A sweep: methods x data sets x seeds x grids.
+    """The configuration of a sweep: methods x data sets x seeds x grids.
 
     If several grids name the same field, the method's grid applies, then the data set's. A field of the sweep's or a
     data set's grid varies only for methods that read it.
@@ -979,7 +982,7 @@ def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[
 
 
 def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
-    """Read a YAML file and return its mapping of sections; :class:`ConfigError` for anything else.
+    """Read a YAML file and return its mapping of sections; :class:`ConfigError` if it cannot be read or has no mapping.
 
     ``as_text`` reads every value as text, even `no`, `1.0` and `007`.
     """
@@ -1063,7 +1066,7 @@ def _parsed(text: str, as_text: bool) -> Any:
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``defaults`` with ``values`` merged into them, section by section."""
+    """Return ``defaults`` overridden by ``values``, section by section."""
     merged = dict(defaults)
     for name, value in values.items():
         # A value replaces a section as a whole, and so does a section a value.

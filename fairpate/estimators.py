@@ -376,7 +376,7 @@ def _int64(codes: Values) -> Tensor:
 
 
 def features(values: npt.ArrayLike) -> Tensor:
-    """Return bytes unchanged, other numbers as floats."""
+    """Return features as a tensor: bytes unchanged, other numbers as 32-bit floats."""
     array = np.asarray(values)
     kept = np.ascontiguousarray(array, dtype=None if array.dtype == np.uint8 else np.float32)
     # torch warns about memory that is not writable.
@@ -515,7 +515,7 @@ _Setting = Mapping[str, Any] | Section | None
 class Parameters(TypedDict, total=False):
     """The parameters of :class:`FairClassifier` for every method of this package, for type checkers and editors.
 
-    A method has those of its own sections (`fairpate methods NAME`).
+    A method accepts only those of its own sections (`fairpate methods NAME`).
     """
 
     epsilon: float | None
@@ -812,8 +812,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         sensitive_features: npt.ArrayLike | None = None,
     ) -> float:
-        """Return the accuracy on answered records; NaN if none is answered. A declared frame may contain ``y``
-        itself."""
+        """Return the accuracy on answered records; NaN if none is answered. With a declaration, ``X`` may contain the
+        labels, and ``y`` is then None."""
         y = self._labels(X, y)
         labels = self.predict(X, sensitive_features=sensitive_features)
         answered = ~np.ma.getmaskarray(labels)
@@ -1291,7 +1291,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         public_sensitive_features: npt.ArrayLike | None = None,
         persons: npt.ArrayLike | None = None,
     ) -> Self:
-        """Train and choose; arguments and errors as in :meth:`FairClassifier.fit`.
+        """Train the trials and keep the best model; arguments and errors as in :meth:`FairClassifier.fit`.
 
         ValueError also for fewer than two settings, for settings that change the privacy cost, and for methods whose
         events are not known before training; TrialsError if every trial failed, which costs the same.

@@ -218,7 +218,7 @@ def _identity(uri: str) -> str | None:
 
 
 def _place(location: Location) -> Path | tuple[FileSystem, str]:
-    """Return the path of a local file, or else a file system and the path in it."""
+    """Return the local path of ``location``, or, if it is not local, its file system and the path there."""
     text = os.fspath(location)
     if "://" not in text:
         return Path(text)

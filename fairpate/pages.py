@@ -55,7 +55,7 @@ class Term:
 
 @cache
 def glossary() -> Mapping[str, tuple[Term, ...]]:
-    """Return all terms by chapter, in the order of the file."""
+    """Return all terms of the glossary by chapter, in the order of its file."""
     text = files("fairpate").joinpath("glossary.yaml").read_text(encoding="utf-8")
     return {
         chapter: tuple(
@@ -108,7 +108,7 @@ _WHICH: dict[Unit, str] = {
 
 
 def least_wrong(epsilon: float, delta: float) -> float:
-    """Return the least share of an attacker's guesses that are wrong: 1/2 is a coin, 0 is certainty."""
+    """Return the least share of an attacker's guesses that are wrong: 1/2 is no better than a coin, 0 is certainty."""
     if math.isinf(epsilon):
         return 0.0
     # By e^-eps, because e^eps overflows.

@@ -241,7 +241,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class VoteBatch:
-    """The votes of teachers on public queries; private to the operator.
+    """The votes of teachers on public queries; not to be published.
 
     ``votes_QC[i, k]`` counts the teachers that chose class k for ``record_ids[i]``, whose public group is
     ``groups_Q[i]``; every row sums to the number of teachers. ``ensemble`` identifies the teachers: a digest of their

@@ -674,7 +674,7 @@ def serve_plan(
     log_file: base.LogFile = None,
     workers: _Workers = None,
 ) -> Output:
-    """Coordinate a plan: add up what the sites send, learn from the sum, and leave a run folder.
+    """Coordinate a plan: add up what the sites send, learn from the sum, and write the folder of a run.
 
     Args:
         plan: The file of the plan.

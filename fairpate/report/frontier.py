@@ -430,7 +430,7 @@ def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> f
 
 
 def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
-    """Return the least error of a panel among configurations with the rule's coverage; inf if there is none.
+    """Return the least error among a panel's configurations whose coverage meets the rule; inf without any.
 
     Configurations without a privacy guarantee count only if there are no others.
     """

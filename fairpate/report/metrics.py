@@ -869,7 +869,7 @@ def resampled_reject_option(
     persons_N: npt.ArrayLike | None = None,
     num_replicates: int = 200,
 ) -> FloatArray:
-    """Pass bootstrap samples of the predictions through a gate each, and return tables (R, G, Y, C) of its answers.
+    """Pass bootstrap samples of the predictions through a reject option; return the answers as tables (R, G, Y, C).
 
     With ``persons_N``, the person of each record, persons are drawn, each with all of its records.
     """

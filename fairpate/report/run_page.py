@@ -733,7 +733,7 @@ class AuditedRelease:
 
     @property
     def title(self) -> str:
-        """The release in words."""
+        """The kind of release in words, as a title."""
         return f"{upper(self.release)}{' of test records' if self.part == 'test' else ''}"
 
     @property

@@ -87,7 +87,7 @@ class GroupSelection:
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """The records divided by one column of groups, or by the intersections of several.
+    """A division of the records by one column of groups, or by the intersections of several, with the results by group.
 
     ``measured``: accuracy and the fairness gaps of all notions; None without true labels.
     """

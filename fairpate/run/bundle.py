@@ -347,7 +347,7 @@ class _Check:
         return f"{len(listed)} files are those of {HEAD}"
 
     def claim(self) -> str:
-        """Check that the statement is of a private run, and that head and record make the same claim."""
+        """Check that the statement is of a private run, and that ``head.json`` and ``record.json`` claim the same."""
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))

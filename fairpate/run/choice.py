@@ -225,7 +225,7 @@ MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Suppress progress, warnings and logs of trials, which would reveal K or a losing trial."""
+    """Suppress progress, warnings and logs inside the block: they would reveal the number of trials or a losing one."""
     # Restored afterwards, as the caller may have disabled some levels itself.
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

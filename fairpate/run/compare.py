@@ -111,7 +111,7 @@ class Comparison:
 
     @property
     def withheld(self) -> list[Row]:
-        """The non-private results, unless the sweep publishes them."""
+        """The rows without privacy that are left out of the public table; empty if the sweep publishes them."""
         unprotected = [row for row in self.operators_rows if row.is_unprotected and row.record is not None]
         return [] if self.folder.publish_unprotected else unprotected
 

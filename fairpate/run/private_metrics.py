@@ -118,10 +118,10 @@ def require_kept_names(config: Method, dataset: Dataset) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """Metrics of the student by name, the headline first. With IDP3 they include the spread over orders of the test
-    records.
+    """The evaluations of a student on test records by name; the first is the headline, which pages state.
 
-    ``measured_N`` marks the test records over which the headline's accuracy is measured.
+    ``measured_N`` marks the test records over which the headline's accuracy is measured. ``reject_option``: with IDP3,
+    the spread over orders of the test records.
     """
 
     evaluations: dict[str, Evaluation]
@@ -134,7 +134,7 @@ class Assessment:
         return next(iter(self.evaluations.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the headline's metrics, and with IDP3 also those without refusals."""
+        """Return the headline's metrics as JSON values, and with IDP3 also those without refusals and by order."""
         values = self.headline.to_json()
         if self.reject_option is not None:
             unrefused = self.evaluations["student without refusals"]

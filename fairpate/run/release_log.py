@@ -372,7 +372,7 @@ class Odometer:
             return {row.run: row for row in _rows(database, data=data)}
 
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
-        """Return one total for each data set, unit and relation (or for those of ``data``), in sorted order."""
+        """Return one total for each data set (or only for ``data``), unit and relation, in sorted order."""
         with self.transaction() as database:
             rows = _rows(database, data=data)
             limits = {

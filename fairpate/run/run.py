@@ -1051,7 +1051,7 @@ def train_model(
 def trained_student(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None = None
 ) -> tuple[Trained, Student]:
-    """Train and post-process on public records; return the training's result and the student.
+    """Train a model, then post-process it on public records; return the training's result and the student.
 
     Without a ``log`` no release is charged or stored.
     """

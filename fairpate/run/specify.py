@@ -107,7 +107,7 @@ class Demand:
 
     @property
     def notions(self) -> tuple[NotionName, ...]:
-        """The notions of fairness that the demand limits, or the default notion."""
+        """The notions of fairness that the demand limits, or the default notion if it limits none."""
         named = (*((DEFAULT,) if self.disparity is not None else ()), *self.fairness)
         return named or (DEFAULT,)
 
@@ -129,7 +129,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Achievable:
-    """The answer to a demand within one panel: the configurations that meet it, by accuracy, or else the nearest ones.
+    """The answer to a demand within one panel: the configurations that meet it, best first, or else the nearest ones.
 
     A degenerate predictor can meet many demands and still be useless: it is listed last in ``met`` and counted in
     ``num_degenerate``.

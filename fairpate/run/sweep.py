@@ -117,7 +117,7 @@ class RecordsTableError(UserError, ValueError):
 
 
 def write_rows(rows: Sequence[Row], path: Path, *, private: bool = False) -> None:
-    """Write ``rows`` in their order, atomically. With ``private`` only the file's owner may read it.
+    """Write ``rows`` as a results table, in their order and atomically. With ``private`` only its owner may read it.
 
     ValueError for a row whose epsilon depends on private votes, unless the table is private.
     """
