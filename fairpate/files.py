@@ -200,7 +200,10 @@ def read(location: Location) -> bytes:
 
 
 def exists(location: Location) -> bool:
-    """Return whether a file exists at ``location``, without reading it. Errors as :func:`read`, but for its absence."""
+    """Return whether a file exists at ``location``, without reading it.
+
+    A place that cannot be reached raises as in :func:`read`; a missing file does not.
+    """
     place = _place(location)
     if isinstance(place, Path):
         return place.is_file()

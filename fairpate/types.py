@@ -444,7 +444,7 @@ _type_hints = cache(get_type_hints)
 
 
 def restored(kind: type[ItemT], value: Any) -> ItemT:
-    """Return the value of type ``kind`` that :func:`strict` turned into ``value``; a null number becomes NaN.
+    """Undo :func:`strict`: build a value of type ``kind`` from its JSON form ``value``; a null number becomes NaN.
 
     TypeError for a dataclass with a missing or unknown field, and for a value of another form.
     """
@@ -488,7 +488,7 @@ def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
     After the first block, a step of 20 seconds or more is announced with its expected duration.
     """
     started_s, count = time.monotonic(), len(items)
-    # At least once: what is computed of no item has a shape too.
+    # One block even for no items: callers join the results, which needs at least one of the right shape.
     for start in range(0, max(count, 1), size):
         yield items[start : start + size]
         if not (done := min(start + size, count)):

@@ -733,6 +733,7 @@ def join_plan(
             say(offer)
         if not yes and (is_for_program() or not sys.stdin.isatty()):
             raise UsageError("--yes: there is no terminal to ask on; give --yes to agree.")
+        # On standard error: standard output has the result alone.
         return yes or typer.confirm("Take part?", err=True)
 
     run = join(
@@ -839,6 +840,7 @@ def _new_example(
 ) -> Output:
     from fairpate.cli.summaries import write_folder
 
+    # This function runs only if its option is given.
     assert example is not None
     files = base.example_files(example)
     written = write_folder(name, {file.name: file.read_bytes() for file in files})

@@ -104,7 +104,7 @@ def describe_method(name: str) -> Output:
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
     """Yield an entry for each field of a section and of the sections in it: its dotted name ``field``, ``default`` and
-    ``meaning``; ``set`` is what `--set` takes to set the default.
+    ``meaning``; ``set`` is the text to give to `--set` for the default.
 
     A section with a description has its own entry, without a default.
     """

@@ -834,8 +834,8 @@ def _marks(series: Mapping[str, Mapping[str, Any]], scale: float) -> dict[str, A
 def _axis(
     view: PanelView, coordinate: int, *, paper: bool, field: str, ends: tuple[float, float] | None = None
 ) -> dict[str, Any]:
-    """Return the Vega-Lite channel of one drawn coordinate, from ``ends[0]`` to ``ends[1]``; None: over the extent of
-    the panel's points."""
+    """Return the Vega-Lite channel of one drawn coordinate, from ``ends[0]`` to ``ends[1]``; without ``ends`` the axis
+    covers the panel's points."""
     names = titles(view.points[0].notion)
     title = ["ε" if paper else names["epsilon"], names["disparity"], names["error"], names["refused"]]
     axis: dict[str, Any] = {"tickCount": 5}

@@ -712,8 +712,11 @@ def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsTold:
-    """The groups about which a small gap says little: the number of runs by group, out of ``num_runs``, in which a
-    constant prediction would serve the group better (``underserved``), or it was not measured (``unmeasured``)."""
+    """The groups about which a small gap says little, each with its number of runs out of ``num_runs``.
+
+    In the runs of ``underserved`` a constant prediction would serve the group better; in those of ``unmeasured`` the
+    group was not measured.
+    """
 
     num_runs: int = 0
     underserved: Mapping[str, int] = field(default_factory=dict)

@@ -244,6 +244,7 @@ def described_events(
 
 def described_event(event: Mapping[str, Any]) -> str:
     """Return one event of a privacy statement in words, as a line."""
+    # Four digits would show a large count in scientific notation.
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {f'{value:,.0f}' if 1e4 <= abs(value) < math.inf else f'{value:.4g}'}"
         for name, value in event.items()
@@ -488,8 +489,8 @@ class RunStatement(MeasuredClaims):
         if measured.not_measured:
             return f"{begin}, {accuracy}; {self.fairness_words}."
         joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self.fairness_words}")
-        # Behind the word, wherever it stands in the sentence.
-        # Without its first letter, which is a capital where the sentence begins with it.
+        # The limitation follows the word for privacy, wherever that stands. The word is found without its first letter,
+        # which is a capital at the start of a sentence.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
         perfect = ""
         is_parity = measured.fair_at.notion == rates.DEFAULT
@@ -559,7 +560,7 @@ def majority_words(measured: Evaluation) -> str:
 
 
 def small_cell_words(measured: Evaluation) -> str:
-    """Return a sentence on the numbers that are not shown, as they rest on too few test records; empty if all are."""
+    """Return a sentence on the numbers that are hidden because they rest on too few test records; empty if none is."""
     if None not in measured.confusion_GYC:
         return ""
     counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"

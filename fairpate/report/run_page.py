@@ -387,6 +387,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         consensus = f"On half of the queries that were voted on, {agree}."
         # Stable, so that a page that is drawn again is the same.
         clearer_Q = np.argsort(-voted_share_Q, kind="stable")[: (len(voted_share_Q) + 1) // 2]
+        # Infinite without noise, 0 if no query has a cost: then there are no shares.
         if 0 < voted_cost_Q.sum() < math.inf:
             share = percent(float(voted_cost_Q[clearer_Q].sum() / voted_cost_Q.sum()), digits=0)
             consensus += f" The {count(len(clearer_Q))} with the clearest votes made up {share} of the cost."
@@ -404,6 +405,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     for group, name in enumerate(names):
         of_group_Q = groups_Q == group
         agreement_Q = share_Q[of_group_Q & voted_Q]
+        # Without noise the costs are infinite and have no shares.
         of_total = float(cost_Q[of_group_Q].sum()) / total if 0 < total < math.inf else math.nan
         by_group.append(
             (

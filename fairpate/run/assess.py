@@ -142,6 +142,7 @@ class AssessedPredictions:
     def judged(self) -> tuple[Division, MeasuredClaims] | None:
         """The division with the worst verdict by the user's rule (of several, the finest), and its measurements; None
         without true labels."""
+        # Finest first: among equal verdicts `min` returns the first one.
         found = [
             (each, MeasuredClaims(measured=each.measured))
             for each in reversed(self.divisions)
@@ -152,6 +153,7 @@ class AssessedPredictions:
     @property
     def line(self) -> str:
         """The verdict in one line: fair or not by the user's rule, the accuracy, and the smallest impact ratio."""
+        # A division without a ratio counts as the best one: any other has more to say.
         ratios = min(self.divisions, key=lambda each: each.least.ratio.value if each.least else math.inf).words
         if self.judged is None:
             return ratios

@@ -269,6 +269,7 @@ def plan_trials(
     are not known before training, for events without Renyi curves, and if no trial is cheap enough for the target.
     """
     of_one = epsilon
+    # Step by step: no formula gives the cost of one trial from that of all.
     while True:
         found = []
         for config, dataset in candidates:
@@ -362,6 +363,7 @@ def select_by_trials(
 
     def data_of(config: Method) -> Dataset:
         key = config.data.model_dump_json()
+        # Most candidates have the same data: it is loaded once.
         if key not in datasets:
             datasets[key] = load(config.data)
         return datasets[key]

@@ -267,7 +267,7 @@ def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCa
 
 def write_votes(batch: VoteBatch, path: Path) -> None:
     """Write one row per query: record_id, group, and the number of votes per class. Metadata identify the ensemble."""
-    # With its type: of no rows Arrow would infer the type null.
+    # The type is given, because from no rows Arrow would infer the type null.
     votes = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
     table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": votes})
     table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})

@@ -184,8 +184,10 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
 
 
 def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], FloatArray]]:
-    """Return the releases that may have read one unit, with their summed Renyi curve: once for each combination of
-    parts, one of each split, that the unit may be in."""
+    """Return the releases that may have read one unit, with their summed Renyi curve.
+
+    A unit is in one part of each split of the data: there is one entry for each combination of parts.
+    """
     parts_of: dict[str, dict[str, None]] = {}
     for release in releases:
         parts_of.setdefault(release.part.partition("/")[0], {})[release.part] = None

@@ -348,8 +348,11 @@ def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[
 
 
 def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
-    """Yield the faults of misplaced fields: those for which a sweep has another field (such as ``seeds`` for ``seed``),
-    and those that no method reads to which their section applies."""
+    """Yield the faults of misplaced fields.
+
+    A field is misplaced if a sweep has another one for it (``seeds`` for ``seed``), or if its section applies only to
+    methods that do not read it.
+    """
     words = _SET_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
     parts: list[tuple[str, SweepPart | SweepConfig, Iterable[str]]] = [("", sweep, sweep.methods)]
     parts += [(f"data_sets.{name}.", part, _methods_on(sweep, name)) for name, part in sweep.data_sets.items()]
