@@ -14,8 +14,6 @@ earlier late payments, on a habit of the customer that no column contains, and o
 Predictions differ between age groups all the same.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

@@ -19,8 +19,6 @@ every (label, prediction) keeps its public total; the allowed gap is corrected; 
 Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -15,8 +15,6 @@ has T shards of its own records (:mod:`fairpate.sites`).
 Shapes: T teachers, Q queries, C classes.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any, ClassVar

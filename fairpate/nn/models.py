@@ -10,8 +10,6 @@ process reads it from the same path; the configuration has its checksum, so that
 weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import io

@@ -14,8 +14,6 @@ the filters that decide when adaptive queries must stop, and searches for the le
 Shapes: A orders, K moments.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence

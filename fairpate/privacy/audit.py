@@ -18,8 +18,6 @@ Any attacker may be used: a low bound proves nothing, a bound above the claimed 
 Shapes: M canaries.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

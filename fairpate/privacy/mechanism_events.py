@@ -39,8 +39,6 @@ Shapes: A orders, B orders b, Q queries, C classes, U distinct vote histograms, 
 teachers.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections import Counter

@@ -15,8 +15,6 @@ those of :mod:`fairpate.privacy.mechanism_events`; the numbers are computed anew
 Shapes: K points of a pair, M points of the grid, A orders.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -21,8 +21,6 @@ A site's ``place`` is its position in the plan. The ``head`` of its first messag
 key and the hashes of its seed and shares, signed. Shapes: K sites, D numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets

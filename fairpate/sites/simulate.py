@@ -8,8 +8,6 @@ This is meant for public records: one machine has them all, so nothing is hidden
 private, so the release is also charged to the operator's odometer before a party begins.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
