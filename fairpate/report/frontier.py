@@ -218,7 +218,7 @@ def points_of(
         of_point = sorted(repetitions.values(), key=lambda run: run[0].seed)
         found = [record for record, _ in of_point]
         first = found[0]
-        # Of type float64, for which None becomes NaN.
+        # As float64, which turns None into NaN.
         values_SO = np.array([(r.epsilon, r.disparity, r.accuracy, r.coverage) for r in found], np.float64)
         values_SO[:, 2:] = 1 - values_SO[:, 2:]
         seeds_by_word = Counter(word for record in found for word in dict.fromkeys(record.degenerate))
@@ -538,9 +538,9 @@ def reference_point(points: Sequence[Point]) -> FloatArray:
         if objective in ("error", "refused") or largest <= 0:
             corner.append(1.0)
             continue
-        # A round corner: small changes of the points leave it, so that volumes of two sweeps compare.
+        # A round number, which small changes of the points do not move: so volumes of two sweeps can be compared.
         power = 10.0 ** math.floor(math.log10(largest))
-        # 20 as well: where the logarithm was rounded down, 10 is not above.
+        # 20 too: the logarithm may have been rounded down, and then 10 is not above the largest value.
         steps = (step * power for step in (1.0, 2.0, 5.0, 10.0, 20.0))
         corner.append(next(step for step in steps if step > largest * (1 + 1e-9)))
     return np.array(corner)
@@ -569,6 +569,7 @@ def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective
     require_one_panel(points)
     columns = [OBJECTIVES.index(objective) for objective in objectives]
     seed_N = np.array([seed for point in points for seed in point.seeds])
+    # The empty array comes first, because numpy cannot concatenate the values of no points.
     values_N2 = np.concatenate([np.empty((0, 2)), *(point.values_SO[:, columns] for point in points)])
     is_defined_N = ~np.isnan(values_N2).any(axis=1)
     return [values_N2[is_defined_N & (seed_N == seed)] for seed in np.unique(seed_N)]

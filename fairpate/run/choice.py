@@ -517,7 +517,7 @@ def _best_trial(
                     exact = score_of(bare, data_of(config).validation, weights_G, source)
                     outcome = {"score": plan.with_noise(exact, source), "remarks": list(trained.remarks)}
                     write_atomically(model, partial(save_student, bare), private=True)
-                # Last: a trial counts as done when its model is there.
+                # Written last, since this file marks the trial as done: by now its model is stored.
                 write_json(path, outcome, private=True)
             outcomes.append(read_json(path))
     # Of equal scores the first: trials are exchangeable, so that this is a fair draw among them.

@@ -443,7 +443,7 @@ def specify_guarantees(
 
 def _points(table: Path, data: str | None, notion: NotionName) -> list[Point]:
     rows = [row for row in read_rows(table) if not row.is_private]
-    # Of failed runs too: a data set whose runs all failed is there, and has no finished run.
+    # Names from failed runs too: a data set without a finished run is not called unknown.
     names = sorted({row.data for row in rows})
     if data is not None and data not in names:
         raise SpecifyError(f"--data: {table} has no data set {data}; it has {', '.join(names) or 'none'}.")
@@ -530,7 +530,7 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
         if not first.point.degenerate:
             commands = [command for command in first.point.commands if command]
             words = f"repeat the first: {commands[0]}" if commands else "no command is recorded for the first."
-            # In one line, to be copied.
+            # On one line, so that it can be copied.
             parts.append(Text(f"{words}\n", no_wrap=True, overflow="ignore"))
     for (source, target), moved in answer.transfers.items():
         parts += _transfer_parts(source, target, moved, notions)
