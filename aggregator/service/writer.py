@@ -223,7 +223,7 @@ _PAUSE_S, _SHARE = 0.02, 0.02
 
 
 class Verification:
-    """Verifies all entries of the ledger again and again, every ``interval_s``, in a separate thread (:meth:`running`)."""
+    """Verifies all entries of the ledger again and again, ``interval_s`` apart, in a separate thread."""
 
     def __init__(self, writer: Writer, *, interval_s: float) -> None:
         self._writer, self._interval_s = writer, interval_s
@@ -340,7 +340,7 @@ class Probe:
             self._failed = False
         except Exception as error:  # noqa: BLE001 - any error means not ready
             if not self._failed:
-    error)
+                _log.warning("The service is not ready: %s", error)
             self._failed = True
         # The state first: the callers that wait for this check read it next.
         self._under_way = None
