@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import contextvars
 import http
+import itertools
 import json
 import logging
 import logging.handlers
@@ -40,6 +41,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +53,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -201,16 +204,11 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
     """Return a :class:`Fault` as JSON; a long value is cut off after 80 characters."""
     if isinstance(value, bytes):
         value = value[: _MAX_VALUE_CHARACTERS + 1].decode("utf-8", "backslashreplace")
-    if isinstance(value, str):
-        text = value
-    else:
-        text = ""
+    elif not isinstance(value, str):
         # Encoded piece by piece: a value may have megabytes, and only its start is shown.
-        for piece in json.JSONEncoder(default=str).iterencode(value):
-            text += piece
-            if len(text) > _MAX_VALUE_CHARACTERS:
-                break
-    cut = text if len(text) <= _MAX_VALUE_CHARACTERS else text[:_MAX_VALUE_CHARACTERS] + "..."
+        pieces = json.JSONEncoder(default=str).iterencode(value)
+        value = "".join(itertools.islice(pieces, _MAX_VALUE_CHARACTERS + 1))
+    cut = value if len(value) <= _MAX_VALUE_CHARACTERS else value[:_MAX_VALUE_CHARACTERS] + "..."
     # JSON may contain half of a UTF-16 pair, which UTF-8 cannot encode.
     return {"field": field, "value": cut.encode("utf-8", "backslashreplace").decode(), "remedy": remedy}
 
@@ -288,28 +286,22 @@ class Guard:
             if length == 0 or scope["path"] in OPEN_PATHS:
                 await self._app(scope, receive, send_without_body)
                 return
-            is_large = length > _LARGE_BODY_BYTES
-            if is_large:
-                self._large[name] += 1
+            large = [name] if length > _LARGE_BODY_BYTES else []
+            self._large.update(large)
             try:
-                body = bytearray()
                 try:
                     # Before the turn below: a caller that sends slowly delays no other caller.
                     async with asyncio.timeout(self._body_timeout_s):
-                        has_more = True
-                        while has_more:
-                            message = await receive()
-                            if message["type"] == "http.disconnect":
-                                return
-                            body += message.get("body", b"")
-                            has_more = message.get("more_body", False)
+                        body = await Request(scope, receive).body()
+                except ClientDisconnect:
+                    return
                 except TimeoutError:
                     raise FaultError(408, "request", "no complete body", "Too slow; send it at once.") from None
-                if is_large:
+                if large:
                     # A pause before a large body is parsed lets the event loop answer other requests.
                     async with self._turn:
                         await asyncio.sleep(length / _LARGE_BYTES_PER_S)
-                messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+                messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
                 async def replay() -> Message:
                     # After the body come the real messages, which report when the caller leaves.
@@ -317,11 +309,8 @@ class Guard:
 
                 await self._app(scope, replay, send)
             finally:
-                if is_large:
-                    self._large[name] -= 1
-                    if not self._large[name]:
-                        # Names of strangers are addresses: kept at 0, they would fill the memory.
-                        del self._large[name]
+                # This subtraction drops names at 0. Names of strangers are addresses, which would fill the memory.
+                self._large -= Counter(large)
         except FaultError as refused:
             response = faults_response(refused.status_code, [refused.fault], refused.headers)
             await response(scope, receive, send_without_body)
@@ -518,11 +507,9 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as one line of JSON."""
-        # From one whole number: rounded apart, a second and its milliseconds may not belong together.
-        seconds, milliseconds = divmod(int(1000 * record.created), 1000)
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+        moment = datetime.fromtimestamp(record.created, UTC).replace(tzinfo=None)
         line: dict[str, Any] = {
-            "time": f"{moment}.{milliseconds:03d}Z",
+            "time": f"{moment.isoformat(timespec='milliseconds')}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
