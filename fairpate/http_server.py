@@ -163,6 +163,7 @@ class RequestRate:
             raise ValueError(f"Expected per_s > 0 and burst >= 1, got {self.per_s} and {self.burst}.")
 
 
+NO_RATE = RequestRate()
 STRANGERS = RequestRate(per_s=2.0, burst=20.0)
 """The rate limit of one address whose requests have no known token; it slows down the guessing of tokens."""
 
@@ -389,9 +390,9 @@ def new_app(
     *,
     title: str,
     description: str,
-    tokens: Tokens | None,
     max_body_bytes: Callable[[], int],
-    rate: RequestRate,
+    tokens: Tokens | None = None,
+    rate: RequestRate = NO_RATE,
     strangers: RequestRate = STRANGERS,
     reasons: Callable[[], Awaitable[Sequence[str]]] | None = None,
     tracer: Any = None,
@@ -867,7 +868,7 @@ class HttpSettings:
     host: str = "127.0.0.1"
     port: int = 8517
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    rate: RequestRate = field(default_factory=RequestRate)
+    rate: RequestRate = NO_RATE
     strangers: RequestRate = STRANGERS
     tls: TlsFiles | None = None
     log_file: Path | None = None

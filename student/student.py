@@ -389,8 +389,7 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
         groups = torch.arange(len(records)) % len(student.card.group_names)
     # Two records: with one, the exporter takes the number of records for a constant.
     graph = _graph(_Whole(student).eval(), records[:2], None if groups is None else groups[:2])
-    codes = None if groups is None else groups.numpy()
-    _check(graph, student.card, records.numpy(), codes, student.probabilities(records, codes))
+    _check(graph, student, records, None if groups is None else groups.numpy())
     card = student.card
     inputs = [{"name": "records", "type": str(records.numpy().dtype), "shape": ["N", *records.shape[1:]]}]
     if card.mixing is not None:
@@ -500,13 +499,7 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
     return content
 
 
-def _check(
-    graph: bytes,
-    card: StudentCard,
-    records: npt.NDArray[Any],
-    groups: npt.NDArray[np.int64] | None,
-    expected: npt.NDArray[np.float32],
-) -> None:
+def _check(graph: bytes, student: Student, records: Tensor, groups: npt.NDArray[np.int64] | None) -> None:
     """Raise PortableError unless the graph predicts the same as the student, for one record and for all.
 
     A mixing by group depends on the most likely label, where rounding may break a tie differently: for a randomised
@@ -517,11 +510,12 @@ def _check(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    expected = student.probabilities(records, groups)
     # One record too: a graph may have stored the number of records that it was made with.
     for count in (1, len(records)):
-        given = {"records": records[:count]} | ({} if groups is None else {"groups": groups[:count]})
+        given = {"records": records[:count].numpy()} | ({} if groups is None else {"groups": groups[:count]})
         (found,) = session.run(["probabilities"], given)
         apart = (np.abs(found - expected[:count]).max(axis=1) > _TOLERANCE).mean()
-        if found.shape != expected[:count].shape or not apart <= (_MOST_APART if card.is_randomised else 0):
+        if found.shape != expected[:count].shape or not apart <= (_MOST_APART if student.card.is_randomised else 0):
             what = f"predicts something other than the student on {apart:.0%} of {count} public records"
             raise PortableError(f"model.onnx: {what}, so it is not published.")

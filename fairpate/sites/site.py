@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -422,38 +422,33 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """The plan, a site's position in it, and its own files and settings: everything from which its tables are
-    computed."""
+    computed. ``party`` are arguments of :func:`fairpate.sites.plan.config_of`."""
 
     plan: SitePlan
     place: int
     embedding: Path | None
-    declaration: Path
-    data_dir: Path | None
-    out: Path | None
-    own: Sequence[str]
+    party: Mapping[str, Any]
     is_quiet: bool
 
 
 def join(
     url: str,
     *,
-    declaration: Path,
     key: Path,
     agree: Callable[[str], bool],
     reporter: Reporter,
     digest: str | None = None,
-    data_dir: Path | None = None,
-    out: Path | None = None,
     wait_s: float = 3600.0,
     ca: str | None = None,
-    own: Sequence[str] = (),
+    **party: Any,
 ) -> Path | None:
     """Take part in the plan of the coordinator at ``url``; return the folder of the release, None without agreement.
 
     ``agree`` is called with a text that says what leaves and what it costs; ``digest`` is the digest of the only plan
-    to accept; ``own`` are settings of this site's workers. PlanError, ConfigError or DataError if plan, key and records
-    do not match; LimitReachedError if the odometer has no room; CoordinatorError and SumError if the plan ends without
-    a sum. Except for the last two, nothing was charged or sent before the error.
+    to accept; ``party`` are this site's files and settings, arguments of :func:`fairpate.sites.plan.config_of`.
+    PlanError, ConfigError or DataError if plan, key and records do not match; LimitReachedError if the odometer has no
+    room; CoordinatorError and SumError if the plan ends without a sum. Except for the last two, nothing was charged or
+    sent before the error.
     """
     own_key = read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
@@ -464,16 +459,7 @@ def join(
         if plan.embedding:
             # Never whole in this process, which waits for hours: of pictures it is a quarter of its size.
             client.request("/v1/embedding", into=(embedding := Path(folder) / "embedding.safetensors"))
-        part = Part(
-            plan=plan,
-            place=place,
-            embedding=embedding,
-            declaration=declaration,
-            data_dir=data_dir,
-            out=out,
-            own=own,
-            is_quiet=reporter.console.quiet,
-        )
+        part = Part(plan=plan, place=place, embedding=embedding, party=party, is_quiet=reporter.console.quiet)
         with closing(Messenger(plan, own_key, client, agree, reporter=reporter)) as messenger:
             return in_processes(part, messenger)
 
@@ -487,7 +473,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
     from fairpate.run.run import OpenRun, make_release
 
     plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)
-    config = config_of(plan, part.declaration, data_dir=part.data_dir, out=part.out, own=part.own)
+    config = config_of(plan, **part.party)
     embedding = None if part.embedding is None else part.embedding.read_bytes()
     load = loader_of(plan, embedding, has_private=True)
     events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
