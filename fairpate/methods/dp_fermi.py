@@ -50,7 +50,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -408,13 +408,7 @@ def calibrated_steps(
     def event(joint: float) -> Event:
         """Return the event of all steps, where both releases of a step cost as one Gaussian of multiplier ``joint``."""
         if config.mode == "all":
-            return PoissonGaussians(
-                count=plan.num_steps,
-                noise_multiplier=joint,
-                sampling_rate=plan.sampling_rate,
-                unit=unit,
-                relation=target.record_relation,
-            )
+            return dp_sgd.event_of(replace(plan, noise_multiplier=joint), unit=unit, relation=target.record_relation)
         # Plain SGD on public features and labels: no group was read.
         if not config.weight:
             return AttributeGaussians(count=0, attribute_noise_multiplier=1.0)
@@ -471,8 +465,9 @@ class DpFermi(DpSgdFamily):
     def train(self, training: Training) -> Trained:
         """Release the group shares, train the model and the matrices against each other, and return the model."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
-        randomness = self.randomness()
+        randomness, model = self.randomness(), training.model
         person_N = None if self.protects_attribute_only else private.person_N
+        drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
         # Modes that protect the attribute alone count records, not persons.
         unit: Unit = "record" if person_N is None else "person"
         num_protected = len(private) if person_N is None else private.num_protected
@@ -488,35 +483,24 @@ class DpFermi(DpSgdFamily):
         relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
         training.reserve((steps.event, *share_events(settings, relation, unit)), randomness.label)
-        shares = release_shares(cells, settings, relation=relation, randomness=randomness, person_N=person_N)
+        shares = release_shares(cells, settings, relation=relation, **drawn)
         for remark in shares.remarks:
             training.reporter.note("shares", remark)
         game = MatrixGame(
             shares.shares_EG, num_classes=dataset.num_classes, weight=settings.weight, radius=settings.radius
         )
         cells_N = torch.from_numpy(cells.cells_N)
-        sampler = None
+        targets = watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells)
+        sampler, planned = None, (steps.event, *shares.events)
         if settings.mode == "sens_public_batches":
             # From the training seed: a public partition needs no secret randomness.
             generator = training.generator(Stream.TRAINING)
             sampler = partial(next, public_partitions(len(private), round(steps.steps.expected_batch_size), generator))
         with training.reporter.stage(self.method) as advance:
-            events = fermi_training(
-                training.model,
-                private.x,
-                watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells),
-                game,
-                steps,
-                settings,
-                randomness=randomness,
-                person_N=person_N,
-                sampler=sampler,
-                events=(steps.event, *shares.events),
-            ).run(averaged_share=settings.averaged_share, on_progress=advance)
+            playing = fermi_training(
+                model, private.x, targets, game, steps, settings, sampler=sampler, events=planned, **drawn
+            )
+            events = playing.run(averaged_share=settings.averaged_share, on_progress=advance)
         return FermiTrained(
-            model=training.model,
-            shares_EG=shares.shares_EG,
-            events=events,
-            noise=randomness.label,
-            remarks=shares.remarks,
+            model=model, shares_EG=shares.shares_EG, events=events, noise=randomness.label, remarks=shares.remarks
         )

@@ -157,12 +157,8 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
         num_steps=math.ceil(config.epochs * size / config.batch_size),
         sampling_rate=config.batch_size / size,
         expected_batch_size=config.batch_size,
-        clip_norm=config.clip_norm,
         noise_multiplier=noise_multiplier,
-        learning_rate=config.learning_rate,
-        momentum=config.momentum,
-        max_records=config.max_records,
-        records_per_person=config.records_per_person,
+        **config.model_dump(exclude={"epochs", "batch_size", "num_records"}),
     )
 
 
@@ -201,27 +197,16 @@ def train_dp_sgd(
     from fairpate.nn.per_example import CrossEntropy, GradientClipper
     from fairpate.nn.private_fit import PrivateTraining, ShiftedClipper, StepPlan
 
-    shifted = public_gradient is not None and before_clipping
-    plan = StepPlan(
-        # A public vector changes each gradient's norm, so it is added before clipping.
-        clipper=partial(ShiftedClipper, public_gradient=public_gradient) if shifted else GradientClipper,
-        # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
-        events=(event_of(steps, unit="record" if person_N is None else "person", relation=relation),),
-    )
-    training = PrivateTraining(
-        model,
-        x,
-        y,
-        CrossEntropy(),
-        steps,
-        randomness=randomness,
-        # Added once: by the clipper before clipping, or by the loop after the noise.
-        public_gradient=None if shifted else public_gradient,
-        person_N=person_N,
-        plan=plan,
-    )
-    events = training.run(on_progress=on_progress)
-    return Trained(model=model, events=events, noise=randomness.label)
+    # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
+    event = event_of(steps, unit="record" if person_N is None else "person", relation=relation)
+    clipper: Any = GradientClipper
+    if public_gradient is not None and before_clipping:
+        # A public vector changes each gradient's norm, so it is added before clipping, and not after the noise too.
+        clipper, public_gradient = partial(ShiftedClipper, public_gradient=public_gradient), None
+    plan = StepPlan(clipper=clipper, events=(event,))
+    drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
+    training = PrivateTraining(model, x, y, CrossEntropy(), steps, public_gradient=public_gradient, plan=plan, **drawn)
+    return Trained(model=model, events=training.run(on_progress=on_progress), noise=randomness.label)
 
 
 def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonGaussians:

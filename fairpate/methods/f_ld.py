@@ -155,10 +155,7 @@ def parity_of(config: FldConfig, dataset: Dataset, reporter: Reporter | None = N
             f"max_multiplier below the smallest share, which is at most {1 / num_groups:.2g}.",
         )
     return MeanParity(
-        constraint=config.constraint,
-        num_groups=dataset.num_groups,
-        num_classes=dataset.num_classes,
-        sharpness=config.sharpness,
+        constraint=config.constraint, num_groups=num_groups, num_classes=dataset.num_classes, sharpness=config.sharpness
     )
 
 
@@ -311,13 +308,8 @@ class Descent:
 
         if len(x) != len(y) or not len(x):
             raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
-        fit = FitConfig(
-            epochs=config.warmup_epochs + config.epochs,
-            batch_size=config.batch_size,
-            optimizer=config.optimizer,
-            learning_rate=config.learning_rate,
-            schedule=config.schedule,
-        )
+        shared = config.model_dump(include={"batch_size", "optimizer", "learning_rate", "schedule"})
+        fit = FitConfig(epochs=config.warmup_epochs + config.epochs, **shared)
         self._x, self._generator, self._batch_size = x, generator, fit.batch_size
         self._sizes: list[int] = np.diff(batch_bounds(len(x), fit.batch_size)).tolist()
         self._learning_rates = [epoch_learning_rate(fit, epoch) for epoch in range(fit.epochs)]
@@ -607,14 +599,10 @@ class PfLd(PrivateMethod):
         config = self.pf_ld
         parity = parity_of(config, training.dataset, training.reporter)
         noise = calibrated_noise(config, self.target, num_records=len(training.dataset.private))
+        records, randomness = arguments(training, groups=True), self.randomness()
         with training.reporter.stage(self.method) as advance:
             return train_pf_ld(
-                **arguments(training, groups=True),
-                config=config,
-                noise=noise,
-                parity=parity,
-                randomness=self.randomness(),
-                on_progress=advance,
+                **records, config=config, noise=noise, parity=parity, randomness=randomness, on_progress=advance
             )
 
 
@@ -676,13 +664,9 @@ def coefficients(
         return float(value), slope_D if basis_DK is None else basis_DK.T @ slope_D
 
     # The problem is convex, so the start changes the number of steps alone; at 0 every covariance is within bounds.
+    start_K = np.zeros(size if basis_DK is None else basis_DK.shape[1])
     found = minimize(
-        loss,
-        np.zeros(size if basis_DK is None else basis_DK.shape[1]),
-        jac=True,
-        method="SLSQP",
-        constraints=constraints,
-        options={"ftol": 1e-12, "maxiter": 2000},
+        loss, start_K, jac=True, method="SLSQP", constraints=constraints, options={"ftol": 1e-12, "maxiter": 2000}
     )
     if not found.success:
         raise ValueError(f"The solver found no minimum ({found.message}); raise ridge or scale the features.")

@@ -207,19 +207,11 @@ class RandomisedResponse(PrivateMethod):
             gaps = {"max_gap": config.max_gap * shrunk, "shrunk": shrunk}
             model = self.learned(training, x[first], y[first], reported[first], **gaps)
             if inverse_GG is not None:
-                reported_GYC = joint_table(
-                    said_labels(model, x[second]),
-                    reported[second].numpy(),
-                    num_groups=num_groups,
-                    num_classes=dataset.num_classes,
-                    labels_N=y[second].numpy(),
-                )
-                rules = DpPostprocessingConfig(
-                    constraint=config.constraint,
-                    max_gap=config.mixing_gap,
-                    min_share=config.min_share,
-                    reference_group=config.reference_group,
-                )
+                said_NC, labels_N, groups_N = said_labels(model, x[second]), y[second].numpy(), reported[second].numpy()
+                numbers = {"num_groups": num_groups, "num_classes": dataset.num_classes}
+                reported_GYC = joint_table(said_NC, groups_N, labels_N=labels_N, **numbers)
+                shared = config.model_dump(include={"constraint", "min_share", "reference_group"})
+                rules = DpPostprocessingConfig(max_gap=config.mixing_gap, **shared)
                 # Without slack: its formula is that of Laplace noise on counts, and these have none.
                 mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), rules, epsilon=math.inf)
         return ResponseTrained(

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.config import LEARNING_FIELDS, GnmaxConfig, Section
@@ -113,13 +113,8 @@ class SfPate(PateFamily):
                 votes_QC += count_votes(said.to(torch.int16).numpy()[None], dataset.num_classes)
                 advance(teacher + 1, count)
         # What trains the teachers.
-        settings = (
-            self.teachers.num_teachers,
-            self.networks["teachers.model"].model_dump(mode="json"),
-            self.learner.model_dump(mode="json"),
-            self.seed,
-            list(private.record_id),
-        )
+        network, learner = (each.model_dump(mode="json") for each in (self.networks["teachers.model"], self.learner))
+        settings = (count, network, learner, self.seed, list(private.record_id))
         digest = digest_of_records(settings, private.x, private.y, private.z)
         return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=digest)
 
@@ -129,20 +124,20 @@ class SfPate(PateFamily):
         if self.sf_pate.variant == "sf_t":
             return super().learn(training, labels)
         private = training.dataset.private
+        learned = replace(private, z=released_groups(private, labels.labelled))
+        generator = training.generator(Stream.TRAINING)
         with training.reporter.stage(self.method) as advance:
-            fair = train_f_ld(
-                training.model,
-                private.x,
-                private.y,
-                released_groups(private, labels.labelled),
-                self.learner,
-                parity=parity_of(self.learner, training.dataset),
-                generator=training.generator(Stream.TRAINING),
-                # Of some cells no attribute may have been released.
-                allow_empty_cells=True,
-                on_progress=advance,
-            )
-        return replace(labels, model=fair.model)
+            model = self._fair(training.model, learned, training.dataset, generator, on_progress=advance)
+        return replace(labels, model=model)
+
+    def _fair(
+        self, model: nn.Module, records: Split, dataset: Dataset, generator: torch.Generator, **options: Any
+    ) -> nn.Module:
+        """Return ``model``, trained on ``records`` by F-LD."""
+        parity, groups = parity_of(self.learner, dataset), records.z
+        # A shard may lack a group, and a refusal would reveal that; of some cells no attribute may have been released.
+        options |= {"parity": parity, "generator": generator, "allow_empty_cells": True}
+        return train_f_ld(model, records.x, records.y, groups, self.learner, **options).model
 
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
         """Return the labels of the queries by one teacher, trained on ``shard``, (Q,)."""
@@ -156,17 +151,7 @@ class SfPate(PateFamily):
         )
         # Without records a teacher votes by its first weights, which depend on no record.
         if len(shard):
-            train_f_ld(
-                model,
-                shard.x,
-                shard.y,
-                shard.z,
-                self.learner,
-                parity=parity_of(self.learner, dataset),
-                generator=generator,
-                # A shard may lack a group, and a refusal would reveal that.
-                allow_empty_cells=True,
-            )
+            self._fair(model, shard, dataset, generator)
         return predict_logits(model, queries.x).argmax(dim=1)
 
 
