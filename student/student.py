@@ -29,6 +29,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import warnings
@@ -119,13 +120,8 @@ class Student:
         answered = np.ones(len(labels), dtype=np.bool_)
         if self.card.idp3 is not None:
             assert sensitive_features is not None
-            answered = filter_stream(
-                labels,
-                sensitive_features,
-                rule=self.card.idp3,
-                num_groups=len(self.card.group_names),
-                num_classes=len(self.card.label_names),
-            )
+            numbers = {"num_groups": len(self.card.group_names), "num_classes": len(self.card.label_names)}
+            answered = filter_stream(labels, sensitive_features, rule=self.card.idp3, **numbers)
         return Prediction(labels=labels, probabilities_NC=probabilities, answered=answered)
 
     def probabilities(
@@ -249,19 +245,15 @@ def train_student(
     # One supervised fit, then another with confident pseudo-labels if the method asks for it.
     total_rounds = 2 if config.method == "pseudo_label" and len(unlabelled_x) else 1
     total_epochs = total_rounds * config.fit.epochs
+    epochs = itertools.count(1)
+
+    def advance(*_: float) -> None:
+        on_progress(next(epochs), total_epochs)
+
+    shared: dict[str, Any] = {"generator": generator, "augmentation": augmentation, "penalty": penalty}
     for done in range(total_rounds):
         model = new_model()
-        before = done * config.fit.epochs
-        fit(
-            model,
-            x,
-            targets,
-            config.fit,
-            generator=generator,
-            augmentation=augmentation,
-            on_epoch=lambda epoch, _, before=before: on_progress(before + epoch + 1, total_epochs),  # type: ignore[misc]
-            penalty=penalty,
-        )
+        fit(model, x, targets, config.fit, on_epoch=advance, **shared)
         if done + 1 < total_rounds:
             probability, label = predict_probabilities(model, unlabelled_x).max(dim=1)
             sure = probability >= config.confidence

@@ -192,23 +192,19 @@ class PrivateKnn(VotingMethod):
         """The mechanism that releases a label from counts of neighbours, with the noise as configured."""
         settings = self.private_knn
         kind = NearestCounts if self.queries.release == "counts" else NearestRecords
-        return kind(
-            sampling_rate=settings.sampling_rate,
-            num_neighbours=settings.num_neighbours,
-            threshold=-math.inf if settings.threshold is None else settings.threshold,
-            threshold_stddev_votes=settings.threshold_stddev_votes,
-            noise_stddev_votes=settings.noise_stddev_votes,
-        )
+        others = settings.model_dump(exclude={"threshold", "embedding", "num_components", "queries"})
+        return kind(threshold=-math.inf if settings.threshold is None else settings.threshold, **others)
 
     def check(self) -> None:
         """Raise ConfigError as the parent, for typical queries without their number or with admission, for a target
         epsilon above 20, and for a data-dependent budget."""
         super().check()
-        if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
+        is_typical = self.private_knn.queries == "typical"
+        if is_typical and self.aggregator.num_queries is None:
             raise ConfigError(
                 "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set it."
             )
-        if self.private_knn.queries == "typical" and self.queries.admission is not None:
+        if is_typical and self.queries.admission is not None:
             raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
             what = f"the cost of neighbours is computed up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}"
@@ -361,16 +357,9 @@ class PrivateKnn(VotingMethod):
     def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
         private, settings = dataset.private, self.private_knn
         seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
-        blocks = list(
-            blocks_of(
-                places(private.x),
-                private.y.numpy(),
-                private.unit_id,
-                # The order of equal distances must be the same in every run; it need not be secret.
-                key=shard_key(self.seed),
-                person_N=None if private.person_N is None else private.person_N.numpy(),
-            )
-        )
+        # The order of equal distances must be the same in every run; it need not be secret.
+        key, persons = shard_key(self.seed), None if private.person_N is None else private.person_N.numpy()
+        blocks = list(blocks_of(places(private.x), private.y.numpy(), private.unit_id, key=key, person_N=persons))
         if self.ray.num_actors == 0:
             sampler = Sampler(settings.sampling_rate, seed)
             return LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
@@ -381,12 +370,8 @@ class PrivateKnn(VotingMethod):
     def _digest(self, private: Split) -> str:
         """Return a digest of the private records, the settings of the method and the run's seed."""
         # Records themselves too: a ledger must not be continued with other voters.
-        told = (
-            self.private_knn.model_dump(mode="json"),
-            self.seed,
-            list(private.unit_id),
-            *([list(private.person_id)] if private.person_id else []),
-        )
+        persons = [list(private.person_id)] if private.person_id else []
+        told = (self.private_knn.model_dump(mode="json"), self.seed, list(private.unit_id), *persons)
         return digest_of_records(told, private.x, private.y)
 
 

@@ -158,12 +158,9 @@ class RandomisedResponse(PrivateMethod):
             return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
         # Uniform reports show no gap, and there is nothing to scale.
         per_gap = 1 / shrunk if shrunk else 1.0
+        scaled = {"dual_bound": config.dual_bound * per_gap, "learning_rate": config.learning_rate * per_gap}
         rules = GameRules(
-            num_rounds=config.num_rounds,
-            dual_bound=config.dual_bound * per_gap,
-            learning_rate=config.learning_rate * per_gap,
-            max_gap=max_gap,
-            reference_group=config.reference_group,
+            num_rounds=config.num_rounds, max_gap=max_gap, reference_group=config.reference_group, **scaled
         )
         cells = ParityCells.of(
             labels.numpy(), reported.numpy(), num_groups=dataset.num_groups, constraint=config.constraint
@@ -214,10 +211,5 @@ class RandomisedResponse(PrivateMethod):
                 rules = DpPostprocessingConfig(max_gap=config.mixing_gap, **shared)
                 # Without slack: its formula is that of Laplace noise on counts, and these have none.
                 mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), rules, epsilon=math.inf)
-        return ResponseTrained(
-            model=model,
-            events=events,
-            noise=source.label,
-            mixing_GCC=None if mixing is None else mixing.mixing_GCC,
-            mixing=mixing,
-        )
+        table = None if mixing is None else mixing.mixing_GCC
+        return ResponseTrained(model=model, events=events, noise=source.label, mixing_GCC=table, mixing=mixing)

@@ -404,14 +404,9 @@ class ResidualVotes(RulesOfRecords):
             records = RecordSums.of(ballot, dataset.private, pool)
 
             def noisy_sum(left: Left, event: VoteSums, name: str) -> IntArray:
-                exact_AW = records.total(left, norm=int(event.norm))
-                return with_noise(
-                    exact_AW,
-                    stddev=event.noise_stddev_votes,
-                    source=source,
-                    row=f"{name}, class",
-                    noisy_sum=training.noisy_sum,
-                )
+                exact_AW, stddev = records.total(left, norm=int(event.norm)), event.noise_stddev_votes
+                row, over_sites = f"{name}, class", training.noisy_sum
+                return with_noise(exact_AW, stddev=stddev, source=source, row=row, noisy_sum=over_sites)
 
             pool_MW = ballot.votes(dataset.public.x).astype(np.int16)
             sums = settings.events(noise, "public")[0]
@@ -580,14 +575,13 @@ class AdaSsp(RulesOfRecords):
             exact_WW = records.total(votes_themselves, norm=UNITS**2)
             released = tuple(of_unit(event, dataset.unit) for event in events)
             training.reserve(released, source.label)
+            noisy, least = partial(with_noise, source=source), least_eigenvalue(exact_WW)
             arrays: dict[str, npt.NDArray[Any]] = {
                 "pool_MW": ballot.votes(dataset.public.x).astype(np.int16),
-                "sums_CW": with_noise(exact_CW, stddev=sums.noise_stddev_votes, source=source, row="sums, class"),
+                "sums_CW": noisy(exact_CW, stddev=sums.noise_stddev_votes, row="sums, class"),
                 # The exact moments are read twice, for two events: under noise, and for their least eigenvalue.
                 "moments_WW": noisy_moments(exact_WW, moments.noise_stddev_votes, source),
-                "eigenvalue_11": with_noise(
-                    least_eigenvalue(exact_WW), stddev=eigenvalue.noise_stddev_votes, source=source, row="eigenvalue"
-                ),
+                "eigenvalue_11": noisy(least, stddev=eigenvalue.noise_stddev_votes, row="eigenvalue"),
             }
         training.reporter.note("votes", f"{len(exact_WW)} numbers per class, and their second moments")
         return Released(arrays=arrays, events=released)

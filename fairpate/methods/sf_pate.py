@@ -168,14 +168,9 @@ def attribute_questions(dataset: Dataset) -> Dataset:
     else:
         shade_N = (labels_N * 255 // max(dataset.num_classes - 1, 1)).to(private.x.dtype)
         seen = shade_N[:, None, None, None].expand(-1, 1, *private.x.shape[2:])
-    split = Split(
-        # Names and units do not depend on the attribute: otherwise its change would affect two teachers, not one.
-        x=torch.cat([private.x, seen], dim=1),
-        y=private.z,
-        z=torch.zeros_like(private.z),
-        record_id=private.record_id,
-        unit_id=private.unit_id,
-    )
+    # Names and units do not depend on the attribute: otherwise its change would affect two teachers, not one.
+    x, no_groups = torch.cat([private.x, seen], dim=1), torch.zeros_like(private.z)
+    split = replace(private, x=x, y=private.z, z=no_groups, person_id=())
     labels = dataset.group_names
     questions = split.take(torch.from_numpy(np.unique(first_alike(private))))
     return replace(dataset, private=split, public=questions, label_names=labels, group_names=("everyone",))

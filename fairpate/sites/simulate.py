@@ -231,18 +231,12 @@ def simulate(
 
     def start(party: Path, *words: str) -> subprocess.Popen[str]:
         # A file: a pipe is not read while the others work, and a full one would stop a party.
+        state, turn = (party / "state").absolute(), turns[len(started) % len(turns)].absolute()
+        command = [sys.executable, "-m", "fairpate", "site", *words, "--json"]
+        environment = os.environ | {"FAIRPATE_STATE": str(state), TURN: str(turn)}
         with (party / f"{words[0]}.log").open("w") as log:
             process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "fairpate", "site", *words, "--json"],
-                cwd=party,
-                env=os.environ
-                | {
-                    "FAIRPATE_STATE": str((party / "state").absolute()),
-                    TURN: str(turns[len(started) % len(turns)].absolute()),
-                },
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
+                command, cwd=party, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
             )
         started.append(process)
         return process

@@ -516,15 +516,9 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
             student = measurable(run, opened.dataset)
             (_, (parts, _)) = charges
             parts.continues = True  # counted with the release
+            (event,) = test_events
             release_table(
-                opened.config,
-                opened.dataset,
-                student,
-                test_events[0],
-                run,
-                parts,
-                noise=OS_ENTROPY,
-                noisy_sum=messenger.sum,
+                opened.config, opened.dataset, student, event, run, parts, noise=OS_ENTROPY, noisy_sum=messenger.sum
             )
         messenger.leave()
 
