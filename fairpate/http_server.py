@@ -40,7 +40,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -230,6 +230,7 @@ def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_re
     return max(record, min(_MAX_BODY_BYTES, most_records * record))
 
 
+@dataclass(eq=False)
 class Guard:
     """ASGI middleware in front of all routes: tokens, roles, request rates, and the size and time of bodies.
 
@@ -240,26 +241,23 @@ class Guard:
     for each request.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        tokens: Tokens | None,
-        max_body_bytes: Callable[[], int],
-        rate: RequestRate,
-        strangers: RequestRate = STRANGERS,
-        body_timeout_s: float = 30.0,
-    ) -> None:
-        self._app, self._tokens = app, tokens
-        self._rates, self._strangers = Buckets(rate), Buckets(strangers)
-        self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
+    app: ASGIApp
+    _: KW_ONLY
+    tokens: Tokens | None
+    max_body_bytes: Callable[[], int]
+    rate: RequestRate
+    strangers: RequestRate = STRANGERS
+    body_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        self._rates, self._strangers = Buckets(self.rate), Buckets(self.strangers)
         self._large: Counter[str] = Counter()
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit the request, read its body, and pass both to the application; or refuse the request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         length = int(headers.get(b"content-length", "0"))  # the parser has checked that these are digits
@@ -276,23 +274,23 @@ class Guard:
             caller, name = self._admit(scope, headers, given, length)
 
             def is_admitted() -> bool:
-                if caller is None or self._tokens is None:
+                if caller is None or self.tokens is None:
                     return True
-                now = self._tokens.caller(given)
+                now = self.tokens.caller(given)
                 return now is not None and (now.name, now.role) == (caller.name, caller.role)
 
             # A stream checks again while it runs: its token may be revoked meanwhile.
             scope.setdefault("state", {}).update(caller=caller, is_admitted=is_admitted)
             # No open path uses a body, so the body of a stranger is never read.
             if length == 0 or scope["path"] in OPEN_PATHS:
-                await self._app(scope, receive, send_without_body)
+                await self.app(scope, receive, send_without_body)
                 return
             large = [name] if length > _LARGE_BODY_BYTES else []
             self._large.update(large)
             try:
                 try:
                     # Before the turn below: a caller that sends slowly delays no other caller.
-                    async with asyncio.timeout(self._body_timeout_s):
+                    async with asyncio.timeout(self.body_timeout_s):
                         body = await Request(scope, receive).body()
                 except ClientDisconnect:
                     return
@@ -308,7 +306,7 @@ class Guard:
                     # After the body come the real messages, which report when the caller leaves.
                     return messages.pop() if messages else await receive()
 
-                await self._app(scope, replay, send)
+                await self.app(scope, replay, send)
             finally:
                 # This subtraction drops names at 0. Names of strangers are addresses, which would fill the memory.
                 self._large -= Counter(large)
@@ -320,7 +318,7 @@ class Guard:
         self, scope: Scope, headers: dict[bytes, str], token: str | None, length: int
     ) -> tuple[KnownCaller | None, str]:
         """Return the caller, and the name under which its requests are counted. FaultError for a refused request."""
-        tokens = self._tokens
+        tokens = self.tokens
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
@@ -349,7 +347,7 @@ class Guard:
             raise FaultError(411, "Transfer-Encoding", coding, "Send Content-Length instead.")
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
-        if length > (most := self._max_body_bytes()):
+        if length > (most := self.max_body_bytes()):
             raise FaultError(413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer records.")
         # Bodies being received are in memory. One caller may send few at once, so that a caller that sends slowly over
         # many connections cannot block others.
@@ -581,16 +579,11 @@ class Observed:
                 from opentelemetry.trace import SpanKind
                 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-                span = opened.enter_context(
-                    self.tracer.start_as_current_span(
-                        method,
-                        context=TraceContextTextMapPropagator().extract(headers),
-                        kind=SpanKind.SERVER,
-                        # The text of an exception may contain private values: it goes to the log alone.
-                        record_exception=False,
-                        set_status_on_exception=False,
-                    )
-                )
+                # The text of an exception may contain private values: it goes to the log alone.
+                quiet = {"record_exception": False, "set_status_on_exception": False}
+                context = TraceContextTextMapPropagator().extract(headers)
+                started = self.tracer.start_as_current_span(method, context=context, kind=SpanKind.SERVER, **quiet)
+                span = opened.enter_context(started)
 
             async def observed(message: Message) -> None:
                 if message["type"] == "http.response.start":

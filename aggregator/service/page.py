@@ -267,26 +267,22 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
     }
 
 
+@dataclass(eq=False)
 class States:
     """The states that the page shows: the analyst's and the operator's.
 
     ``latency`` returns quantiles of durations; ``last_backup`` returns when the ledger was last copied; None: never.
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        health: Readiness,
-        verification: Verification,
-        pool: PublicPool,
-        latency: Callable[[], Mapping[str, float | int | None]],
-        *,
-        last_backup: Callable[[], float | None],
-    ) -> None:
-        self._writer, self._health, self._pool, self._latency = writer, health, pool, latency
-        self._verification, self._last_backup = verification, last_backup
-        self._started_s = time.time()
-        snapshot = writer.snapshot
+    writer: Writer
+    health: Readiness
+    verification: Verification
+    pool: PublicPool
+    latency: Callable[[], Mapping[str, float | int | None]]
+    last_backup: Callable[[], float | None]
+
+    def __post_init__(self) -> None:
+        self._started_s, snapshot = time.time(), self.writer.snapshot
         self._history = History(num_groups=snapshot.terms.num_groups, num_classes=snapshot.terms.num_classes)
         self._history.begin(snapshot.books.ledger, snapshot.num_charges, now_s=self._started_s)
 
@@ -294,27 +290,27 @@ class States:
         """Add a point to the history every ``interval_s`` seconds."""
         while True:
             await asyncio.sleep(interval_s)
-            snapshot = self._writer.snapshot
+            snapshot = self.writer.snapshot
             self._history.look(snapshot.books.ledger, snapshot.num_charges, now_s=time.time())
 
     async def for_analyst(self) -> dict[str, Any]:
         """Return a :class:`aggregator.service.api.State` as JSON."""
-        snapshot = self._writer.snapshot
+        snapshot = self.writer.snapshot
         status = snapshot.budget_status()
         # The room of a budget that ends by votes reveals how they voted.
         left = None if status.kind == "data_dependent" else snapshot.room
-        return {"budget": status.to_json(), "queries_left": left, "health": self._health.to_json()}
+        return {"budget": status.to_json(), "queries_left": left, "health": self.health.to_json()}
 
     async def for_operator(self) -> dict[str, Any]:
         """Return a :class:`aggregator.service.api.Overview` as JSON."""
-        now_s, snapshot, history = time.time(), self._writer.snapshot, self._history
+        now_s, snapshot, history = time.time(), self.writer.snapshot, self._history
         ledger, num_charges, status = snapshot.books.ledger, snapshot.num_charges, snapshot.budget_status()
         history.look(ledger, num_charges, now_s=now_s)
         is_exact = status.kind != "data_dependent"
         ahead = forecast(history.points, left=snapshot.room, is_exact=is_exact, now_s=now_s)
-        chain = self._verification.chain
+        chain = self.verification.chain
         advised = advice(
-            self._health.reasons(),
+            self.health.reasons(),
             left=snapshot.room,
             total=status.queries_submitted + snapshot.room,
             lasts_s=ahead.lasts_s,
@@ -323,8 +319,8 @@ class States:
         )
         # In this order: costs are those of the charges that the running price has priced.
         price = await asyncio.to_thread(snapshot.books.epsilon, num_charges)
-        costs = await asyncio.to_thread(costs_of, snapshot.books, num_charges, self._pool)
-        groups = zip(self._pool.group_names, history.by_group(), strict=True)
+        costs = await asyncio.to_thread(costs_of, snapshot.books, num_charges, self.pool)
+        groups = zip(self.pool.group_names, history.by_group(), strict=True)
         spenders = sorted(ledger.charged_to.items(), key=lambda each: -each[1])[:_MOST_CALLERS]
         disk_free_bytes = None
         if isinstance(ledger.place, Path):  # the disk of a database is not visible from here
@@ -336,7 +332,7 @@ class States:
         return {
             "at_s": now_s,
             "started_s": self._started_s,
-            "health": self._health.to_json(),
+            "health": self.health.to_json(),
             "advice": [each.model_dump() for each in advised],
             "forecast": ahead.words,
             "lasts_s": ahead.lasts_s,
@@ -348,10 +344,10 @@ class States:
             "groups": [{"group": name, **counts} for name, counts in groups],
             "callers": [{"name": name or "the run itself", "queries": queries} for name, queries in spenders],
             "open_reservations": len(history.open),
-            "latency": self._latency(),
+            "latency": self.latency(),
             "disk_free_bytes": disk_free_bytes,
             "chain": chain,
-            "last_backup_s": self._last_backup(),
+            "last_backup_s": self.last_backup(),
         }
 
 

@@ -350,36 +350,31 @@ class Probe:
         done.set_result(None)
 
 
+@dataclass(eq=False)
 class Readiness:
     """Reports whether a new query would be answered now; :meth:`watch` checks the conditions every ``interval_s``."""
 
-    def __init__(
-        self,
-        writer: Writer,
-        *,
-        voters_answer: Callable[[], bool],
-        try_vote: Callable[[], object],
-        interval_s: float,
-        chain_fault: Callable[[], str] = str,
-    ) -> None:
-        self.votes_failed = False
-        self._writer = writer
-        self._voters_answer, self._try_vote = voters_answer, try_vote
-        self._interval_s, self._chain_fault = interval_s, chain_fault
-        self._has_room = True
-        self._looked_s = time.monotonic()
+    writer: Writer
+    _: KW_ONLY
+    voters_answer: Callable[[], bool]
+    try_vote: Callable[[], object]
+    interval_s: float
+    chain_fault: Callable[[], str] = str
+
+    def __post_init__(self) -> None:
+        self.votes_failed, self._has_room, self._looked_s = False, True, time.monotonic()
         self._ledger, self._cluster = Probe(self._check_ledger), Probe(_check_ray)
 
     def reasons(self) -> list[Reason]:
         """Return why a new query would not be answered, according to the last checks; empty if it would be."""
-        now_s, busy_since_s = time.monotonic(), self._writer.busy_since_s
+        now_s, busy_since_s = time.monotonic(), self.writer.busy_since_s
         facts: dict[Reason, bool] = {
             "busy": busy_since_s is not None and now_s - busy_since_s > _STUCK_S,
-            "chain": bool(self._chain_fault()),
+            "chain": bool(self.chain_fault()),
             "cluster": self._cluster.is_bad,
             "disk": not self._has_room,
-            "ledger": bool(self._writer.failure) or self._ledger.is_bad,
-            "votes": self.votes_failed or not self._voters_answer(),
+            "ledger": bool(self.writer.failure) or self._ledger.is_bad,
+            "votes": self.votes_failed or not self.voters_answer(),
             "unknown": now_s - self._looked_s > _STALE_S,
         }
         return [reason for reason, holds in facts.items() if holds]
@@ -392,21 +387,21 @@ class Readiness:
     async def watch(self) -> None:
         """Check the conditions of readiness every ``interval_s`` seconds, without end."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
             await self.look()
 
     async def look(self) -> None:
         """Check the conditions of readiness once, and retry what has failed."""
         try:
             await self.reasons_now()
-            if self._writer.failure and self._has_room:
+            if self.writer.failure and self._has_room:
                 # Any call opens the ledger again; one that fails is repeated at the next look.
                 with contextlib.suppress(LedgerError):
-                    await self._writer.call(lambda _: None)
+                    await self.writer.call(lambda _: None)
             # Only once they answer: before, the trial vote would hold its thread until it timed out.
-            if self.votes_failed and self._voters_answer():
+            if self.votes_failed and self.voters_answer():
                 with contextlib.suppress(Exception):
-                    await asyncio.to_thread(self._try_vote)
+                    await asyncio.to_thread(self.try_vote)
                     self.votes_failed = False
             self._looked_s = time.monotonic()
         except Exception:  # noqa: BLE001 - the watch continues after any error
@@ -418,16 +413,16 @@ class Readiness:
         return self.reasons()
 
     def _check_ledger(self) -> None:
-        books = self._writer.books
+        books = self.writer.books
         self._has_room = books.ledger.store.has_room()
         # A failed ledger is checked by opening it again.
-        if self._writer.failure:
+        if self.writer.failure:
             return
         try:
             books.ledger.look()
         except LedgerError as error:
             _log.error("The ledger is not there: %s", error)
-            self._writer.fail(books, str(error))
+            self.writer.fail(books, str(error))
 
 
 def _check_ray() -> None:
