@@ -48,22 +48,9 @@ from torch import Tensor, nn
 from fairpate.config import AugmentConfig, StudentTraining
 from fairpate.data.embedding import Embedding, read_embedding
 from fairpate.fairness.gate import filter_stream
-from fairpate.nn.fit import (
-    ERASED,
-    UNCHANGED,
-    Mixture,
-    Optimizer,
-    Penalty,
-    augment,
-    epoch_learning_rate,
-    fit,
-    precision_of,
-    predict_probabilities,
-    said_labels,
-    strengthened,
-)
+from fairpate.nn import fit
 from fairpate.nn.models import build_model, scale_bytes
-from fairpate.types import UserError
+from fairpate.types import IntArray, UserError
 from student.card import EMBEDDING_FILE, FORMAT, StudentCard, content_digest, read_student_file, readable
 
 _NEEDS_GROUPS = "This student predicts by group and needs sensitive_features, a group per record."
@@ -77,7 +64,7 @@ class Prediction:
     drawn.
     """
 
-    labels: npt.NDArray[np.int64]
+    labels: IntArray
     probabilities_NC: npt.NDArray[np.float32]
     answered: npt.NDArray[np.bool_]
 
@@ -96,11 +83,7 @@ class Student:
         return self.card.input_shape if self.embedding is None else self.embedding.record_shape
 
     def predict(
-        self,
-        x: Tensor,
-        sensitive_features: npt.NDArray[np.int64] | None = None,
-        *,
-        generator: np.random.Generator | None = None,
+        self, x: Tensor, sensitive_features: IntArray | None = None, *, generator: np.random.Generator | None = None
     ) -> Prediction:
         """Predict labels for records with features (N, ...).
 
@@ -124,9 +107,7 @@ class Student:
             answered = filter_stream(labels, sensitive_features, rule=self.card.idp3, **numbers)
         return Prediction(labels=labels, probabilities_NC=probabilities, answered=answered)
 
-    def probabilities(
-        self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None = None
-    ) -> npt.NDArray[np.float32]:
+    def probabilities(self, x: Tensor, sensitive_features: IntArray | None = None) -> npt.NDArray[np.float32]:
         """Return the probability of predicting each label, shape (N, C). ValueError if groups are needed and not
         given."""
         if tuple(x.shape[1:]) != self.record_shape:
@@ -134,13 +115,13 @@ class Student:
         if self.embedding is not None:
             x = self.embedding(x)
         if self.card.mixing is None:
-            return predict_probabilities(self.network, x).numpy()
+            return fit.predict_probabilities(self.network, x).numpy()
         if sensitive_features is None:
             raise ValueError(_NEEDS_GROUPS)
         # The table mixes labels that the network predicts, not its probabilities.
         mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
         mixed: npt.NDArray[np.float32] = np.einsum(
-            "nj,njk->nk", said_labels(self.network, x), mixing_GCC[sensitive_features]
+            "nj,njk->nk", fit.said_labels(self.network, x), mixing_GCC[sensitive_features]
         )
         return mixed
 
@@ -179,7 +160,7 @@ def build_network(card: StudentCard) -> nn.Module:
         build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
         for _ in range(card.num_members or 1)
     ]
-    return members[0] if card.num_members is None else Mixture(members)
+    return members[0] if card.num_members is None else fit.Mixture(members)
 
 
 ProgressCallback = Callable[[int, int], None]
@@ -206,10 +187,10 @@ def train_student(
     *,
     num_classes: int,
     generator: torch.Generator,
-    augmentation: AugmentConfig = UNCHANGED,
+    augmentation: AugmentConfig = fit.UNCHANGED,
     on_progress: ProgressCallback = lambda *_: None,
     initial_model: nn.Module | None = None,
-    penalty: Penalty | None = None,
+    penalty: fit.Penalty | None = None,
 ) -> nn.Module:
     """Train and return a model. ``on_progress(done, total)`` counts epochs over all rounds.
 
@@ -253,9 +234,9 @@ def train_student(
     shared: dict[str, Any] = {"generator": generator, "augmentation": augmentation, "penalty": penalty}
     for done in range(total_rounds):
         model = new_model()
-        fit(model, x, targets, config.fit, on_epoch=advance, **shared)
+        fit.fit(model, x, targets, config.fit, on_epoch=advance, **shared)
         if done + 1 < total_rounds:
-            probability, label = predict_probabilities(model, unlabelled_x).max(dim=1)
+            probability, label = fit.predict_probabilities(model, unlabelled_x).max(dim=1)
             sure = probability >= config.confidence
             added = label[sure]
             if records.labels.ndim == 2:
@@ -273,7 +254,7 @@ def _fixmatch(
     generator: torch.Generator,
     augmentation: AugmentConfig,
     on_progress: ProgressCallback,
-    penalty: Penalty | None,
+    penalty: fit.Penalty | None,
 ) -> nn.Module:
     """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams of records is
     repeated.
@@ -286,13 +267,13 @@ def _fixmatch(
             yield from torch.randperm(total, generator=generator).split(batch_size)
 
     def augmented(x: Tensor, how: AugmentConfig, *, erase: float = 0.0) -> Tensor:
-        return augment(scale_bytes(x), how, generator, erase=erase).contiguous(memory_format=torch.channels_last)
+        return fit.augment(scale_bytes(x), how, generator, erase=erase).contiguous(memory_format=torch.channels_last)
 
-    stronger = strengthened(augmentation)
+    stronger = fit.strengthened(augmentation)
     size, chunk = config.fit.batch_size, config.fit.batch_size * _UNLABELLED_PER_LABELLED
     answered, unlabelled = endless(len(records.labels), size), endless(len(records.unlabelled_x), chunk)
     num_steps = max(math.ceil(len(records.labels) / size), math.ceil(len(records.unlabelled_x) / chunk))
-    optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
+    optimizer = fit.Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
     parameters: list[Tensor] = list(model.parameters())
     average, steps = [parameter.detach().clone() for parameter in parameters], 0
     # `fit` does the same for images: convolutions are two to three times as fast on this layout.
@@ -304,10 +285,10 @@ def _fixmatch(
         for _ in range(num_steps):
             # The order of these draws is part of the meaning of a seed.
             others, rows = next(unlabelled), next(answered)
-            with precision_of(config.fit, records.unlabelled_x.device):
+            with fit.precision_of(config.fit, records.unlabelled_x.device):
                 answered_x = augmented(records.answered_x[rows], augmentation)
                 weak_x = augmented(records.unlabelled_x[others], augmentation)
-                strong_x = augmented(records.unlabelled_x[others], stronger, erase=ERASED)
+                strong_x = augmented(records.unlabelled_x[others], stronger, erase=fit.ERASED)
                 # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
                 with torch.no_grad():
                     probability, label = model(weak_x).softmax(dim=1).max(dim=1)
@@ -325,7 +306,7 @@ def _fixmatch(
             if not math.isfinite(loss.item()):
                 raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
             loss.backward()
-            optimizer.step_from_backward(epoch_learning_rate(config.fit, epoch))
+            optimizer.step_from_backward(fit.epoch_learning_rate(config.fit, epoch))
             steps += 1
             # A plain mean at first, so that early weights do not linger; then an exponential moving average.
             weight = max(1 / _AVERAGE_HORIZON_STEPS, 1 / steps)
@@ -428,7 +409,7 @@ class _Whole(nn.Module):
     def __init__(self, student: Student) -> None:
         super().__init__()
         self.network, self._embedding = student.network, student.embedding
-        self._is_mixture = isinstance(student.network, Mixture)
+        self._is_mixture = isinstance(student.network, fit.Mixture)
         mixing = student.card.mixing
         self.register_buffer("mixing_GCC", None if mixing is None else torch.tensor(mixing, dtype=torch.float32))
 
@@ -491,7 +472,7 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
     return content
 
 
-def _check(graph: bytes, student: Student, records: Tensor, groups: npt.NDArray[np.int64] | None) -> None:
+def _check(graph: bytes, student: Student, records: Tensor, groups: IntArray | None) -> None:
     """Raise PortableError unless the graph predicts the same as the student, for one record and for all.
 
     A mixing by group depends on the most likely label, where rounding may break a tie differently: for a randomised

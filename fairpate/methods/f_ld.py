@@ -61,7 +61,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 from scipy.linalg import null_space
 from scipy.optimize import LinearConstraint, minimize
@@ -94,7 +93,7 @@ from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong,
 from fairpate.privacy.accountant import Event, PoissonGaussians, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
-from fairpate.types import FloatArray, functional, torch
+from fairpate.types import FloatArray, IntArray, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -622,12 +621,7 @@ class CovarianceConfig(Section):
 
 
 def coefficients(
-    features_ND: FloatArray,
-    labels_N: npt.NDArray[np.int64],
-    groups_N: npt.NDArray[np.int64],
-    config: CovarianceConfig,
-    *,
-    num_groups: int,
+    features_ND: FloatArray, labels_N: IntArray, groups_N: IntArray, config: CovarianceConfig, *, num_groups: int
 ) -> FloatArray:
     """Return the coefficients theta (D,) of the constrained logistic regression; the last feature is the constant.
 
@@ -673,7 +667,7 @@ def coefficients(
     return found.x if basis_DK is None else basis_DK @ found.x
 
 
-def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num_groups: int) -> FloatArray:
+def covariances(features_ND: FloatArray, groups_N: IntArray, *, num_groups: int) -> FloatArray:
     """Return the covariance of membership in each group with each feature, (G, D)."""
     member_NG = np.eye(num_groups)[groups_N]
     covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)

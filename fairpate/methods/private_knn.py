@@ -54,19 +54,8 @@ from fairpate.methods.pate import (
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, sklearn
+from teachers import ray_pool
 from teachers.ensemble import PoolError, shard_key
-from teachers.ray_pool import (
-    LARGEST_COORDINATE,
-    MOST_COORDINATES,
-    Coordinates,
-    LocalNeighbourhood,
-    Neighbourhood,
-    RayNeighbourhood,
-    Sampler,
-    blocks_of,
-    label_counts,
-    start_ray,
-)
 
 _AT_ONCE = 1024
 _STEPS = 2**15
@@ -85,7 +74,7 @@ class Places:
         """Fit the embedding to the public ``pool`` (M, ...); ``seed`` starts the search for the graph's
         eigenvectors."""
         # Without steps of its own: coordinates are rounded once, below.
-        config = EmbeddingConfig(num_components=min(num_components, MOST_COORDINATES))
+        config = EmbeddingConfig(num_components=min(num_components, ray_pool.MOST_COORDINATES))
         embed: Embed = Components.of(pool, config, evened=False, plain=True)
         if embedding == "graph":
             embed = Graph.of(pool, embed, seed=seed)
@@ -94,11 +83,12 @@ class Places:
         # A pool of equal records has no extent.
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
-    def __call__(self, x: Tensor) -> Coordinates:
+    def __call__(self, x: Tensor) -> ray_pool.Coordinates:
         """Return the coordinates (N, D or E) of records (N, ...), whole numbers of steps."""
         parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
         # A private record may lie far outside the pool, where sums of squares would no longer be exact.
-        whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -LARGEST_COORDINATE, LARGEST_COORDINATE)
+        farthest = ray_pool.LARGEST_COORDINATE
+        whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -farthest, farthest)
         return whole.astype(np.int32)
 
 
@@ -110,7 +100,7 @@ class Clusters:
     cluster_M: IntArray
 
     @classmethod
-    def of(cls, coordinates_MD: Coordinates, count: int, *, seed: int) -> Clusters:
+    def of(cls, coordinates_MD: ray_pool.Coordinates, count: int, *, seed: int) -> Clusters:
         """Find ``count`` clusters by k-means. ConfigError for more clusters than different coordinates."""
         places = len(np.unique(coordinates_MD, axis=0))
         if count > places:
@@ -305,16 +295,16 @@ class PrivateKnn(VotingMethod):
         with ExitStack() as opened:
             # Once, and only for a query without a stored answer: embedding private records takes a while.
             @cache
-            def found() -> tuple[Places, Neighbourhood]:
+            def found() -> tuple[Places, ray_pool.Neighbourhood]:
                 if self.ray.num_actors != 0:
-                    opened.enter_context(start_ray(self.ray))
+                    opened.enter_context(ray_pool.start_ray(self.ray))
                 with training.reporter.stage("neighbours"):
                     places = self._places(dataset.public)
                     return places, opened.enter_context(closing(self._neighbourhood(dataset, places)))
 
             def ask(x: Tensor, names: Sequence[str]) -> IntArray:
                 places, neighbourhood = found()
-                return label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
+                return ray_pool.label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
 
             yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
 
@@ -324,7 +314,7 @@ class PrivateKnn(VotingMethod):
         found = self._neighbourhood(dataset, places)
 
         def counts(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
-            return label_counts(found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes)
+            return ray_pool.label_counts(found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes)
 
         def count_votes(questions: Sequence[Question]) -> IntArray:
             names = [question.query.record_id for question in questions]
@@ -354,16 +344,17 @@ class PrivateKnn(VotingMethod):
             _PLACES[key] = found
         return found
 
-    def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
+    def _neighbourhood(self, dataset: Dataset, places: Places) -> ray_pool.Neighbourhood:
         private, settings = dataset.private, self.private_knn
         seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
         # The order of equal distances must be the same in every run; it need not be secret.
         key, persons = shard_key(self.seed), None if private.person_N is None else private.person_N.numpy()
-        blocks = list(blocks_of(places(private.x), private.y.numpy(), private.unit_id, key=key, person_N=persons))
+        voters = places(private.x), private.y.numpy(), private.unit_id
+        blocks = list(ray_pool.blocks_of(*voters, key=key, person_N=persons))
         if self.ray.num_actors == 0:
-            sampler = Sampler(settings.sampling_rate, seed)
-            return LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
-        return RayNeighbourhood(
+            sampler = ray_pool.Sampler(settings.sampling_rate, seed)
+            return ray_pool.LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
+        return ray_pool.RayNeighbourhood(
             blocks, count=settings.num_neighbours, sampling_rate=settings.sampling_rate, seed=seed, config=self.ray
         )
 

@@ -200,12 +200,7 @@ class CoordinatorSums:
 
 
 def serve(
-    plan_file: Path,
-    settings: HttpSettings,
-    *,
-    reporter: Reporter,
-    wait_s: float = 3600.0,
-    **party: Any,
+    plan_file: Path, settings: HttpSettings, *, reporter: Reporter, wait_s: float = 3600.0, **party: Any
 ) -> RunDirectory:
     """Coordinate the release of a plan and train on its sums; return a run folder with statement and report.
 

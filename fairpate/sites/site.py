@@ -39,16 +39,8 @@ import numpy as np
 
 from fairpate.files import sync, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
-from fairpate.sites.plan import (
-    Journal,
-    PlanError,
-    SitePlan,
-    config_of,
-    loader_of,
-    read_key,
-    read_plan,
-    require_rehearsed,
-)
+from fairpate.sites import plan as plans
+from fairpate.sites.plan import Journal, PlanError, SitePlan
 from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError, sum_of
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError
@@ -450,9 +442,9 @@ def join(
     room; CoordinatorError and SumError if the plan ends without a sum. Except for the last two, nothing was charged or
     sent before the error.
     """
-    own_key = read_key(key)  # before the coordinator is waited for
+    own_key = plans.read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
-        plan = read_plan(client.request("/v1/plan") or b"", url)
+        plan = plans.read_plan(client.request("/v1/plan") or b"", url)
         if digest is not None and digest.lower() != plan.digest:
             raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
         place, embedding = plan.place_of(own_key), None
@@ -473,14 +465,14 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
     from fairpate.run.run import OpenRun, make_release
 
     plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)
-    config = config_of(plan, **part.party)
+    config = plans.config_of(plan, **part.party)
     embedding = None if part.embedding is None else part.embedding.read_bytes()
-    load = loader_of(plan, embedding, has_private=True)
+    load = plans.loader_of(plan, embedding, has_private=True)
     events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
     if not messenger.has_agreed:
         with reporter.stage("data"):
             dataset = load(config.data)
-            require_rehearsed(plan, config, dataset)
+            plans.require_rehearsed(plan, config, dataset)
         # A unit is in one part of the site's records, so that it pays the larger of both prices.
         prices = [price(events, delta=config.target.delta, accounting=config.target.accounting)]
         prices += [price(test_events, delta=config.target.delta)] if test_events else []
