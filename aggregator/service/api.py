@@ -42,8 +42,8 @@ from aggregator.audit import note_action
 from aggregator.ledger import NO_LIMIT, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
-from aggregator.service.page import Advice, Latest, States, Streams, page
-from aggregator.service.writer import Batcher, Readiness, Snapshot, Verification, Writer
+from aggregator.service.page import Advice, Latest, States, charge_json, page
+from aggregator.service.writer import Batcher, Snapshot
 from aggregator.session import (
     UNLIMITED,
     BudgetStatus,
@@ -542,17 +542,12 @@ class ServiceMetrics:
         # Not the library's global one, which holds facts of the process and allows one service per process.
         self._registry, self._private = prometheus.CollectorRegistry(), prometheus.CollectorRegistry()
         # By route, not by path: each key in a path would be another time series.
-        self._requests = prometheus.Counter(
-            "fairpate_http_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry
-        )
-        self._queries = prometheus.Counter("fairpate_queries_received", "Queries in requests.", registry=self._registry)
-        self.groups = prometheus.Counter(
-            "fairpate_groups", "Groups of requests asked together.", registry=self._registry
-        )
-        self._started = prometheus.Gauge(
-            "fairpate_started_seconds", "When the process started.", registry=self._registry
-        )
-        self._started.set_to_current_time()
+        counter = functools.partial(prometheus.Counter, registry=self._registry)
+        self._requests = counter("fairpate_http_requests", "Requests answered.", ["method", "route", "status"])
+        self._queries = counter("fairpate_queries_received", "Queries in requests.")
+        self.groups = counter("fairpate_groups", "Groups of requests asked together.")
+        started = prometheus.Gauge("fairpate_started_seconds", "When the process started.", registry=self._registry)
+        started.set_to_current_time()
         self._latency = prometheus.Histogram(
             "fairpate_request_seconds", "From request to reply.", ["route"], buckets=_BUCKETS_S, registry=self._private
         )
@@ -681,18 +676,10 @@ def add_error_bodies(app: FastAPI) -> None:
 
 
 def add_analyst_routes(
-    app: FastAPI,
-    facts: Facts,
-    pool: PublicPool,
-    writer: Writer,
-    batcher: Batcher,
-    health: Readiness,
-    counters: ServiceMetrics,
-    states: States,
-    streams: Streams,
-    tokens: LiveTokens,
+    app: FastAPI, facts: Facts, states: States, batcher: Batcher, counters: ServiceMetrics, tokens: LiveTokens
 ) -> None:
     """Add the analysts' routes and the page to ``app``."""
+    writer, pool, streams = states.writer, states.pool, states.streams
     queries_type, estimate_type = bodies_for(pool)
 
     async def submit(request: Request, body: Any) -> Response:
@@ -756,7 +743,7 @@ def add_analyst_routes(
     @app.get("/metrics", response_class=Response, responses=_METRICS)
     async def prometheus() -> Response:
         """Return metrics for Prometheus; none depends on votes."""
-        text = counters.render(writer.snapshot.budget_status(), health.reasons())
+        text = counters.render(writer.snapshot.budget_status(), states.health.reasons())
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     state = Latest(states.for_analyst, max_age_s=_ANALYSTS_AGE_S)
@@ -826,16 +813,9 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def add_operator_routes(
-    app: FastAPI,
-    pool: PublicPool,
-    writer: Writer,
-    verification: Verification,
-    counters: ServiceMetrics,
-    states: States,
-    streams: Streams,
-) -> None:
+def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics) -> None:
     """Add the operators' routes to ``app``."""
+    writer, pool, streams = states.writer, states.pool, states.streams
 
     @app.get("/v1/operator/ledger", response_model=LedgerPage)
     async def ledger(request: Request, page: Annotated[PageOfLedger, Query()]) -> Response:
@@ -847,19 +827,10 @@ def add_operator_routes(
         # Noted before anything is read, so that no reading goes unrecorded. In a thread: it waits for the disk.
         await asyncio.to_thread(note_action, books.ledger.actions, "read", caller=caller.name, charges=[start, stop])
         entries = []
-        for number, (key, group, outcome, asked) in enumerate(books.ledger.charged(start, stop), start):
-            entries.append(
-                {
-                    "number": number,
-                    "key": key,
-                    "group": pool.group_names[group],
-                    "verdict": "open" if outcome is None else outcome.verdict,
-                    "label": None if outcome is None else outcome.label,
-                    "caller": asked.asker.caller,
-                    "request": asked.asker.request,
-                    "at_s": asked.at_s,
-                }
-            )
+        for number, charge in enumerate(books.ledger.charged(start, stop), start):
+            key, _, outcome, asked = charge
+            own = {"key": key, "label": None if outcome is None else outcome.label, "request": asked.asker.request}
+            entries.append(charge_json(number, charge, pool) | own)
         epsilon = await asyncio.to_thread(books.epsilon, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
 
@@ -867,7 +838,7 @@ def add_operator_routes(
     async def verify() -> Response:
         """Verify all entries of the ledger now, while queries are answered. 503 if it cannot be read now."""
         try:
-            return json_response(await verification.verify_now())
+            return json_response(await states.verification.verify_now())
         except UnreachableError as error:
             remedy = f"The ledger cannot be read now, so it was not verified; try again later. {error}"
             raise FaultError(503, "ledger", "", remedy) from error

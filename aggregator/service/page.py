@@ -34,7 +34,8 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from aggregator.ledger import NOBODY, Ledger
+from aggregator.ledger import NOBODY, Asked, Ledger
+from aggregator.mechanism import Outcome
 from aggregator.service.writer import Books, Readiness, Verification, Writer
 from aggregator.session import PublicPool
 from fairpate import __version__
@@ -233,8 +234,16 @@ def _queries(number: int) -> str:
     return f"{number:,} {'query' if number == 1 else 'queries'}"
 
 
+Charge = tuple[str, int, Outcome | None, Asked]
 _NUM_BINS = 20
 _MOST_CALLERS = 20
+
+
+def charge_json(number: int, charge: Charge, pool: PublicPool) -> dict[str, Any]:
+    """Return as JSON what every view of an operator shows of a charge, one of :meth:`Ledger.charged`."""
+    _, group, outcome, asked = charge
+    verdict, name = "open" if outcome is None else outcome.verdict, pool.group_names[group]
+    return {"number": number, "group": name, "verdict": verdict, "caller": asked.asker.caller, "at_s": asked.at_s}
 
 
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
@@ -246,19 +255,10 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
     found = compared_costs(cost_Q, np.full(len(cost_Q), worst), voted_Q)
     total, charges = float(cost_Q.sum()), []
     for number in found.dearest:
-        ((_, group, outcome, asked),) = ledger.charged(number, number + 1)
-        charges.append(
-            {
-                "number": number + 1,
-                "group": pool.group_names[group],
-                "verdict": "open" if outcome is None else outcome.verdict,
-                "votes": sorted(ledger.votes_QC[number].tolist(), reverse=True)[:2],
-                "of_worst": float(found.of_worst_Q[number]),
-                "of_total": float(cost_Q[number]) / total,
-                "caller": asked.asker.caller,
-                "at_s": asked.at_s,
-            }
-        )
+        (charge,) = ledger.charged(number, number + 1)
+        shares = {"of_worst": float(found.of_worst_Q[number]), "of_total": float(cost_Q[number]) / total}
+        votes = sorted(ledger.votes_QC[number].tolist(), reverse=True)[:2]
+        charges.append(charge_json(number + 1, charge, pool) | {"votes": votes} | shares)
     return {
         "order": books.order,
         "words": found.words,
@@ -278,6 +278,7 @@ class States:
     health: Readiness
     verification: Verification
     pool: PublicPool
+    streams: Streams
     latency: Callable[[], Mapping[str, float | int | None]]
     last_backup: Callable[[], float | None]
 

@@ -90,7 +90,7 @@ class Backend:
             own_limits=lambda: tokens.stored.limits,
             on_group=counters.groups.inc,
         )
-        states = States(writer, health, verification, pool, counters.latency, last_backup=self.last_backup)
+        states = States(writer, health, verification, pool, streams, counters.latency, self.last_backup)
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -119,8 +119,8 @@ class Backend:
             field_name=field_name,
             lifespan=lifespan,
         )
-        add_analyst_routes(app, self.facts, pool, writer, batcher, health, counters, states, streams, tokens)
-        add_operator_routes(app, pool, writer, verification, counters, states, streams)
+        add_analyst_routes(app, self.facts, states, batcher, counters, tokens)
+        add_operator_routes(app, states, counters)
         add_error_bodies(app)
         app.state.streams = streams
         return app
