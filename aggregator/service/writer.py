@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import sqlite3
@@ -488,13 +489,9 @@ class Batcher:
 
     async def _serve(self) -> None:
         while self._line:
+            totals = itertools.accumulate(len(request.questions) for request in self._line)
             # The first request, and those behind it that fit.
-            total, count = 0, 0
-            for request in self._line:
-                total += len(request.questions)
-                if count and total > _MAX_QUERIES_TOGETHER:
-                    break
-                count += 1
+            count = max(1, sum(total <= _MAX_QUERIES_TOGETHER for total in totals))
             group, self._line = self._line[:count], self._line[count:]
             self.on_group()
             results: Sequence[Sequence[Reply] | Exception]

@@ -303,19 +303,14 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     if len(classes) != 1:
         raise ValueError(f"Expected parts over the same number of classes, got {sorted(classes)}.")
     partition = Partition(num_labels=labels, num_groups=groups)
+    labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), groups)
     constraints = []
     for part in parts:
-        coarse = part.partition
-        # The cells of the common partition inside each cell of this part's.
-        inside: dict[int, list[int]] = {cell: [] for cell in range(coarse.num_cells)}
-        for label in range(labels):
-            for group in range(groups):
-                # A part distinguishes all labels or has one: the remainder is the label, or 0. Groups likewise.
-                here = coarse.cell(label=label % coarse.num_labels, group=group % coarse.num_groups)
-                inside[here].append(partition.cell(label=label, group=group))
+        # The cell of this part's partition that each cell of the common one is in.
+        coarse_Q = part.partition.cells(labels_Q, groups_Q)
         for constraint in part.constraints:
             terms = [
-                replace(term, cells=tuple(fine for cell in term.cells for fine in inside[cell]))
+                replace(term, cells=tuple(np.flatnonzero(np.isin(coarse_Q, term.cells)).tolist()))
                 for term in constraint.terms
             ]
             constraints.append(replace(constraint, terms=tuple(terms)))
@@ -819,12 +814,12 @@ class RacoDp(DpSgdFamily):
             constraints = constraints_of(config, num_classes=dataset.num_classes, num_groups=dataset.num_groups)
             lagrangian, partition = Lagrangian(constraints, config, steps), constraints.partition
             cells = torch.from_numpy(partition.cells(private.y.numpy(), private.z.numpy()))
-            numbers = {"num_cells": partition.num_cells, "num_classes": constraints.num_classes}
-            drawn: dict[str, Any] = {"randomness": randomness, "person_N": private.person_N}
+            named: dict[str, Any] = {"num_cells": partition.num_cells, "num_classes": constraints.num_classes}
+            named |= {"randomness": randomness, "person_N": private.person_N}
             # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
-            drawn["histogram_randomness"] = self.randomness(Stream.HISTOGRAM_NOISE)
+            named["histogram_randomness"] = self.randomness(Stream.HISTOGRAM_NOISE)
             priced = priced_training(
-                training.model, private.x, private.y, cells, steps, config, pricing=lagrangian, **numbers, **drawn
+                training.model, private.x, private.y, cells, steps, config, pricing=lagrangian, **named
             )
             events = priced.run(averaged_share=steps.averaged_share, on_progress=advance)
         report = lagrangian.report()

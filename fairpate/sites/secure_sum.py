@@ -384,11 +384,11 @@ class Coordinator:
     def __init__(self, draw: Draw, store: Store) -> None:
         self._draw, self._store = draw, store
         # After a stop, all messages that were answered are in the store.
-        self._messages: dict[Step, dict[int, bytes]] = {step: {} for step in STEPS}
-        for step in STEPS:
-            for place in range(len(draw.sites)):
-                if (message := store.get(f"{step}/{place}")) is not None:
-                    self._messages[step][place] = message
+        places = range(len(draw.sites))
+        self._messages: dict[Step, dict[int, bytes]] = {
+            step: {place: found for place in places if (found := store.get(f"{step}/{place}")) is not None}
+            for step in STEPS
+        }
 
     def receive(self, step: Step, place: int, message: bytes) -> None:
         """Store a site's message; storing the same message again has no effect.
