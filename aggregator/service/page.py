@@ -428,8 +428,7 @@ class _Stream(StreamingResponse):
 
     def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
         # nginx would collect events in a buffer before it forwards any.
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -449,22 +448,11 @@ def page(*, needs_token: bool) -> tuple[str, dict[str, str]]:
     """Return the page and its HTTP headers; with ``needs_token`` the page first asks for a token."""
     script = _digest("service.js")
     policy = (
-        "default-src 'none'",
-        f"script-src {script}",
-        f"style-src {_digest(*_STYLES)}",
-        "connect-src 'self'",
-        "img-src data:",
+        f"default-src 'none'; script-src {script}; style-src {_digest(*_STYLES)}; connect-src 'self'; img-src data:; "
         # A user types a token here: no form may send it elsewhere, and no other site may frame the page.
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    headers = {
-        "Content-Security-Policy": "; ".join(policy),
-        "Cache-Control": "no-store",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
+    headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
     # The policy is in the page as well, in case the page is shown without its headers.
     inside = f"; script-src {script}; connect-src 'self'"
     return render("service.html", needs_token=needs_token, version=__version__, policy=inside), headers

@@ -44,6 +44,7 @@ from fairpate.types import IntArray, UsageError, UserError
 # The fields of a codebook that describe how to read the publisher's files, or how to divide them.
 _OF_FILES = ("files", "header", "comment", "separator", "trim", "num_public", "num_validation", "num_test", "rows")
 _PARTS = ("private", "public", "test")
+_WAIT_S = "600"
 
 
 class SimulationError(UserError):
@@ -201,13 +202,7 @@ def _dealt(
 
 
 def simulate(
-    data: DataConfig,
-    folder: Path,
-    *,
-    sites: int,
-    by: str | None = None,
-    planning: Sequence[str] = (),
-    wait_s: float = 600.0,
+    data: DataConfig, folder: Path, *, sites: int, by: str | None = None, planning: Sequence[str] = ()
 ) -> Simulated:
     """Distribute the records of ``data`` to ``sites`` in ``folder``, and run plan, coordinator and sites as processes.
 
@@ -267,7 +262,7 @@ def simulate(
             Odometer().record(release)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
-        own = ("--data", "data.yaml", "--out", "run", "--wait-s", str(wait_s))
+        own = ("--data", "data.yaml", "--out", "run", "--wait-s", _WAIT_S)
         serving = start(coordinator, "serve", "plan.json", "--port", port, *own)
         agreed = ("--key", "own.key", "--plan", digest, "--yes")
         joining = [start(party, "join", f"http://127.0.0.1:{port}", *own, *agreed) for party in parties]
