@@ -276,7 +276,7 @@ class States:
     health: Readiness
     verification: Verification
     pool: PublicPool
-    streams: Streams
+    streams: "Streams"
     latency: Callable[[], Mapping[str, float | int | None]]
     last_backup: Callable[[], float | None]
 
