@@ -795,11 +795,10 @@ class LimitedProtocol(H11Protocol):
 
     def _refuse(self, status: int, found: dict[str, str]) -> None:
         """Write an error response directly, without the parser, which has no request to answer."""
-        body = json.dumps({"errors": [found]}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers += [(b"connection", b"close"), *_HEADERS[self.scheme or "http"]]
+        response = faults_response(status, [found], {"Connection": "close"})
+        headers = [*response.raw_headers, *_HEADERS[self.scheme or "http"]]
         head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
-        self.transport.write(head + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + body)
+        self.transport.write(head + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + response.body)
         self.finish(is_refused=True)
 
 

@@ -42,6 +42,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from fairpate.config import AugmentConfig, StudentTraining
 from fairpate.data.embedding import Embedding, read_embedding
@@ -267,16 +268,18 @@ def _fixmatch(
     def augmented(x: Tensor, how: AugmentConfig, *, erase: float = 0.0) -> Tensor:
         return fit.augment(scale_bytes(x), how, generator, erase=erase).contiguous(memory_format=torch.channels_last)
 
+    def averaging(average: list[Tensor], parameters: list[Tensor], count: Tensor) -> None:
+        # A plain mean at first, so that early weights do not linger; then an exponential moving average.
+        torch._foreach_lerp_(average, parameters, max(1 / _AVERAGE_HORIZON_STEPS, 1 / (int(count) + 1)))
+
     stronger = fit.strengthened(augmentation)
     size, chunk = config.fit.batch_size, config.fit.batch_size * _UNLABELLED_PER_LABELLED
     answered, unlabelled = endless(len(records.labels), size), endless(len(records.unlabelled_x), chunk)
     num_steps = max(math.ceil(len(records.labels) / size), math.ceil(len(records.unlabelled_x) / chunk))
     optimizer = fit.Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
-    parameters: list[Tensor] = list(model.parameters())
-    average, steps = [parameter.detach().clone() for parameter in parameters], 0
     # `fit` does the same for images: convolutions are two to three times as fast on this layout.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model.train()
+    averaged = AveragedModel(model.train(), multi_avg_fn=averaging)
     # Drawn only so that a seed gives the same student as in versions that used this number.
     torch.randint(2**62, (), generator=generator)
     for epoch in range(config.fit.epochs):
@@ -305,16 +308,9 @@ def _fixmatch(
                 raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
             loss.backward()
             optimizer.step_from_backward(fit.epoch_learning_rate(config.fit, epoch))
-            steps += 1
-            # A plain mean at first, so that early weights do not linger; then an exponential moving average.
-            weight = max(1 / _AVERAGE_HORIZON_STEPS, 1 / steps)
-            with torch.no_grad():
-                torch._foreach_lerp_(average, parameters, weight)
+            averaged.update_parameters(model)
         on_progress(epoch + 1, config.fit.epochs)
-    with torch.no_grad():
-        for parameter, mean in zip(parameters, average, strict=True):
-            parameter.copy_(mean)
-    return model.eval()
+    return averaged.module.eval()
 
 
 PORTABLE_FORMAT = "fairpate.portable/1"
