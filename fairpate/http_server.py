@@ -396,7 +396,7 @@ def new_app(
     reasons: Callable[[], Awaitable[Sequence[str]]] | None = None,
     tracer: Any = None,
     on_response: OnResponse = lambda *_: None,
-    field_name: Callable[[Mapping[str, Any]], str] = lambda error: ".".join(field_of(error)) or "body",
+    field_name: Callable[[list[str]], str] = ".".join,
     unrouted: str = "see /docs.",
     lifespan: Any = None,
 ) -> FastAPI:
@@ -404,8 +404,8 @@ def new_app(
     added.
 
     :class:`Guard` and, around it, :class:`Observed` are in front of all routes; their arguments are passed on.
-    ``reasons`` returns why the service cannot answer now; None: it always can. ``field_name`` returns the field that
-    one of pydantic's errors is about; ``unrouted`` ends the remedy for a path without a route.
+    ``reasons`` returns why the service cannot answer now; None: it always can. ``field_name`` returns the name of
+    a field from its path in one of pydantic's errors; ``unrouted`` ends the remedy for a path without a route.
     """
     app = FastAPI(
         title=title,
@@ -434,7 +434,7 @@ def new_app(
             else:
                 text = expected(each)
                 remedy = f"{text[:1].upper()}{text[1:]}."
-            found.append(fault(field_name(each), each.get("input"), remedy))
+            found.append(fault(field_name(field_of(each)) or "body", each.get("input"), remedy))
         return faults_response(422, found)
 
     @app.exception_handler(HTTPException)

@@ -36,36 +36,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pyarrow import csv
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, create_model
 
+from aggregator import session
 from aggregator.audit import note_action
 from aggregator.ledger import NO_LIMIT, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
 from aggregator.service.page import Advice, Latest, States, charge_json, page
 from aggregator.service.writer import Batcher, Snapshot
-from aggregator.session import (
-    UNLIMITED,
-    BudgetStatus,
-    OverBudget,
-    PublicPool,
-    Question,
-    QuotaExceededError,
-    VotesUnavailableError,
-    epsilon_data_independent,
-    epsilon_fixed_beforehand,
-    most_queries,
-)
+from aggregator.session import BudgetStatus, OverBudget, PublicPool, Question, QuotaExceededError, VotesUnavailableError
 from aggregator.store import LedgerError, UnreachableError
-from fairpate.http_server import (
-    Body,
-    FaultError,
-    Faults,
-    Health,
-    KnownCaller,
-    fault,
-    faults_response,
-    field_of,
-    json_response,
-)
+from fairpate.http_server import Body, FaultError, Faults, Health, KnownCaller, fault, faults_response, json_response
 from fairpate.pages import delta_text, meaning
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import strict, worded
@@ -467,7 +447,7 @@ class Facts:
 
 def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: KnownCaller) -> dict[str, Any]:
     """Return an :class:`About` as JSON."""
-    form, epsilon = pool.form, epsilon_fixed_beforehand(terms)
+    form, epsilon = pool.form, session.epsilon_fixed_beforehand(terms)
     if epsilon is None:
         guarantee = "The budget ends when the votes say so, which leaks: no guarantee was fixed beforehand."
     else:
@@ -632,16 +612,15 @@ _FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Faults} for stat
 Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's content hash.")]
 
 
-def field_name(error: Mapping[str, Any]) -> str:
-    """Return the name of the field that one of pydantic's errors is about, without the tags of unions."""
-    parts = field_of(error)
+def field_name(parts: list[str]) -> str:
+    """Return the name of a field from its path in one of pydantic's errors, without the tags of unions."""
     # pydantic puts the tag of a union before its fields, as in `queries.queries`.
     if parts[:2] in (["queries", "queries"], ["count", "count"]):
         parts = parts[1:]
     names = [
         part for before, part in zip(["", *parts], parts, strict=False) if not (before.isdigit() and part in _TAGS)
     ]
-    return ".".join(names) or "body"
+    return ".".join(names)
 
 
 def add_error_bodies(app: FastAPI) -> None:
@@ -774,15 +753,15 @@ def add_analyst_routes(
         ledger = writer.books.ledger
         # The store's limit first: a change enters the ledger with the next new query.
         own = tokens.stored.limits.get(caller.name, ledger.limits.get(caller.name, NO_LIMIT))
-        queries, most = ledger.charged_to[caller.name], most_queries(ledger.terms, own)
-        epsilon = epsilon_data_independent(ledger.terms, num_queries=queries)
+        queries, most = ledger.charged_to[caller.name], session.most_queries(ledger.terms, own)
+        epsilon = session.epsilon_data_independent(ledger.terms, num_queries=queries)
         return json_response(
             {
                 "name": caller.name,
                 "scope": caller.role,
                 "limit": dataclasses.asdict(own),
                 "spent": {"queries": queries, "epsilon": strict(epsilon)},
-                "left": None if most == UNLIMITED else {"queries": max(0, most - queries)},
+                "left": None if most == session.UNLIMITED else {"queries": max(0, most - queries)},
                 "expires_s": caller.expires_s,
             }
         )
@@ -795,7 +774,7 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "unit": terms.unit,
         "relation": terms.relation,
         "delta": status.delta,
-        "epsilon": strict(epsilon_fixed_beforehand(terms)),
+        "epsilon": strict(session.epsilon_fixed_beforehand(terms)),
         "epsilon_submitted": strict(status.epsilon_submitted),
         "queries_submitted": status.queries_submitted,
         "noise": terms.noise,

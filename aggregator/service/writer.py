@@ -41,6 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator import audit
+from aggregator import session as sessions
 from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.session import (
     AggregatorSession,
@@ -51,8 +52,6 @@ from aggregator.session import (
     QuotaExceededError,
     Quotas,
     Reply,
-    budget_status,
-    queries_that_fit,
 )
 from aggregator.store import DeposedError, LedgerError, UnreachableError
 from fairpate.http_server import KnownCaller
@@ -85,7 +84,7 @@ class Books:
         self._num_priced = 0
         # The order that gives the whole budget its smallest epsilon; it depends on no vote.
         # At least one query: a curve of zeros has no best order.
-        planned = [terms.mechanism.worst_case(queries_that_fit(terms, _MOST_PLANNED) or 1)]
+        planned = [terms.mechanism.worst_case(sessions.queries_that_fit(terms, _MOST_PLANNED) or 1)]
         order = accountant.epsilon(planned, target_delta=terms.budget.delta).order
         self._place = int(np.abs(_ORDERS_A - order).argmin())
         self.order = float(_ORDERS_A[self._place])
@@ -145,7 +144,7 @@ class Snapshot:
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
         """Return the budget as it would be after ``num_new_queries``, whether or not all of them have room."""
         count, closed = self.num_charges + num_new_queries, self.room <= num_new_queries
-        return budget_status(self.terms, num_queries=count, closed=closed)
+        return sessions.budget_status(self.terms, num_queries=count, closed=closed)
 
 
 class Writer:

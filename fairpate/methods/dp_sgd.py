@@ -50,17 +50,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive, PrivacyTarget, RecordTerms, Section
-from fairpate.methods.base import (
-    NO_NOISE,
-    PrivateMethod,
-    Progress,
-    Stream,
-    Trained,
-    Training,
-    UnprotectedMethod,
-    arguments,
-    noise_within,
-)
+from fairpate.methods import base
+from fairpate.methods.base import NO_NOISE, PrivateMethod, Progress, Stream, Trained, Training, UnprotectedMethod
 from fairpate.privacy.accountant import Event, PoissonGaussians
 from fairpate.types import Relation, Unit, torch
 
@@ -112,7 +103,7 @@ class Sgd(UnprotectedMethod):
     def train(self, training: Training) -> Trained:
         with training.reporter.stage(self.method) as advance:
             trained = train_sgd(
-                **arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance
+                **base.arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance
             )
         return trained.of_unit(training.dataset.unit)
 
@@ -170,7 +161,7 @@ def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records:
     # The number of steps and their sampling rate do not depend on the noise.
     plan = plan_steps(config, num_records=num_records, noise_multiplier=0.0)
     silent = event_of(plan, unit="record", relation=target.record_relation)
-    noise = noise_within(target, lambda noise: [replace(silent, noise_multiplier=noise)])
+    noise = base.noise_within(target, lambda noise: [replace(silent, noise_multiplier=noise)])
     return replace(plan, noise_multiplier=noise)
 
 

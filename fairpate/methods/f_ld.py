@@ -79,16 +79,8 @@ from fairpate.config import (
     StudentConfig,
 )
 from fairpate.data import Dataset
-from fairpate.methods.base import (
-    NO_NOISE,
-    PrivateMethod,
-    Progress,
-    Trained,
-    Training,
-    UnprotectedMethod,
-    arguments,
-    noise_within,
-)
+from fairpate.methods import base
+from fairpate.methods.base import NO_NOISE, PrivateMethod, Progress, Trained, Training, UnprotectedMethod
 from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
 from fairpate.privacy.accountant import Event, PoissonGaussians, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
@@ -358,7 +350,7 @@ class FLd(UnprotectedMethod):
         parity = parity_of(self.f_ld, training.dataset, training.reporter)
         with training.reporter.stage(self.method) as advance:
             trained = train_f_ld(
-                **arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
+                **base.arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
             )
         return trained.of_unit(training.dataset.unit)
 
@@ -553,7 +545,7 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
             size=scale / math.sqrt(config.size_share),
         )
 
-    return noise_at(noise_within(target, lambda scale: pf_ld_events(config, noise_at(scale), num_records)))
+    return noise_at(base.noise_within(target, lambda scale: pf_ld_events(config, noise_at(scale), num_records)))
 
 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
@@ -598,7 +590,7 @@ class PfLd(PrivateMethod):
         config = self.pf_ld
         parity = parity_of(config, training.dataset, training.reporter)
         noise = calibrated_noise(config, self.target, num_records=len(training.dataset.private))
-        records, randomness = arguments(training, groups=True), self.randomness()
+        records, randomness = base.arguments(training, groups=True), self.randomness()
         with training.reporter.stage(self.method) as advance:
             return train_pf_ld(
                 **records, config=config, noise=noise, parity=parity, randomness=randomness, on_progress=advance

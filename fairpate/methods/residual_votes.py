@@ -70,20 +70,9 @@ from fairpate.config import ConfigError, Count, NetworkConfig, Positive, RayConf
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
+from fairpate.methods import record_votes
 from fairpate.methods.base import ExpectedVotes, NoisySum, Trained, Training, noise_within
-from fairpate.methods.record_votes import (
-    ONE_RECORD,
-    UNITS,
-    PoolLabels,
-    VectorsConfig,
-    VotesOfRecords,
-    WeightedBallot,
-    balancing_weights,
-    labels_of_chances,
-    matched_rule,
-    rule_network,
-    with_noise,
-)
+from fairpate.methods.record_votes import UNITS, PoolLabels, VectorsConfig, VotesOfRecords, WeightedBallot, with_noise
 from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
@@ -345,7 +334,7 @@ class RulesOfRecords(VotesOfRecords):
         # An embedding of the method's own is not stored with a model, so that only a student can be published.
         if training.dataset.embedding is None or self.asking_student:
             return self.taught(said, training, released)
-        architecture, network = rule_network(rule_CW)
+        architecture, network = record_votes.rule_network(rule_CW)
         return Trained(model=network, architecture=architecture, events=released.events, noise=self.source.label)
 
 
@@ -415,7 +404,7 @@ class ResidualVotes(RulesOfRecords):
             training.reserve([of_unit(event, dataset.unit) for event in planned], source.label)
             sums_CW = noisy_sum(partial(indicators, num_classes=dataset.num_classes), sums, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
-            num_records = max(float(sums_CW[:, 0].sum()) / ONE_RECORD, 1.0)
+            num_records = max(float(sums_CW[:, 0].sum()) / record_votes.ONE_RECORD, 1.0)
             # From the noisy number of records and public facts alone: the choice is post-processing.
             curvature = settings.curvature
             if curvature is None:
@@ -435,11 +424,12 @@ class ResidualVotes(RulesOfRecords):
                 phi_MW, mean_CW = pool_MW / UNITS, found_CW / num_records
                 # The sum over C classes carries C independent noises.
                 tilt = stddev / num_records * math.sqrt(len(mean_CW))
-                weights_M = balancing_weights(phi_MW, mean_CW.sum(axis=0), ridge=tilt)
+                weights_M = record_votes.balancing_weights(phi_MW, mean_CW.sum(axis=0), ridge=tilt)
                 moments_WW = num_records * (phi_MW * weights_M[:, None]).T @ phi_MW
                 # Noise dominates the steps in directions in which H is smaller.
                 inverse_WW = curvature_inverse(moments_WW, floor=_PUBLIC_FLOOR * noise)
-                rule_CW = matched_rule(phi_MW, mean_CW, weights_M, ridge=settings.ridge * stddev / num_records)
+                ridge = settings.ridge * stddev / num_records
+                rule_CW = record_votes.matched_rule(phi_MW, mean_CW, weights_M, ridge=ridge)
             else:
                 exact_WW = records.total(votes_themselves, norm=UNITS**2)
                 spread = events[1].noise_stddev_votes
@@ -468,7 +458,7 @@ class ResidualVotes(RulesOfRecords):
         If the settings ask for a student, return a student that is trained on that classifier's labels for the pool.
         """
         rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
-        said = labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
+        said = record_votes.labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
         trained = self.published(training, released, rule_CW, said)
         pool = f"{len(pool_MW):,} public records"
         moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
@@ -616,4 +606,4 @@ def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
     # The label with the largest score keeps a small share if no score is positive.
     clipped_MC = np.maximum(scores_MC, 0.0)
     clipped_MC[np.arange(len(scores_MC)), scores_MC.argmax(axis=1)] += 1e-9
-    return labels_of_chances(clipped_MC / clipped_MC.sum(axis=1, keepdims=True))
+    return record_votes.labels_of_chances(clipped_MC / clipped_MC.sum(axis=1, keepdims=True))
