@@ -795,15 +795,10 @@ class Postprocessing(DpSgdFamily):
                 # One seeded source is enough to make the result not private, so its label is the one that is stated.
                 noise = source.label if base.noise == OS_ENTROPY else base.noise
             said_NC = said_labels(model, private.x)
+            truth_N, groups_N = private.y.numpy(), private.z.numpy()
+            numbers = {"num_groups": training.dataset.num_groups, "num_classes": said_NC.shape[1]}
             counts_GYC = released_counts(
-                said_NC,
-                private.y.numpy(),
-                private.z.numpy(),
-                epsilon=counted.epsilon,
-                relation=counted.relation,
-                source=source,
-                num_groups=training.dataset.num_groups,
-                num_classes=said_NC.shape[1],
+                said_NC, truth_N, groups_N, epsilon=counted.epsilon, relation=counted.relation, source=source, **numbers
             )
             # Both read the same records, so their events add up; the counts may depend on the base, which is released.
             events = (*events, counted)

@@ -472,13 +472,9 @@ class DpFermi(DpSgdFamily):
         unit: Unit = "record" if person_N is None else "person"
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected, unit=unit)
+        rule = settings.model_dump(include={"constraint", "positive_label"})
         cells = ParityCells.of(
-            private.y,
-            private.z,
-            num_groups=dataset.num_groups,
-            num_classes=dataset.num_classes,
-            constraint=settings.constraint,
-            positive_label=settings.positive_label,
+            private.y, private.z, num_groups=dataset.num_groups, num_classes=dataset.num_classes, **rule
         )
         relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.

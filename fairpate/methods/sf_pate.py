@@ -141,12 +141,9 @@ class SfPate(PateFamily):
         """Return the labels of the queries by one teacher, trained on ``shard``, (Q,)."""
         # Seeded by its number alone: no draw of a teacher may depend on another teacher's records.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
-        model = build_model(
-            self.networks["teachers.model"],
-            input_shape=tuple(shard.x.shape[1:]),
-            num_classes=dataset.num_classes,
-            generator_seed=int(torch.randint(2**62, (), generator=generator)),
-        )
+        shape, seed = tuple(shard.x.shape[1:]), int(torch.randint(2**62, (), generator=generator))
+        network = self.networks["teachers.model"]
+        model = build_model(network, input_shape=shape, num_classes=dataset.num_classes, generator_seed=seed)
         # Without records a teacher votes by its first weights, which depend on no record.
         if len(shard):
             self._fair(model, shard, dataset, generator)

@@ -19,6 +19,7 @@ import hashlib
 import os
 import secrets
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -79,11 +80,7 @@ class CoordinatorClient:
                 f"URL: expected https://, or http:// on this machine, got {url}; ask for the HTTPS address."
             )
         # Over plain HTTP there is no certificate to verify, and reading the known authorities takes a while.
-        verify: Any = parts.scheme == "https"
-        if ca is not None:
-            import ssl
-
-            verify = ssl.create_default_context(cafile=ca)
+        verify = parts.scheme == "https" if ca is None else ssl.create_default_context(cafile=ca)
         # Neither proxies nor certificates come from environment variables.
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
         self._wait_s, self.close = wait_s, self._http.close
