@@ -246,7 +246,7 @@ class Guard:
     _: KW_ONLY
     tokens: Tokens | None
     max_body_bytes: Callable[[], int]
-    rate: RequestRate
+    rate: RequestRate = NO_RATE
     strangers: RequestRate = STRANGERS
     body_timeout_s: float = 30.0
 
@@ -389,16 +389,14 @@ def new_app(
     *,
     title: str,
     description: str,
-    max_body_bytes: Callable[[], int],
     tokens: Tokens | None = None,
-    rate: RequestRate = NO_RATE,
-    strangers: RequestRate = STRANGERS,
     reasons: Callable[[], Awaitable[Sequence[str]]] | None = None,
     tracer: Any = None,
     on_response: OnResponse = lambda *_: None,
     field_name: Callable[[list[str]], str] = ".".join,
     unrouted: str = "see /docs.",
     lifespan: Any = None,
+    **guard: Any,
 ) -> FastAPI:
     """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``, to which routes are
     added.
@@ -487,7 +485,7 @@ def new_app(
         return describe()
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.add_middleware(Guard, tokens=tokens, max_body_bytes=max_body_bytes, rate=rate, strangers=strangers)
+    app.add_middleware(Guard, tokens=tokens, **guard)
     # The middleware added last is outermost: requests that Guard refuses are logged, counted and traced too.
     app.add_middleware(Observed, tracer=tracer, on_response=on_response)
     return app

@@ -456,6 +456,7 @@ def join(
 def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
     """Rehearse the plan, compute this site's tables, and write the release to a folder; None without agreement."""
     from fairpate.methods.base import price
+    from fairpate.methods.pate import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
     from fairpate.run.private_metrics import release_table
     from fairpate.run.release_log import ReleaseLog, state_folder
@@ -489,10 +490,8 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
         begun = state_folder() / "sites" / f"{plan.digest}-{part.place}"
         # As they were read, before an embedding.
         private = load(config.data.model_copy(update={"embedding": None})).private
-        digest = hashlib.sha256(repr(list(private.record_id)).encode())
-        for values in (private.x, private.y, private.z):
-            digest.update(values.numpy().tobytes())
-        has_begun = messenger.begin(run.journal, begun, digest.digest(), charge)
+        digest = digest_of_records(list(private.record_id), private.x, private.y, private.z)
+        has_begun = messenger.begin(run.journal, begun, digest.encode(), charge)
         if has_begun and run.receipt.exists():
             for each, _ in charges:
                 each.continues = True
