@@ -215,13 +215,6 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
     return {"field": field, "value": cut.encode("utf-8", "backslashreplace").decode(), "remedy": remedy}
 
 
-def field_of(error: Mapping[str, Any]) -> list[str]:
-    """Return the path of the field that one of pydantic's errors is about; empty if it is about the whole body."""
-    if error["type"] == "json_invalid":  # the remedy names the position in the text
-        return []
-    return [str(part) for part in error["loc"] if part not in ("body", "path", "query")]
-
-
 def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_records: int) -> int:
     """Return the size in bytes of the largest body that ``most_records`` records of this shape may need.
 
@@ -432,7 +425,10 @@ def new_app(
             else:
                 text = expected(each)
                 remedy = f"{text[:1].upper()}{text[1:]}."
-            found.append(fault(field_name(field_of(each)) or "body", each.get("input"), remedy))
+            # Of JSON that cannot be read the path is a position in the text, which the remedy names.
+            path = () if each["type"] == "json_invalid" else each["loc"]
+            parts = [str(part) for part in path if part not in ("body", "path", "query")]
+            found.append(fault(field_name(parts) or "body", each.get("input"), remedy))
         return faults_response(422, found)
 
     @app.exception_handler(HTTPException)
