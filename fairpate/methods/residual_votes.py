@@ -84,14 +84,9 @@ from teachers.ray_pool import open_pool
 Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]
 _AT_ONCE = 8192
-_SHARES: dict[Curvature, dict[str, float]] = {
-    "public": {"sums": 0.2, "moments": 0.0},
-    "private": {"sums": 0.2, "moments": 0.2},
-}
-"""Shares of the squared sensitivity over variance, whose total is 1; the rounds of residuals divide the rest equally.
-
-The sums have the same share under both, because the curvature may be chosen after they are released.
-"""
+_SHARE = 0.2
+"""Share of the squared sensitivity over variance, whose total is 1, of the sums and of moments that are released; the
+rounds of residuals divide the rest equally. The sums have it under both curvatures, which may be chosen after them."""
 _START = 4.0  # a: the inverse of the Hessian of a rule that knows nothing, of two classes
 _PUBLIC_FLOOR = 8.0  # in standard deviations of the noise of one release that costs as much as all
 _PRIVATE_FLOOR = 0.5  # of the typical spectral norm of the noise of moments
@@ -275,15 +270,15 @@ class ResidualVotesConfig(VectorsConfig):
     def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
         """Return the events of all releases, which together cost as much as one Gaussian release with the noise
         multiplier ``noise``."""
-        shares, rounds = _SHARES[curvature], self.public_rounds if curvature == "public" else self.private_rounds
-        sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
+        rounds, moments_share = (self.public_rounds, 0.0) if curvature == "public" else (self.private_rounds, _SHARE)
+        sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(_SHARE) * UNITS, norm=UNITS)
         # A residual of at most ``bound`` units, times a vote of at most U units.
         # All rounds have equal parts of what is left.
-        norm, each = self.bound * UNITS, (1 - shares["sums"] - shares["moments"]) / rounds
+        norm, each = self.bound * UNITS, (1 - _SHARE - moments_share) / rounds
         residual = VoteSums(count=rounds, noise_stddev_votes=noise / math.sqrt(each) * norm, norm=norm)
         if curvature == "public":
             return (sums, residual)
-        moments = noise / math.sqrt(shares["moments"]) * UNITS**2
+        moments = noise / math.sqrt(moments_share) * UNITS**2
         return (sums, MomentSums(count=1, noise_stddev_votes=moments, norm=UNITS**2), residual)
 
 
@@ -411,7 +406,7 @@ class ResidualVotes(RulesOfRecords):
                 num_public, width = pool_MW.shape
                 # The noise: W^2 numbers of half the variance, of whose squares half are left once negative eigenvalues
                 # are cut.
-                error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / 2
+                error = width * noise / math.sqrt(_SHARE) / 2
                 # Features have norm one at most, so that moments of M independent draws, counted as n, err by about
                 # n / sqrt(M). Records of one person are one draw. The moments of fewer records than W are singular.
                 draws = dataset.public_persons or num_public
