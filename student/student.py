@@ -117,10 +117,7 @@ class Student:
             raise ValueError(_NEEDS_GROUPS)
         # The table mixes labels that the network predicts, not its probabilities.
         mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
-        mixed: npt.NDArray[np.float32] = np.einsum(
-            "nj,njk->nk", fit.said_labels(self.network, x), mixing_GCC[sensitive_features]
-        )
-        return mixed
+        return np.einsum("nj,njk->nk", fit.said_labels(self.network, x), mixing_GCC[sensitive_features])
 
 
 def save_student(student: Student, path: Path) -> None:
@@ -461,8 +458,7 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
     # Equal students give equal bytes, and so equal digests.
-    content: bytes = model.SerializeToString(deterministic=True)
-    return content
+    return model.SerializeToString(deterministic=True)
 
 
 def _check(graph: bytes, student: Student, records: Tensor, groups: IntArray | None) -> None:

@@ -194,8 +194,7 @@ def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
     # The 1 of the denominator is exp(0): shifted by the largest exponent of all, none overflows.
     largest = max(float(theta.max()), 0.0)
     weights = np.exp(theta - largest)
-    multipliers: FloatArray = dual_bound * weights / (math.exp(-largest) + weights.sum())
-    return multipliers
+    return dual_bound * weights / (math.exp(-largest) + weights.sum())
 
 
 def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_group: int) -> FloatArray:
@@ -204,16 +203,14 @@ def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_grou
     signed_OE = multipliers_SOE[0] - multipliers_SOE[1]
     # Every gap is measured to the reference, whose weight is therefore minus the sum of all others.
     weights_GE = np.insert(signed_OE, reference_group, -signed_OE.sum(axis=0), axis=0)
-    priced_GE: FloatArray = weights_GE / shares_GE
-    return priced_GE
+    return weights_GE / shares_GE
 
 
 def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int) -> FloatArray:
     """Return the violations (S, O, E): plus and minus the gap rate_a - rate_ref, less ``max_gap``, for each group a
     except the reference."""
     gap_OE = np.delete(rates_GE - rates_GE[reference_group], reference_group, axis=0)
-    violations: FloatArray = np.stack([gap_OE, -gap_OE]) - max_gap
-    return violations
+    return np.stack([gap_OE, -gap_OE]) - max_gap
 
 
 def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:

@@ -148,8 +148,7 @@ class MatrixGame:
         sums_EGC = self._sums_KC.cpu().numpy()[self.num_classes :].reshape(self.matrix_EGC.shape)
         # By event, the predictions of all records that play in it.
         played_E1C = np.add.reduce(sums_EGC, axis=1, keepdims=True)
-        gradient_EGC: FloatArray = self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
-        return gradient_EGC
+        return self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
 
     def ascend(self, noise: GaussianNoise, *, stddev: float, learning_rate: float) -> None:
         """Take one ascent step with the noisy gradient of all observed records, project, and clear the sums.

@@ -666,8 +666,7 @@ def coefficients(
 def covariances(features_ND: FloatArray, groups_N: IntArray, *, num_groups: int) -> FloatArray:
     """Return the covariance of membership in each group with each feature, (G, D)."""
     member_NG = np.eye(num_groups)[groups_N]
-    covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
-    return covariance_GD
+    return (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
 
 
 class CovarianceConstraint(UnprotectedMethod):

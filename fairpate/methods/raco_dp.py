@@ -223,8 +223,7 @@ class RateConstraints:
         sizes_U = np.where(of_all_U, histogram_QC.sum(), members_UQ @ histogram_QC.sum(axis=1))
         rates_UC = divide(members_UQ @ histogram_QC, sizes_U[:, None])
         # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
-        values_J: FloatArray = np.where(weights_JUC == 0, 0.0, weights_JUC * rates_UC).sum(axis=(1, 2))
-        return values_J
+        return np.where(weights_JUC == 0, 0.0, weights_JUC * rates_UC).sum(axis=(1, 2))
 
     def evaluate(
         self, probabilities_NC: npt.ArrayLike, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike
@@ -623,8 +622,7 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
         return histogram_QC
     # The covariance of an entry with the row's misfit, over the misfit's variance: that of C entries and of the size.
     weight = variance / (histogram_QC.shape[1] * variance + size_noise**2)
-    nearest_QC: FloatArray = histogram_QC + weight * (sizes_Q - histogram_QC.sum(axis=1))[:, None]
-    return nearest_QC
+    return histogram_QC + weight * (sizes_Q - histogram_QC.sum(axis=1))[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)

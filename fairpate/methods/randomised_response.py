@@ -94,8 +94,7 @@ def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatA
     clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
     found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)
     scale_YC = np.divide(total_YC, found_YC, out=np.zeros_like(total_YC), where=found_YC > 0)
-    recovered_GYC: FloatArray = clipped_GYC * scale_YC
-    return recovered_GYC
+    return clipped_GYC * scale_YC
 
 
 class RandomisedResponse(PrivateMethod):

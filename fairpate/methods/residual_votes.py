@@ -105,8 +105,7 @@ def whole_rule(rule_CW: FloatArray) -> IntArray:
     # Larger rules would make sums of products inexact; the limit is far above the rules in use.
     longest = np.linalg.norm(rule_CW, axis=1).max(initial=0.0)
     scale = min(2.0**_RULE_DIGITS, _LARGEST_RULE / max(longest, 1e-30))
-    whole_CW: IntArray = np.rint(rule_CW * scale).astype(np.int64)
-    return whole_CW
+    return np.rint(rule_CW * scale).astype(np.int64)
 
 
 def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: int) -> IntArray:
@@ -127,8 +126,7 @@ def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: in
     squared_N1 = (found_NC * found_NC).sum(axis=1, keepdims=True)
     # Towards zero, and a little shorter than the bound, so that no rounding of floats makes a residual longer.
     shorter_NC = np.trunc(found_NC * (bound - 1) / np.sqrt(np.maximum(squared_N1, 1))).astype(np.int64)
-    kept_NC: IntArray = np.where(squared_N1 > bound**2, shorter_NC, found_NC)
-    return kept_NC
+    return np.where(squared_N1 > bound**2, shorter_NC, found_NC)
 
 
 def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArray | None = None) -> IntArray:
@@ -144,8 +142,7 @@ def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArra
             @ right_NB[start : start + _AT_ONCE].astype(np.float64)
             for start in range(0, max(len(left_NA), 1), _AT_ONCE)
         )
-        total: IntArray = sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
-        return total
+        return sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
     total = np.zeros((left_NA.shape[1], right_NB.shape[1]), dtype=np.int64)
     by_person = np.argsort(person_N, kind="stable")
     # Without records numpy would still yield one part, and it would be empty.
@@ -161,8 +158,7 @@ def shortened(matrix: IntArray, *, norm: int) -> IntArray:
     limit = norm * (1 - 2.0**-30)
     if squared <= limit**2:
         return matrix
-    short: IntArray = np.trunc(matrix * (limit / math.sqrt(squared))).astype(np.int64)
-    return short
+    return np.trunc(matrix * (limit / math.sqrt(squared))).astype(np.int64)
 
 
 Left = Callable[[Whole, IntArray], Whole]
@@ -173,8 +169,7 @@ _Part = tuple[Whole, IntArray, IntArray | None]
 def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
     """Return one-hot labels (N, C) as left factors: with them :meth:`RecordSums.total` computes sums of votes by
     class."""
-    found_NC: IntArray = (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
-    return found_NC
+    return (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
 
 
 def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
@@ -490,8 +485,7 @@ def curvature_inverse(moments_WW: FloatArray, *, floor: float) -> FloatArray:
     ``floor`` > 0 times the identity."""
     # Second moments have no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
-    inverse_WW: FloatArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
-    return inverse_WW
+    return (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
 
 
 EIGENVALUE_NORM = UNITS**2 + UNITS
@@ -588,8 +582,7 @@ class AdaSsp(RulesOfRecords):
         # At least the weight of one record, so that the inverse exists for any noise.
         ridge = max(self.ada_ssp.ridge_share * bound - least, 1.0)
         inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=ridge)
-        rule_CW: FloatArray = arrays["sums_CW"] / UNITS @ inverse_WW
-        return rule_CW
+        return arrays["sums_CW"] / UNITS @ inverse_WW
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:

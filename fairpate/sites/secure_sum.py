@@ -560,8 +560,7 @@ def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:
     # Tested before they are added: an addition that wraps would look small.
     if max(np.abs(each).max(initial=0) for each in (exact_D, noise_D)) > most // 2:
         raise SumError(f"Expected numbers of at most {most // 2} for {len(draw.sites)} sites; the sum could wrap.")
-    noisy_D: IntArray = exact_D + noise_D
-    return noisy_D
+    return exact_D + noise_D
 
 
 def _exchanged(own: X25519PrivateKey, other: bytes, place: int) -> bytes:

@@ -237,8 +237,7 @@ def simulate(
         output, _ = process.communicate()
         if process.returncode:
             raise SimulationError(f"{party.name}: `fairpate site {command}` failed: {output or '(no output)'}")
-        found: dict[str, Any] = json.loads(output)
-        return found
+        return json.loads(output)
 
     began_s = time.monotonic()
     try:
