@@ -627,7 +627,8 @@ def gap_of(
         if metric.compare is rates.pairwise:
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
-            first, other = list(own), list(_Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True, has_ends=has_ends))
+            others = _Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True, has_ends=has_ends)
+            first, other = list(own), list(others)
         value = first[0] - other[0]
         # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
         low = value - np.hypot(first[0] - first[1], other[2] - other[0])
