@@ -503,10 +503,11 @@ def _ratios(shares: _Shares) -> _Shares:
     return _Shares(ratio, ratio * np.exp(-down), ratio * np.exp(up))
 
 
-def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: FloatArray, stddev: float) -> float:
+def _low_of_largest(ends: Callable[..., _Shares], table_GYC: FloatArray, stddev: float) -> float:
     """Return the lower end of the interval of the largest of all differences, at least 0.
 
-    ``ends(z, table)`` returns every difference, and its interval's ends at z standard deviations. If one difference is
+    ``ends(z, table)`` returns every difference, and its interval's ends at z standard deviations, unless ``has_ends``
+    is False. If one difference is
     far above all others, the largest upper end misses the truth with half of the probability that ``LEVEL`` allows; if
     several are nearly equal, hardly ever, since one of them is then overestimated. The lower end uses up the remaining
     probability. Its margin is a quantile of the largest error of differences that lie as far below the lower end as
@@ -521,8 +522,10 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
         return max(0.0, float(np.nanmax(alone.low_EG)))
     reach_K = np.maximum((value_K - alone.low_EG[is_known]) / z, _LEAST_SHARE)
     drawn = _drawn_around(table_GYC.tobytes(), table_GYC.shape, stddev)
-    errors_RK = ends(z, drawn).value_EG[:, is_known]
-    errors_RK = np.nan_to_num(errors_RK - np.nanmedian(errors_RK, axis=0))
+    errors_RK = ends(z, drawn, has_ends=False).value_EG[:, is_known]
+    # `nanmedian` goes through the columns one by one.
+    median = np.nanmedian if np.isnan(errors_RK).any() else np.median
+    errors_RK = np.nan_to_num(errors_RK - median(errors_RK, axis=0))
     # In standard deviations of a normal distribution, above and below: the interval, of which `reach_K` is the lower
     # part, allows for skewness already.
     down_K, up_K = np.abs(np.quantile(errors_RK, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)) / z
@@ -565,29 +568,36 @@ class _Shares(NamedTuple):
 
     @classmethod
     def of(
-        cls, events: rates.RateEvents, table_GYC: FloatArray, stddev: float, *, z: float, rest: bool = False
+        cls,
+        events: rates.RateEvents,
+        table_GYC: FloatArray,
+        stddev: float,
+        *,
+        z: float,
+        rest: bool = False,
+        has_ends: bool = True,
     ) -> _Shares:
         """Return the shares of each group, or with ``rest`` those of all other groups together, at z standard
-        deviations."""
-        found, cells = events(table_GYC), events(np.ones_like(table_GYC))
+        deviations, in one or more tables (..., G, Y, C). Without ``has_ends`` each share is the end of its interval."""
+        found, cells = events(table_GYC), events(np.ones(table_GYC.shape[-3:]))
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
             for each in (found.hits_EG, found.sizes_EG, cells.hits_EG, cells.sizes_EG)
         )
-        noise, drawn = (z * stddev) ** 2, z**2 * np.maximum(sizes, 0.0)
+        noise = (z * stddev) ** 2
+        is_known = (sizes > 0) & (sizes > np.sqrt(noise * size_cells))
+        value = np.clip(np.where(is_known, rates.divide(hits, sizes), np.nan), 0.0, 1.0)
+        if not has_ends:
+            return cls(value, value, value)
+        drawn = z**2 * np.maximum(sizes, 0.0)
         # The p with (hits - p sizes)^2 <= z^2 variance(p) lie between the roots of square p^2 - twice p + rest.
         square = sizes**2 + drawn - noise * size_cells
         twice = 2 * hits * sizes + drawn - 2 * noise * hit_cells
         # Rounding, or noisy hits below 0 or above the size, may leave no real root.
         root = np.sqrt(np.maximum(twice**2 - 4 * square * (hits**2 - noise * hit_cells), 0.0))
-        is_known = (sizes > 0) & (sizes > np.sqrt(noise * size_cells))
         square = np.where(is_known, square, np.nan)
-        ends = (
-            np.where(is_known, rates.divide(hits, sizes), np.nan),
-            (twice - root) / 2 / square,
-            (twice + root) / 2 / square,
-        )
-        return cls(*(np.clip(each, 0.0, 1.0) for each in ends))
+        low, high = ((twice + sign * root) / 2 / square for sign in (-1, 1))
+        return cls(value, np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0))
 
     def estimate(self, name: str, event: int, group: int) -> Estimate:
         value, low, high = (float(each[event, group]) for each in self)
@@ -605,8 +615,8 @@ def gap_of(
         # Of all groups together, whose noises add up.
         table_GYC, stddev = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
 
-    def ends(z: float, joint_GYC: FloatArray) -> _Shares:
-        own = _Shares.of(metric.events, joint_GYC, stddev, z=z)
+    def ends(z: float, joint_GYC: FloatArray, has_ends: bool = True) -> _Shares:
+        own = _Shares.of(metric.events, joint_GYC, stddev, z=z, has_ends=has_ends)
         if metric.compare is rates.level:
             return own
         # A group against itself is no comparison: NaN keeps it out of maxima.
@@ -617,7 +627,8 @@ def gap_of(
         if metric.compare is rates.pairwise:
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
-            first, other = list(own), list(_Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True))
+            others = _Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True, has_ends=has_ends)
+            first, other = list(own), list(others)
         value = first[0] - other[0]
         # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
         low = value - np.hypot(first[0] - first[1], other[2] - other[0])
