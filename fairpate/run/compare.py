@@ -540,9 +540,6 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
     write_text(folder.report, frontier_report(public))
 
 
-_NAMES = ("method", "data", "seed", "digest")
-
-
 def comparison_outcome(comparison: Comparison) -> Output:
     """Return the output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and files.
 
@@ -591,45 +588,43 @@ def comparison_outcome(comparison: Comparison) -> Output:
         tables.append(table)
         data_sets.append({"data": data, "majority_accuracy": majority, "methods": methods})
 
-    degenerate = [row for row in comparison.rows if row.record is not None and row.record.degenerate]
+    degenerate = [
+        (row, row.record.degenerate) for row in comparison.rows if row.record is not None and row.record.degenerate
+    ]
     withheld = Counter(row.method for row in comparison.withheld)
+    files = {"results": folder.results, "report": folder.report, "operator_only": folder.private}
     found = {
         "notion": notion,
         "fair_at": comparison.fair_at,
         "data_sets": data_sets,
-        "degenerate": [
-            {name: getattr(row, name) for name in _NAMES} | {"words": row.record.degenerate}
-            for row in degenerate
-            if row.record
-        ],
-        "failed": [
-            {name: getattr(row, name) for name in (*_NAMES, "command")} | {"cause": row.error} for row in failed
-        ],
+        "degenerate": [_identity(row) | {"words": words} for row, words in degenerate],
+        "failed": [_identity(row) | {"command": row.command, "cause": row.error} for row in failed],
         "left_out": withheld,
-        "files": {"results": folder.results, "report": folder.report, "operator_only": folder.private},
+        "files": files,
         "spent": comparison.spent,
     }
     lines = [
         *(
-            f"degenerate: {row.method} on {row.data}, seed {row.seed}, {row.digest}: {'; '.join(row.record.degenerate)}"
-            for row in degenerate
-            if row.record
+            f"degenerate: {row.method} on {row.data}, seed {row.seed}, {row.digest}: {'; '.join(words)}"
+            for row, words in degenerate
         ),
         *groups,
         *(f"failed: {row.command}\n    {row.error}" for row in failed),
     ]
-    files = Table.grid(padding=(0, 2))
-    if withheld:
-        left_out = f"{counted(withheld.total(), 'result')} without privacy: {', '.join(withheld)}"
-        files.add_row("left out", left_out)
-    for name, path in (("results", folder.results), ("report", folder.report), ("operator only", folder.private)):
-        files.add_row(name, str(path))
-    for spent_words in comparison.spent:
-        files.add_row("spent", spent_words)
+    left_out = f"{counted(withheld.total(), 'result')} without privacy: {', '.join(withheld)}"
+    last = [
+        *([("left out", left_out)] if withheld else []),
+        *((name.replace("_", " "), str(path)) for name, path in files.items()),
+        *(("spent", each) for each in comparison.spent),
+    ]
     # Commands are not wrapped, so that they can be copied.
-    words = Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines), files)
+    words = Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines), facts(last))
     trouble = f"{counted(len(failed), 'cell')} failed; the same command tries them again." if failed else None
     return Output(facts=found, words=words, code=int(bool(failed)), failure=trouble)
+
+
+def _identity(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("method", "data", "seed", "digest")}
 
 
 def _range(values: Iterable[float | None]) -> list[float] | None:
@@ -728,13 +723,9 @@ def demo(sweep: Path, out: Path) -> Output:
     files = {"all models": out / comparison.folder.report.name, "this model": part.public_report}
     rows = {name: models[name][2] for name in private}
     rows |= {f"{without}, not private": bare, f"{chosen}, may reject": rejecting}
+    names = ("accuracy", "disparity", "coverage")
     numbers = {
-        name: {
-            "epsilon": each.guarantee.epsilon,
-            "accuracy": each.measured.accuracy,
-            "disparity": each.measured.disparity,
-            "coverage": each.measured.coverage,
-        }
+        name: {"epsilon": each.guarantee.epsilon} | {of: getattr(each.measured, of) for of in names}
         for name, each in rows.items()
     }
     measured = rows[private[0]].measured

@@ -232,12 +232,10 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
         gaps = [[each.point.seen_by(name).value("disparity") for each in offers] for name in demand.notions]
         compared = matrix([o.point for o in offers], ("epsilon", "error", "refused"), guaranteed=True)
         values_NO = np.column_stack([compared, *gaps])
-        is_defined_N = ~np.isnan(values_NO).any(axis=1)
-        candidates = [each for each, is_defined in zip(offers, is_defined_N, strict=True) if is_defined]
-        if candidates:
-            # Undefined points are left out before: one that compares with none would be dominated by none.
-            mask_N = pareto_mask(values_NO[is_defined_N])
-            nearest = [each for each, kept in zip(candidates, mask_N, strict=True) if kept]
+        # Undefined points are left out before: one that compares with none would be dominated by none.
+        (defined_K,) = np.nonzero(~np.isnan(values_NO).any(axis=1))
+        if len(defined_K):
+            nearest = [offers[place] for place in defined_K[pareto_mask(values_NO[defined_K])].tolist()]
     return Achievable(
         met=tuple(sorted(met, key=_rank)),
         nearest=tuple(sorted(nearest, key=_rank)[:num_nearest]),
