@@ -76,16 +76,8 @@ from fairpate.methods.base import FITTED, Method, Price, Stream, configured, fin
 from fairpate.pages import epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.choice import (
-    MAY_FAIL,
-    TrialsError,
-    charge_trials,
-    group_weights,
-    plan_trials,
-    require_planned,
-    score_of,
-    unheard,
-)
+from fairpate.run import choice
+from fairpate.run.choice import score_of
 from fairpate.run.context import RunDirectory, write_json
 from fairpate.run.folder import create_run_directory, record_data
 from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kept_names
@@ -1322,13 +1314,13 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be searched "
                     f"privately, because trials need fresh noise; set noise={OS_ENTROPY!r}, or choose a private method."
                 )
-        plan = plan_trials(
+        plan = choice.plan_trials(
             [(config, dataset) for config, dataset, *_ in prepared],
             epsilon=self.epsilon,
             delta=self.delta,
             expected_trials=self.expected_trials,
         )
-        weights = group_weights(
+        weights = choice.group_weights(
             whole,
             None if self.group_shares is None else {str(name): share for name, share in self.group_shares.items()},
         )
@@ -1345,16 +1337,16 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     private_folder(run.receipt.parent)
                     part = f"{rule}/{part}"
                     logs.append(ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=part))
-                charge_trials(plan, logs, cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
+                choice.charge_trials(plan, logs, cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
         source, best = OsEntropy(), None
-        with unheard():
+        with choice.unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
                 model = clone(candidates[number]).set_params(epsilon=plan.epsilon, progress=False)
                 try:
                     model.fit(x, y, **given)
-                except MAY_FAIL:
+                except choice.MAY_FAIL:
                     continue
-                require_planned(model.events_, plan.trainings)
+                choice.require_planned(model.events_, plan.trainings)
                 # A class that training records lack is never predicted: its code matches no prediction.
                 known = {str(name): code for code, name in enumerate(model.classes_)}
                 codes = np.array([known.get(name, -1) for name in whole.label_names])
@@ -1363,7 +1355,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                 if best is None or score > best[0]:
                     best = score, number, model
         if best is None:
-            raise TrialsError(
+            raise choice.TrialsError(
                 "FairSearchCV: no trial gave a model, and the price was spent; try the settings on made-up records."
             )
         score, number, model = best

@@ -32,22 +32,8 @@ import numpy as np
 from fairpate.config import unread_because_of
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import decimal, delta_text, epsilon_text, most_often_right, percent, strength
-from fairpate.report.frontier import (
-    OBJECTIVES,
-    Objective,
-    Panel,
-    Point,
-    PrivacyClass,
-    attainment_surface,
-    baselines,
-    by_panel,
-    by_series,
-    defined,
-    frontier,
-    matrix,
-    rounded_up,
-    sets_by_seed,
-)
+from fairpate.report import frontier
+from fairpate.report.frontier import OBJECTIVES, Objective, Panel, Point, PrivacyClass, by_panel, by_series
 from fairpate.report.records import STRENGTHS, upper
 from fairpate.types import FloatArray, NotionName, strict
 
@@ -216,7 +202,7 @@ def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
     """Return the guaranteed epsilons of ``points``, ascending; values up to 5 % below a larger one are merged into
     it."""
     # Noise that is calibrated to 1 costs a little less, by method: these are one level.
-    values = {rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
+    values = {frontier.rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
     levels: list[float] = []
     for value in sorted(values, reverse=True):
         if not levels or value < levels[-1] * 0.95:
@@ -232,7 +218,7 @@ def middle_level(points: Sequence[Point]) -> int:
 def level_of(point: Point, levels: Sequence[float]) -> int:
     """Return the index of the level that the point's epsilon belongs to."""
     # A level is the largest epsilon in it, so it is the first one that is no smaller.
-    return bisect_left(levels, rounded_up(point.value("epsilon")))
+    return bisect_left(levels, frontier.rounded_up(point.value("epsilon")))
 
 
 def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
@@ -254,7 +240,7 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
     """Return the coordinates (N, 4) at which the points are drawn."""
-    drawn_N4 = matrix(points, OBJECTIVES)
+    drawn_N4 = frontier.matrix(points, OBJECTIVES)
     drawn_N4[:, EPSILON] = [axis.position(epsilon) for epsilon in drawn_N4[:, EPSILON].tolist()]
     drawn_N4[:, [ACCURACY, COVERAGE]] = 1 - drawn_N4[:, [ACCURACY, COVERAGE]]
     return drawn_N4
@@ -368,8 +354,8 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
     members = set()
     for found in by_panel(sound(points)).values():
         published = [point for point in found if not point.epsilon_is_data_dependent]
-        members |= {id(point) for point in frontier(published).members}
-        members |= {id(point) for point in frontier(found).members if point.epsilon_is_data_dependent}
+        members |= {id(point) for point in frontier.frontier(published).members}
+        members |= {id(point) for point in frontier.frontier(found).members if point.epsilon_is_data_dependent}
     return members
 
 
@@ -577,9 +563,9 @@ class PanelView:
         series = by_series(points)
         self.looks = {name: look for name, look in known.items() if name in series}
         self.axis = EpsilonAxis(points)
-        self.complete, _ = defined(points, OBJECTIVES)
+        self.complete, _ = frontier.defined(points, OBJECTIVES)
         self.drawn_N4 = coordinates(self.complete, self.axis)
-        compared = baselines(points)
+        compared = frontier.baselines(points)
         named = {"most common class": compared.majority, "best without privacy": compared.unprotected}
         self.lines = {name: accuracy for name, accuracy in named.items() if not math.isnan(accuracy)}
         self.ends = extents(self.drawn_N4, self.axis, tuple(self.lines.values()))
@@ -640,10 +626,10 @@ class PanelView:
 
         rows = []
         for name, found in by_series(sound(self.points)).items():
-            sets = sets_by_seed(found, pair)
+            sets = frontier.sets_by_seed(found, pair)
             # The best seed alone, at least half of the seeds, all of them.
             for kind, num_seeds in zip(("best", "median", "worst"), (1, -(-len(sets) // 2), len(sets)), strict=True):
-                for order, corner in enumerate(attainment_surface(sets, num_seeds=num_seeds).tolist()):
+                for order, corner in enumerate(frontier.attainment_surface(sets, num_seeds=num_seeds).tolist()):
                     x, y = map(drawn, pair, corner)
                     rows.append({"s": name, "k": kind, "o": order, "x": x, "y": y})
         return rows

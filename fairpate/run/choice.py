@@ -45,26 +45,13 @@ from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
 from fairpate.files import PathIn, private_folder, write_atomically
 from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream, stream_seed
-from fairpate.privacy import accountant
+from fairpate.privacy import accountant, discrete_gaussian
 from fairpate.privacy.accountant import Event
-from fairpate.privacy.discrete_gaussian import (
-    OS_ENTROPY,
-    NoiseSource,
-    OsEntropy,
-    SeededSource,
-    sample_discrete_gaussian,
-)
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.laplace import PureReleases, choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
-from fairpate.run.context import (
-    RunDirectory,
-    RunDirectoryError,
-    RunFolderError,
-    changed_fields,
-    read_json,
-    sole_worker,
-    write_json,
-)
+from fairpate.run import context
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
 from fairpate.run.release_log import Odometer, Origin, Released, ReleaseLog, arrays_digest, read_receipt, read_release
@@ -247,7 +234,7 @@ class Trials:
 
     def with_noise(self, exact: int, source: NoiseSource) -> int:
         """Return a score with the noise that it was planned for."""
-        return exact + sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
+        return exact + discrete_gaussian.sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
 
 
 def with_epsilon(config: PrivateMethod, epsilon: float) -> PrivateMethod:
@@ -383,7 +370,7 @@ def select_by_trials(
         "parts": dataset.parts,
     }
     out.mkdir(parents=True, exist_ok=True)
-    with sole_worker(out, "fairpate select"):
+    with context.sole_worker(out, "fairpate select"):
         folder, of_scores = _TrialsFolder(root=run.root), _ScoresFolder(root=run.root)
         state_file = folder.workplace / "state.json"
         if run.student.exists():
@@ -419,8 +406,8 @@ def select_by_trials(
             source = OsEntropy()
             drawn = [source.randbelow(len(planned)) for _ in range(plan.trainings.draw(source))]
             begun = {"settings": settings, "drawn": drawn, "environment": environment()}
-            write_json(state_file, begun, private=True)
-        state = read_json(state_file)
+            context.write_json(state_file, begun, private=True)
+        state = context.read_json(state_file)
         changes = changed_fields(state["settings"], settings)
         if changes:
             raise RunFolderError(
@@ -503,8 +490,8 @@ def _best_trial(
                     outcome = {"score": plan.with_noise(exact, source), "remarks": list(trained.remarks)}
                     write_atomically(model, partial(save_student, bare), private=True)
                 # Last: a trial counts as done when its model is there.
-                write_json(path, outcome, private=True)
-            outcomes.append(read_json(path))
+                context.write_json(path, outcome, private=True)
+            outcomes.append(context.read_json(path))
     # Of equal scores the first: trials are exchangeable, so that this is a fair draw among them.
     scores = [-math.inf if each["score"] is None else each["score"] for each in outcomes]
     best = scores.index(max(scores))

@@ -46,20 +46,12 @@ from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.records import RunStatement
+from fairpate.run import release_log
 from fairpate.run.context import RunDirectory, read_json, read_votes, sole_worker, write_json, write_text, write_votes
 from fairpate.run.folder import create_run_directory, finished_run, load_for, read_student
 from fairpate.run.private_metrics import Assessment, assess
 from fairpate.run.publication import comparison_html, read_claims, write_reports
-from fairpate.run.release_log import (
-    LimitReachedError,
-    MetricsFolder,
-    Odometer,
-    OdometerError,
-    Release,
-    read_receipt,
-    spent,
-    spent_since,
-)
+from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, question_above, run_method, with_pinned_weights
 from fairpate.run.sweep import (
     Cell,
@@ -192,10 +184,8 @@ def compare(
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
-    released = tuple(
-        words for data, delta in data_sets.items() if (words := spent_since(before[data], data, odometer, delta=delta))
-    )
-    return Comparison(folder=folder, changed=True, spent=released, **shown)
+    said = [release_log.spent_since(before[data], data, odometer, delta=delta) for data, delta in data_sets.items()]
+    return Comparison(folder=folder, changed=True, spent=tuple(filter(None, said)), **shown)
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
@@ -219,7 +209,7 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
             if len(known) == len(targets)
             else "some without a target"
         )
-        before = spent(data, odometer, delta=targets[0].delta)
+        before = release_log.spent(data, odometer, delta=targets[0].delta)
         yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
         is_own = next(iter(found.values())).config.data.declaration is not None
         question = question_above(data, planned=sum(known), odometer=odometer, delta=targets[0].delta, is_own=is_own)
@@ -481,7 +471,7 @@ def _compute(
 ) -> tuple[list[Row], list[Release]]:
     rows = compute(cell, out, shared, torch_threads)
     # Of the model and of private metrics; a choice among settings is never made in a cell.
-    receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, MetricsFolder))
+    receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, release_log.MetricsFolder))
     return rows, [receipt for receipt in receipts if receipt is not None]
 
 

@@ -57,20 +57,8 @@ from fairpate.privacy.discrete_gaussian import (
     sample_discrete_gaussian,
 )
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
-from fairpate.report.metrics import (
-    GAPS,
-    NOT_MEASURED,
-    Estimate,
-    Evaluation,
-    GapResult,
-    GroupResult,
-    RejectOptionSpread,
-    describe_cell,
-    evaluate,
-    reject_option_spread,
-    shown_records,
-    with_words,
-)
+from fairpate.report import metrics
+from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import MetricsFolder, Released, ReleaseLog, read_receipt, read_release
 from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement
@@ -161,7 +149,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         rule: GateRule | None = None,
         apart_N: npt.NDArray[np.bool_] | None = None,
     ) -> Evaluation:
-        measured = evaluate(
+        measured = metrics.evaluate(
             predictions,
             labels_N=test.y.numpy(),
             groups_N=groups,
@@ -177,7 +165,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         )
         return replace(measured, metrics=settings.metrics, fair_at=settings.rule)
 
-    kept = shown_records(
+    kept = metrics.shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
     ).kept_N
     # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.
@@ -416,7 +404,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         value, low, high = (max(0.0, size + by) for by in (0.0, -reach, reach))
         estimates.append(Estimate(name=f"size of {name}", kind="count", value=value, low=low, high=high))
         estimates.append(right.estimate(f"accuracy for {name}", 0, place))
-        group, accuracy = GroupResult(name=name), estimates[-1].value
+        group, accuracy = metrics.GroupResult(name=name), estimates[-1].value
         if not math.isnan(accuracy):  # the group stands out
             number = round(size)
             group = replace(group, num_records=number, num_answered=number, coverage=1.0, accuracy=accuracy)
@@ -436,7 +424,8 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         **names,
         groups=tuple(groups),
         gaps={
-            name: gap_of(metric, table_GYC, stddev, partial(describe_cell, **names)) for name, metric in GAPS.items()
+            name: gap_of(metric, table_GYC, stddev, partial(metrics.describe_cell, **names))
+            for name, metric in GAPS.items()
         },
         # Sums of squares, to which noise adds: no estimate.
         ermi=math.nan,
@@ -448,7 +437,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         per_person=event.unit == "person",
         estimates=(*estimates, *calibration),
     )
-    return with_words(measured) if total else measured
+    return metrics.with_words(measured) if total else measured
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
@@ -589,7 +578,7 @@ class _Shares(NamedTuple):
 
 def gap_of(
     metric: rates.Metric, table_GYC: FloatArray, stddev: float, described: Callable[[rates.GroupCell | None], str]
-) -> GapResult:
+) -> metrics.GapResult:
     """Return the largest difference (or rate) in a noisy table, with its interval; ``described`` words its cell."""
     if metric.compare is rates.level:
         # Of all groups together, whose noises add up.
@@ -623,7 +612,7 @@ def gap_of(
     found, alone = metric.events(table_GYC), ends(_deviations(), table_GYC)
     value = alone.value_EG
     if np.isnan(value).all():
-        return replace(NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
+        return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
     shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations())
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
@@ -631,7 +620,7 @@ def gap_of(
     # The largest high end lies above the true largest difference as soon as that one interval holds it.
     high = np.nanmax(alone.high_EG)
     largest = max(0.0, float(np.nanmax(value)))
-    return GapResult(
+    return metrics.GapResult(
         value=largest,
         low=float(np.clip(low, 0.0, largest)),
         high=float(np.clip(high, largest, 1.0)),
