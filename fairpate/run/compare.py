@@ -45,23 +45,14 @@ from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.records import RunStatement
 from fairpate.run import release_log
+from fairpate.run import sweep as sweeps
 from fairpate.run.context import RunDirectory, read_json, read_votes, sole_worker, write_json, write_text, write_votes
 from fairpate.run.folder import create_run_directory, finished_run, load_for, read_student
 from fairpate.run.private_metrics import Assessment, assess
 from fairpate.run.publication import comparison_html, read_claims, write_reports
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, question_above, run_method, with_pinned_weights
-from fairpate.run.sweep import (
-    Cell,
-    SweepFolder,
-    cells_of,
-    load_sweep,
-    open_sweep_folder,
-    parse_sweep,
-    read_rows,
-    stems,
-    write_rows,
-)
+from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say, waiting
 from fairpate.types import FairRule, GateRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored, torch
 from student.student import Student, save_student
@@ -133,8 +124,8 @@ def compare_methods(
     sweep's own, or ``runs/TITLE``. ConfigError lists every fault before anything runs.
     """
     folder = folder or Path()
-    config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep))
-    cells = cells_of(config, folder=folder, data_dir=data_dir)
+    config = sweep if isinstance(sweep, SweepConfig) else sweeps.parse_sweep(dict(sweep))
+    cells = sweeps.cells_of(config, folder=folder, data_dir=data_dir)
     root = out or config.out or Path("runs") / title
     comparison = compare(config, cells, root, reporter or Reporter())
     write_frontier_reports(comparison, title=title)
@@ -158,10 +149,10 @@ def compare(
     notion = sweep.notion if "notion" in sweep.model_fields_set else rules[0].notion
     shown: dict[str, Any] = {"notion": notion, "fair_at": rules[0]}
     # An absolute path, because workers have other working directories.
-    folder = open_sweep_folder(root.resolve(), sweep)
+    folder = sweeps.open_sweep_folder(root.resolve(), sweep)
     with sole_worker(folder.root, "fairpate compare"):
         write_text(folder.config, yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False))
-        finished = stems(folder.parts)
+        finished = sweeps.stems(folder.parts)
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
             return Comparison(folder=folder, changed=False, **shown)
@@ -671,7 +662,7 @@ def demo(sweep: Path, out: Path) -> Output:
     below it is read from what the runs published.
     """
     say(_DEMO)
-    comparison = compare_methods(load_sweep(sweep), out=out, title="demo")
+    comparison = compare_methods(sweeps.load_sweep(sweep), out=out, title="demo")
     if comparison.failed:
         return comparison_outcome(comparison)
     models: dict[str, tuple[RunDirectory, Method, RunStatement]] = {}

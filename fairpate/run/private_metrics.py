@@ -48,14 +48,9 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
 from fairpate.methods.base import Method, NoisySum, Price, Stream, stream_seed
+from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
-from fairpate.privacy.discrete_gaussian import (
-    OS_ENTROPY,
-    NoiseSource,
-    OsEntropy,
-    SeededSource,
-    sample_discrete_gaussian,
-)
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, sample_discrete_gaussian
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
 from fairpate.report import metrics
 from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
@@ -297,7 +292,7 @@ def release_table(
     """
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
-    if noise != OS_ENTROPY:
+    if noise != discrete_gaussian.OS_ENTROPY:
         source = SeededSource(stream_seed(config.seed, Stream.METRICS))
     edges = config.evaluation.score_edges
 
