@@ -25,7 +25,6 @@ Shapes: N private records, M public ones, F features, C classes.
 import hashlib
 import inspect
 import json
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -846,11 +845,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             typed[what] = {"type": str(names.dtype), "values": words.tolist()}
         folder.parent.mkdir(parents=True, exist_ok=True)
         # In the same folder, so that the final rename is one step on one file system.
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            _write_student(self.student_, temporary)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+            made = Path(scratch) / "estimator"
+            made.mkdir()
+            _write_student(self.student_, made)
             config = without(self.config_.model_dump(mode="json"), PLACES)
-            (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+            (made / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
             columns, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
             described = {
                 "format": _FORMAT,
@@ -862,16 +862,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 if isinstance(self.declaration, str)
                 else self.declaration,
                 "statement": asdict(self.statement_),
-                "files": {file.name: sha256_of(file) for file in sorted(temporary.iterdir())},
+                "files": {file.name: sha256_of(file) for file in sorted(made.iterdir())},
             }
-            text = json.dumps(strict(described), indent=2, allow_nan=False)
-            (temporary / _ESTIMATOR).write_text(text + "\n", encoding="utf-8")
-            # A temporary folder is readable by its owner alone; a saved model is meant to be passed on.
-            temporary.chmod(0o755)
-            temporary.rename(folder)
-        except BaseException:  # an interrupt too, or half a model would stay under a hidden name
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            write_json(made / _ESTIMATOR, strict(described))
+            made.rename(folder)
         return folder
 
     @classmethod
@@ -919,13 +913,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
             estimator.events_ = tuple(map(event_from, statement.events))
             estimator.noise_ = statement.noise
-            estimator.privacy_ = Price(
-                epsilon=float("inf") if statement.epsilon is None else statement.epsilon,
-                delta=statement.delta,
-                unit=statement.unit,
-                relation=statement.relation,
-                accounting=statement.accounting,  # type: ignore[arg-type]
-            )
+            stated = {name: getattr(statement, name) for name in ("delta", "unit", "relation", "accounting")}
+            epsilon = float("inf") if statement.epsilon is None else statement.epsilon
+            estimator.privacy_ = Price(epsilon=epsilon, **stated)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StudentFileError(f"{folder}: not a readable estimator ({error}); restore it from a copy.") from error
         return estimator
@@ -1164,20 +1154,18 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "public_sensitive_features: given without public_X; give both, or leave the groups out."
                 )
             return None
-        is_number = isinstance(X, int | np.integer)
-        if self.declaration is not None and not is_number:
-            declared = declared_records(self.declaration, X, "public_X")
-            X, groups = declared.x, declared.groups if groups is None else groups
-        elif not is_number:
+        names = getattr(self, "feature_names_in_", None)
+        if not isinstance(X, int | np.integer) or isinstance(X, bool):
             passed_on = [getattr(each, "transform_input", None) or () for each, _ in _pipelines_in_front()]
-            if not all(in_fit and "public_X" in names for names in passed_on):
+            if self.declaration is not None:
+                declared = declared_records(self.declaration, X, "public_X")
+                X, groups = declared.x, declared.groups if groups is None else groups
+            elif not all(in_fit and "public_X" in arguments for arguments in passed_on):
                 raise ValueError(
                     "public_X: the pipeline's steps change X and not public_X, which would make them incomparable; "
                     "make it Pipeline(..., transform_input=['public_X']) with sklearn's metadata routing "
                     "(docs/python.md, A scaler in front), or leave the steps out."
                 )
-        names = getattr(self, "feature_names_in_", None)
-        if not is_number or isinstance(X, bool):
             columns = getattr(X, "columns", None)
             is_named = columns is not None and all(isinstance(column, str) for column in columns)
             if is_named != (names is not None):

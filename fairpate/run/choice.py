@@ -49,20 +49,12 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntrop
 from fairpate.privacy.laplace import PureReleases, choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
 from fairpate.run import context
+from fairpate.run import run as runs
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
 from fairpate.run.release_log import Odometer, Origin, Released, ReleaseLog, arrays_digest, read_receipt, read_release
-from fairpate.run.run import (
-    announce_spending,
-    check_data,
-    check_model_files,
-    one_release,
-    publish_trained,
-    run_method,
-    trained_student,
-    with_pinned_weights,
-)
+from fairpate.run.run import one_release, publish_trained, run_method, trained_student, with_pinned_weights
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError, heard_by
 from student.student import Student, load_student, save_student
@@ -346,9 +338,9 @@ def select_by_trials(
 
     with reporter.stage("data"):
         for config in candidates:
-            check_data(config, data_of(config))
+            runs.check_data(config, data_of(config))
             require_kept_names(config, data_of(config))
-            check_model_files(config, data_of(config), Reporter(quiet=True))
+            runs.check_model_files(config, data_of(config), Reporter(quiet=True))
     first, dataset = candidates[0], data_of(candidates[0])
     weights = group_weights(dataset, group_shares)
 
@@ -453,7 +445,7 @@ def charge_trials(
     # All limits before the first charge: a refusal later would leave charges without a model.
     for log, event in counted:
         log.check([event], noise=OS_ENTROPY)
-    announce_spending(cost, data, reporter, is_own=is_own)
+    runs.announce_spending(cost, data, reporter, is_own=is_own)
     if also_tests:
         logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
     for log, event in counted:
