@@ -45,18 +45,8 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from fairpate.config import (
-    PLACES,
-    ConfigError,
-    PrivacyTarget,
-    Section,
-    flattened,
-    merge,
-    nearest,
-    parse_config,
-    read_yaml,
-    without,
-)
+from fairpate import config as configuration
+from fairpate.config import ConfigError, Section, flattened, merge, nearest, parse_config
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration
@@ -852,7 +842,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             made = Path(scratch) / "estimator"
             made.mkdir()
             _write_student(self.student_, made)
-            config = without(self.config_.model_dump(mode="json"), PLACES)
+            config = configuration.without(self.config_.model_dump(mode="json"), configuration.PLACES)
             (made / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
             columns, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
             described = {
@@ -861,7 +851,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "feature_names": None if columns is None else columns.tolist(),
                 "num_features": self.n_features_in_,
                 "sensitive_feature": None if column is None else column.model_dump(mode="json"),
-                "declaration": read_yaml(Path(self.declaration), as_text=True)
+                "declaration": configuration.read_yaml(Path(self.declaration), as_text=True)
                 if isinstance(self.declaration, str)
                 else self.declaration,
                 "statement": asdict(self.statement_),
@@ -1448,7 +1438,7 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
     # Which settings are refitted is not known yet: at most the dearest.
     planned = folds * sum(costs) + (max(costs) if search.refit else 0.0)
     trainings = folds * len(settings) + bool(search.refit)
-    delta = final.delta or PrivacyTarget().delta
+    delta = final.delta or configuration.PrivacyTarget().delta
     odometer = Odometer()
     question = question_above(final.odometer, planned=planned, odometer=odometer, delta=delta, is_own=True)
     if question and odometer.limits(final.odometer):
