@@ -338,7 +338,8 @@ def _settings(
 ) -> Any:
     """Check the options of a service, and return them as :class:`aggregator.service.server.ServiceSettings`.
 
-    Tokens come from the files or the environment; an aggregator also accepts those of its run's token store.
+    Tokens are read from the files or from the environment; an aggregator also accepts the tokens in its run's token
+    store.
     """
     from aggregator.service.auth import read_tokens
     from aggregator.service.server import ServiceSettings
@@ -361,9 +362,9 @@ def _settings(
 
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function`` with the options of :func:`_settings` instead of its parameter ``settings``.
+    """Return ``function`` with its parameter ``settings`` replaced by the options of :func:`_settings`.
 
-    The attribute ``parts`` of the returned function is the pair of both.
+    The attribute ``parts`` of the returned function is the pair of ``function`` and :func:`_settings`.
     """
     # The options of both servers are declared once, so that neither can drop one.
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
@@ -433,7 +434,8 @@ serve = base.in_modes(
 
 
 class QueryCommand(TyperCommand):
-    """The command `query`, which reports a negative number as a wrong record number and not as an unknown option."""
+    """The command `query`, which reports a negative number, such as -1, as a wrong record number and not as an unknown
+    option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for word in args:

@@ -293,7 +293,7 @@ def plan_trials(
 
 @dataclass(frozen=True, kw_only=True)
 class _TrialsFolder(RunDirectory):
-    """The paths of trials for their release log. The receipt (the record of what was charged) lies in ``workplace``,
+    """The paths of trials for their release log. The receipt (the record of what was charged) is in ``workplace``,
     because ``root``, the folder of the published run, is created only after the last trial."""
 
     receipt = PathIn("workplace", "release.json")

@@ -1,4 +1,4 @@
-"""What a finished run publishes: report, model card, portable model, and the view in a notebook.
+"""The products of a finished run: report, model card, portable model, and the view in a notebook.
 
 The public and the private report are written at the end of a run, from its release and its evaluation. The card and the
 notebook's view read only the public part of a run directory, and for the card also the method and data set in the run's

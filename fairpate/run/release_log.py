@@ -721,8 +721,8 @@ AnyPriced = TypeVar("AnyPriced", bound=Any)
 
 
 class ReleaseLog:
-    """The log of one run's releases. It reads each release from the run's folder, or, if it is not there, draws,
-    charges and stores it.
+    """The log of one run's releases. It reads each release from the run's folder, or, if it is missing, draws, charges
+    and stores it.
 
     A method releases arrays step by step (:meth:`step`), a model that it trains (:meth:`model`), or labels through a
     ledger (:class:`LedgerMeter`). A release is charged durably before anything of it becomes visible, so that a crash

@@ -366,8 +366,8 @@ def describe(
     """Return what a terminal shows before a run: a sentence on its privacy cost, and a table of the forecasts
     ``found``, in which the run's own is first.
 
-    ``spent``: if the run costs nothing more, the reason in words. ``why``: the reason for the choice of the method, if
-    the user named none.
+    ``spent``: the reason why the run has no further privacy cost, or None if it has one. ``why``: the reason for the
+    choice of the method, if the user named none.
     """
     run = found[0]
     if spent is not None:
@@ -485,8 +485,8 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return the number of noiseless labels from which a student learns as much as from ``labels`` noisy ones, of which
-    the share ``right`` is correct."""
+    """Return the number of noiseless labels from which a student learns as much as from ``labels`` noisy ones, with a
+    share ``right`` of correct labels."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 

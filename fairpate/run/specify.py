@@ -130,8 +130,8 @@ class Achievable:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """How a configuration that was chosen on one data set (the source), and the source's whole frontier, perform on
-    another data set (the target).
+    """The performance on one data set (the target) of a configuration that was chosen on another data set (the source),
+    and of the source's whole frontier.
 
     ``chosen`` is the source's configuration that meets the demand best, None without any. ``there`` is the same
     configuration on the target, None if it was not run there. ``best`` is the target's configuration that meets the
