@@ -1132,7 +1132,7 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
             section[name] = {}
         section = section[name]
         if not isinstance(section, dict):
-            raise ConfigError(f"--set {override}: {name} is a value, not a section; set it as a whole.")
+            raise ConfigError(f"--set {override}: {name} is a value without fields, not a section; set it as a whole.")
     section[field] = value
 
 

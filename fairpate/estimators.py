@@ -161,7 +161,7 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
     width = table.shape[1]
     if width == 1:
         # With the words that scikit-learn's own checks look for.
-        raise ValueError("X: expected other features than the sensitive one, got 1 feature(s).")
+        raise ValueError("X: expected features in addition to the sensitive one, got 1 feature(s).")
     # By position: scikit-learn indexes frames and arrays alike.
     place = _place(names, column, width)
     values = np.asarray(_safe_indexing(table, place, axis=1))
@@ -211,7 +211,7 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
         )
     groups: Values = column_or_1d(np.asarray(given))
     if len(groups) != count:
-        raise ValueError(f"Expected one of {name} per record, got {len(groups)} for {count} records.")
+        raise ValueError(f"{name}: expected one value per record, got {len(groups)} for {count} records.")
     _require_known(groups, name)
     return groups
 

@@ -71,7 +71,7 @@ def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tu
             raise PlaceError(f"{option}: {path} is a file, expected a folder; give another path.")
         return
     if path.is_dir():
-        raise PlaceError(f"{option}: {path} is a folder, expected a file; add a name.")
+        raise PlaceError(f"{option}: {path} is a folder, expected a file; add a file name.")
     if path.exists() and not path.is_file():  # a device would be replaced
         raise PlaceError(f"{option}: {path} is a device, expected a file; give another path.")
     if not path.parent.is_dir():

@@ -286,7 +286,7 @@ class Guard:
                 except ClientDisconnect:
                     return
                 except TimeoutError:
-                    raise FaultError(408, "request", "no complete body", "Too slow; send it at once.") from None
+                    raise FaultError(408, "request", "no complete body", "Sent too slowly; send it at once.") from None
                 if large:
                     # A pause before a large body is parsed lets the event loop answer other requests.
                     async with self._turn:
@@ -313,7 +313,9 @@ class Guard:
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
-                raise FaultError(400, "Host", host, "Without tokens only this machine may ask; send it to 127.0.0.1.")
+                raise FaultError(
+                    400, "Host", host, "Without tokens only this machine is answered; send the request to 127.0.0.1."
+                )
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
         caller = None if is_ambiguous or tokens is None else tokens.caller(token)
@@ -331,11 +333,13 @@ class Guard:
                 remedy = "Send a bearer token of this service in the Authorization header."
                 raise FaultError(401, "Authorization", "(not shown)", remedy, {"WWW-Authenticate": "Bearer"})
             if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
-                raise FaultError(403, "Authorization", caller.role, "Only for operators; send an operator's token.")
+                raise FaultError(
+                    403, "Authorization", caller.role, "This path is for operators; send an operator's token."
+                )
         elif caller is None and tokens is not None:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
-            raise FaultError(411, "Transfer-Encoding", coding, "Send Content-Length instead.")
+            raise FaultError(411, "Transfer-Encoding", coding, "Not supported; send a Content-Length header.")
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
         if length > (most := self.max_body_bytes()):
@@ -781,7 +785,7 @@ class LimitedProtocol(H11Protocol):
         if self.phase == "head" and not self.conn.trailing_data[0]:
             self.abort()  # the client has sent nothing
             return
-        self._refuse(408, fault("request", f"no complete {self.phase}", "Too slow; send it at once."))
+        self._refuse(408, fault("request", f"no complete {self.phase}", "Sent too slowly; send it at once."))
         # The application may be waiting for the rest of the body.
         if self.cycle is not None:
             self.cycle.disconnected = True

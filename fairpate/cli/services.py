@@ -60,7 +60,7 @@ def fetch_data(name: base.DatasetName, data_dir: base.DataDir = None, options: b
 
     target = data_dir or os.environ.get("FAIRPATE_DATA")
     if not target:
-        raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
+        raise ConfigError("--data-dir: missing; give the folder for the files, or set FAIRPATE_DATA.")
     # Which files there are may depend on the loader's own options.
     options_of_loader = base.data_config(name, options, None).options
     files = fetch(name, Path(target), options=options_of_loader, stage=Reporter().stage)
@@ -184,7 +184,7 @@ def audit_ledger(
         words = f"{check}: {count} lines, none changed; line {number} has the head, the last line has {last}"
         return Output(facts={"file": check, "lines": count, "head_line": number, "head": last}, words=words)
     if path is None:
-        raise UsageError("Give a run folder or a ledger file, or --check LOG --head HASH.")
+        raise UsageError("PATH: missing; give a run folder or a ledger file, or --check LOG --head HASH.")
     if out is not None:
         check_output(out, "--out", is_file=True)
     # JSON lines are read line by line; one document of an endless log would never be complete.

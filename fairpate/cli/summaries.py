@@ -349,7 +349,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
     exists there already, or nothing can be written.
     """
     if not folder.name.isprintable():
-        raise ProjectError(f"NAME: {str(folder)!r} holds a character that cannot be shown; leave it out.")
+        raise ProjectError(f"NAME: {str(folder)!r} has a character that cannot be printed; leave it out.")
     name = re.sub(r"[^a-z0-9]+", "_", folder.name.lower()).strip("_")[:_LONGEST]
     if not re.match("[a-z]", name):
         raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")

@@ -561,7 +561,7 @@ def _json(bundle: RunDirectory, name: str) -> Any:
     # Bundles come from others: nothing is read that could fill the memory.
     path = bundle.public / name
     if path.stat().st_size > _MOST_TEXT:
-        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the most that is read")
+        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the most that is read of a file")
     return json.loads(path.read_bytes()) if name == EVENTS else read_json(path)
 
 

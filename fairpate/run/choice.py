@@ -337,7 +337,7 @@ def select_by_trials(
             "noise": config.noise,
             "evaluation": config.evaluation.model_dump(mode="json"),
         },
-        why="trials are charged together; give one value",
+        why="all trials are charged together; give these fields one value",
     )
     if candidates[0].noise != OS_ENTROPY:
         raise ConfigError(f"noise: a secret number of trials needs {OS_ENTROPY}, got {candidates[0].noise}; change it.")

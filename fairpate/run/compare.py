@@ -362,7 +362,9 @@ def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> A
     worker's main thread."""
 
     def interrupt(*_: object) -> None:
-        raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
+        raise CellTimeoutError(
+            f"the cell ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise this limit, or train less."
+        )
 
     # A signal rather than a thread: it also interrupts a loop that never waits.
     signal.signal(signal.SIGALRM, interrupt)

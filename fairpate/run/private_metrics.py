@@ -74,13 +74,15 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
     """Raise ConfigError if the method or the data set does not allow metrics of the kind ``evaluation.metrics``."""
     if config.evaluation.metrics == "public" and dataset.parts and not dataset.parts.startswith(OWN_FILES):
         raise ConfigError(
-            "evaluation.metrics: public, but data.split=hashed draws the test records from private ones; set private."
+            "evaluation.metrics: public, but data.split=hashed draws the test records from private ones; "
+            "set it to private."
         )
     if config.evaluation.metrics != "private":
         return
     if not config.is_private:
         raise ConfigError(
-            f"evaluation.metrics: private, but {config.method} has no guarantee that metrics could share; leave it out."
+            f"evaluation.metrics: private, but {config.method} has no guarantee that could cover metrics; "
+            "leave evaluation.metrics out."
         )
     if not dataset.parts:
         raise ConfigError(
@@ -374,7 +376,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     """Return all metrics that a released table estimates; those that it does not determine are NaN."""
     *_, event = released.events
     if not isinstance(event, PredictionTables):
-        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}; restore it.")  # noqa: TRY004 - of a file
+        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}; restore it from a copy.")  # noqa: TRY004 - of a file
     stddev, z = event.noise_stddev_records, _deviations()
     names: dict[str, Any] = {"group_names": tuple(group_names), "class_names": tuple(class_names)}
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)

@@ -405,8 +405,8 @@ def specify_guarantees(
         table = tables[-1]
     if not demand.limits:
         raise SpecifyError(
-            "no limit was given; give one or more of --epsilon, --fair-at, --disparity, --fairness, --coverage, "
-            "--accuracy."
+            "no limit was given, so there is nothing to search for; give one or more of --epsilon, --fair-at, "
+            "--disparity, --fairness, --coverage, --accuracy."
         )
     # Points carry the disparity of one notion; the values of all others are with them.
     notion = demand.notions[0]

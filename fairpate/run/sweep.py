@@ -463,7 +463,7 @@ def _nested(layer: _Layer) -> dict[str, Any]:
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
                 raise ConfigError(
-                    f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave one out."
+                    f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave out one."
                 )
         last = section.get(parts[-1])
         section[parts[-1]] = merge(last, value) if isinstance(last, dict) and isinstance(value, dict) else value
