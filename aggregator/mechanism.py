@@ -127,7 +127,7 @@ class Mechanism(ABC):
         """Return the realised Renyi curve of each query, shape (Q, A), for the operator only."""
         event = self.realised(votes_QC)
         if isinstance(event, accountant.ConfidentGnmaxVotes):
-            return accountant.rdp_of_each_data_dependent(event, orders_A)
+            return accountant.rdp_of_votes_data_dependent(event, orders_A)
         # One by one; where votes do not matter, all queries have the curve of one.
         rows = votes_QC[:, None] if event.data_dependent else votes_QC[:1, None]
         curves = [accountant.rdp_data_dependent([self.realised(row_1C)], orders_A) for row_1C in rows]

@@ -89,9 +89,8 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, Event, of_unit
+from fairpate.privacy.accountant import Accounting, Event, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.laplace import pure_epsilon
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, read_release, require_same_settings
 from fairpate.terminal import Reporter

@@ -105,9 +105,9 @@ from fairpate.methods import dp_sgd
 from fairpate.methods.base import PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_codes, require_shares
-from fairpate.privacy.accountant import Event, spent
+from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, spent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
-from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, choose_cheap, release_epsilon_for
+from fairpate.privacy.laplace import add_laplace, choose_cheap, release_epsilon_for
 from fairpate.types import FloatArray, Relation, sklearn
 
 Rule = TypeVar("Rule")

@@ -424,11 +424,6 @@ def confident_gnmax_rdp(
     return rdp_QA[0] if total else rdp_QA
 
 
-def gnmax_rdp_data_independent(*, noise_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """Return the RDP of one noisy argmax for any votes, shape (A,): the counts change by at most sqrt(2) in L2 norm."""
-    return gaussian_rdp(2.0, "noise_stddev_votes", noise_stddev_votes, orders_A)
-
-
 def confident_gnmax_rdp_data_independent(
     *, threshold: float, threshold_stddev_votes: float, noise_stddev_votes: float, orders_A: npt.ArrayLike
 ) -> FloatArray:
@@ -441,7 +436,7 @@ def confident_gnmax_rdp_data_independent(
     orders = _checked_orders(orders_A)
     if threshold == math.inf:
         return np.zeros(len(orders))
-    argmax_A = gnmax_rdp_data_independent(noise_stddev_votes=noise_stddev_votes, orders_A=orders)
+    argmax_A = gaussian_rdp(2.0, "noise_stddev_votes", noise_stddev_votes, orders)
     if threshold == -math.inf:
         return argmax_A
     return argmax_A + gaussian_rdp(1.0, "threshold_stddev_votes", threshold_stddev_votes, orders)
@@ -517,8 +512,9 @@ def _log_answer_probability(
 def gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_A: npt.ArrayLike) -> FloatArray:
     """Return the RDP of Gaussian noise of standard deviation ``stddev``, for any votes, shape (A,).
 
-    ``squared_sensitivity`` is 1 for a threshold bit, since the largest count changes by at most 1. ``field`` names the
-    standard deviation in error messages.
+    ``squared_sensitivity`` is 1 for a threshold bit, since the largest count changes by at most 1, and 2 for a noisy
+    argmax, since the counts change by at most sqrt(2) in L2 norm. ``field`` names the standard deviation in error
+    messages.
     """
     orders = _checked_orders(orders_A)
     if not 0 <= stddev < math.inf:

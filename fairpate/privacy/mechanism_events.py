@@ -922,30 +922,17 @@ def event_from(values: Mapping[str, Any]) -> Event:
     return event
 
 
-def merged(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return ``events`` with the counts of equal events added up."""
-    return _recounted(lambda counts, _: counts, events)
-
-
-def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the union of two lists of events: each event with the larger of its two counts."""
-    # The union of two Counters takes the larger count of each key.
-    return _recounted(operator.or_, events, others)
-
-
-def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the part of ``events`` that ``others`` do not contain: counts of equal events are subtracted."""
-    # Without others the events are unchanged: a subtraction would drop events of count 0.
-    return _recounted(operator.sub, events, others) if others else tuple(events)
-
-
 Counts = Counter[Event]
 
 
-def _recounted(
-    operation: Callable[[Counts, Counts], Counts], events: Sequence[Event], others: Sequence[Event] = ()
+def merged(
+    events: Sequence[Event],
+    others: Sequence[Event] = (),
+    *,
+    by: Callable[[Counts, Counts], Counts] = lambda counts, _: counts,
 ) -> tuple[Event, ...]:
-    """Return the distinct events with counts combined by ``operation`` from those in ``events`` and in ``others``."""
+    """Return the distinct ``events`` with the counts of equal ones added up, and then combined ``by`` an operation with
+    those of ``others``."""
     both: tuple[Counts, Counts] = (Counter(), Counter())
     for counts, listed in zip(both, (events, others), strict=True):
         for event in listed:
@@ -956,12 +943,24 @@ def _recounted(
             else:
                 counts[event] += 1
     found: list[Event] = []
-    for event, count in operation(*both).items():
+    for event, count in by(*both).items():
         if hasattr(event, "count"):
             found.append(replace(event, count=count))  # type: ignore[type-var]
         else:
             found += [event] * count
     return tuple(found)
+
+
+def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
+    """Return the union of two lists of events: each event with the larger of its two counts."""
+    # The union of two Counters takes the larger count of each key.
+    return merged(events, others, by=operator.or_)
+
+
+def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
+    """Return the part of ``events`` that ``others`` do not contain: counts of equal events are subtracted."""
+    # Without others the events are unchanged: a subtraction would drop events of count 0.
+    return merged(events, others, by=operator.sub) if others else tuple(events)
 
 
 @dataclass(frozen=True, kw_only=True)

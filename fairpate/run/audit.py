@@ -49,10 +49,9 @@ from fairpate.methods.pate import GnmaxMethod
 from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
 from fairpate.methods.residual_votes import AdaSsp, RecordSums, ResidualVotes, indicators, votes_themselves
 from fairpate.nn.models import scale_bytes
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, PoissonGaussians
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, LaplaceReleases, PoissonGaussians
 from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
-from fairpate.privacy.laplace import LaplaceReleases
 from fairpate.privacy.mechanism_events import (
     MomentSums,
     PoissonGaussianLaplaces,

@@ -46,7 +46,7 @@ from fairpate.data.dataset import Split
 from fairpate.files import PathIn, private_folder, write_atomically
 from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream, stream_seed
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Event
+from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import (
     OS_ENTROPY,
     NoiseSource,
@@ -54,7 +54,7 @@ from fairpate.privacy.discrete_gaussian import (
     SeededSource,
     sample_discrete_gaussian,
 )
-from fairpate.privacy.laplace import PureReleases, choose_cheap
+from fairpate.privacy.laplace import choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
 from fairpate.run.context import (
     RunDirectory,

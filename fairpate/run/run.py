@@ -81,9 +81,8 @@ from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
 from fairpate.pages import counted, delta_text, epsilon_text, percent
-from fairpate.privacy.accountant import Event
+from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run.context import (

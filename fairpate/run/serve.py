@@ -178,7 +178,9 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     terms = plan.terms(voters.ensemble)
 
     def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
-        log = ReleaseLog(run, Odometer(state), data=dataset.name, method=config.method, part=dataset.part)
+        log = ReleaseLog(
+            run, Odometer(state or state_folder()), data=dataset.name, method=config.method, part=dataset.part
+        )
         ledger_meter = LedgerMeter(log, terms, unit=plan.unit, planned=plan.counted_beforehand)
         if take_over:
             audit.note_action(run.actions, "take over")

@@ -17,17 +17,16 @@ from scipy import integrate, stats
 
 from fairpate.config import PrivacyTarget
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import EpsilonAtDelta, Event, PoissonGaussians
-from fairpate.privacy.discrete_gaussian import SeededSource, sample_discrete_laplace
-from fairpate.privacy.laplace import (
+from fairpate.privacy.accountant import (
+    EpsilonAtDelta,
+    Event,
     LaplaceReleases,
+    PoissonGaussians,
     PureReleases,
-    add_laplace,
-    keep_probability,
     pure_epsilon,
-    randomise_response,
-    release_epsilon_for,
 )
+from fairpate.privacy.discrete_gaussian import SeededSource, sample_discrete_laplace
+from fairpate.privacy.laplace import add_laplace, keep_probability, randomise_response, release_epsilon_for
 
 DELTA = 1e-6
 

@@ -21,8 +21,8 @@ from test_select import DECLARATION, candidate, clinic, parts_counted  # noqa: F
 from fairpate.config import ConfigError, PrivacyTarget
 from fairpate.methods.base import configured
 from fairpate.privacy import accountant
+from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, flat
 from fairpate.run import choice
 from fairpate.run.bundle import verify_bundle, write_bundle
