@@ -34,6 +34,7 @@ from copy import deepcopy
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import yaml
@@ -677,11 +678,6 @@ class GateConfig(Section):
         "(`pairwise`), or everyone's (`overall`).",
     )
 
-    @property
-    def rule(self) -> GateRule:
-        """The gate's largest disparity, minimum counts and other settings, as a :class:`GateRule`."""
-        return GateRule(**dict(self))
-
 
 class AdmissionConfig(Section):
     """Queries in rounds, each chosen by a student trained on the labels released so far (aggregator.session)."""
@@ -1083,28 +1079,31 @@ Override = str | tuple[str, Any]
 """An override of one field: ``section.field=value``, as `--set` takes it, or a dotted field and its value."""
 
 
-def apply_override(values: dict[str, Any], override: Override) -> None:
-    """Set one field in ``values``; the value in a text is parsed as YAML. ConfigError for an invalid override."""
-    if isinstance(override, str):
-        dotted, separator, text = override.partition("=")
-        if not separator or not dotted:
-            raise ConfigError(f"--set {override}: expected section.field=value.")
-        try:
-            value = _load_yaml(text)
-        except (yaml.YAMLError, ValueError) as error:
-            raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
-    else:
-        dotted, value = override
-    *parents, field = dotted.split(".")
-    section = values
-    for name in parents:
-        # A section that is null is off; setting one of its fields switches it on.
-        if section.get(name) is None:
-            section[name] = {}
-        section = section[name]
-        if not isinstance(section, dict):
-            raise ConfigError(f"--set {override}: {name} is a value, not a section; set it as a whole.")
-    section[field] = value
+def apply_override(values: dict[str, Any], *overrides: Override) -> dict[str, Any]:
+    """Set one field in ``values`` for each override, and return ``values``; the value in a text is parsed as YAML.
+    ConfigError for an invalid override."""
+    for override in overrides:
+        if isinstance(override, str):
+            dotted, separator, text = override.partition("=")
+            if not separator or not dotted:
+                raise ConfigError(f"--set {override}: expected section.field=value.")
+            try:
+                value = _load_yaml(text)
+            except (yaml.YAMLError, ValueError) as error:
+                raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
+        else:
+            dotted, value = override
+        *parents, field = dotted.split(".")
+        section = values
+        for name in parents:
+            # A section that is null is off; setting one of its fields switches it on.
+            if section.get(name) is None:
+                section[name] = {}
+            section = section[name]
+            if not isinstance(section, dict):
+                raise ConfigError(f"--set {override}: {name} is a value, not a section; set it as a whole.")
+        section[field] = value
+    return values
 
 
 # Where a run happens, and what its pages name or call fair, does not change what it computes; a file of weights is
@@ -1168,8 +1167,18 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
 """Maps a field to another field of its section, and to the values of that field with which the first is not read."""
 
 
-def unread_because_of(name: str, settings: Mapping[str, Any]) -> str | None:
-    """Return the field whose value makes ``name`` irrelevant; None if ``name`` may be read."""
+def unread_because_of(
+    name: str, settings: Mapping[str, Any], unread: Mapping[str, str] = MappingProxyType({})
+) -> str | None:
+    """Return the setting that disables the field ``name``; None if the field may be read.
+
+    ``settings`` are the values of a configuration by dotted names. ``unread`` are the fields and sections that its
+    method leaves unread, each with the setting that disables it.
+    """
+    for disabled, cause in unread.items():
+        # With a dot behind both, as the name of one field may begin that of another.
+        if f"{name}.".startswith(f"{disabled}."):
+            return cause
     section, _, field = name.rpartition(".")
     # Only these two have widths to choose.
     if section.endswith("model") and field == "hidden" and settings.get(f"{section}.name") not in ("mlp", "cnn"):

@@ -828,7 +828,7 @@ def configured(
     Raises:
         ConfigError: The message lists every fault with its field, value and remedy.
     """
-    values, said = source if isinstance(source, dict) else {}, _said(overrides)
+    values, said = source if isinstance(source, dict) else {}, apply_override({}, *overrides)
     if isinstance(source, Path | str):
         values = read_yaml(source)
         if {"methods", "data_sets"} & values.keys():
@@ -856,9 +856,7 @@ def configured(
                 options = [field for field in fields if field.startswith(f"{dotted}.")] or [dotted]
                 found = [f"{option}: {name} does not read it; leave it out." for option in options]
             faults += found
-    full = merge(schema().model_dump(), values)
-    for override in overrides:
-        apply_override(full, override)
+    full = apply_override(merge(schema().model_dump(), values), *overrides)
     try:
         config = parse_config(read_of(schema, full) | {"method": name}, schema)
     except ConfigError as error:
@@ -866,28 +864,13 @@ def configured(
         raise ConfigError("\n".join(dict.fromkeys([*faults, str(error)]))) from error
     settings = flattened(config.model_dump(mode="json"))
     for field, value in flattened(said).items():
-        cause = why_unread(config, field, settings)
+        cause = unread_because_of(field, settings, config.unread)
         if cause is not None and value is not None:
             at = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
             faults.append(f"{field}: {cause}{at} leaves it unread; leave it out, or change {cause}.")
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     return config
-
-
-def why_unread(config: Method, field: str, settings: Mapping[str, Any]) -> str | None:
-    """Return the setting of ``config`` that disables ``field``, or None. ``settings`` are the values of ``config`` by
-    dotted names."""
-    # With a dot behind both, as the name of one field may begin that of another.
-    own = (cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}."))
-    return next(own, None) or unread_because_of(field, settings)
-
-
-def _said(overrides: Sequence[Override]) -> Values:
-    said: Values = {}
-    for override in overrides:
-        apply_override(said, override)
-    return said
 
 
 def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
@@ -982,7 +965,7 @@ def resolved(overrides: Sequence[Override], method: str | None = None, *, num_si
     `fairpate run` without a file uses it, and printed commands rely on it. ``num_sites`` sites each have as many
     records as the data set declares.
     """
-    said, start = _said(overrides), Values()
+    said, start = apply_override({}, *overrides), Values()
     name = said.get("method") if method is None else method
     if name is None:
         name, _ = default_method(overrides, num_sites=num_sites)
@@ -1003,7 +986,7 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
     classes. This never happens for fewer than five classes, and not for persons, whose one vote is spread over the
     cells of all their records.
     """
-    said = _said(overrides)
+    said = apply_override({}, *overrides)
     data = parse_config(said.get("data", {}), DataConfig)
     entry = entry_for(data)
     if any(unread_by([find_method(COUNTS)], said)):

@@ -49,12 +49,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Mechanism, Outcome
@@ -136,11 +136,6 @@ class LedgerPlace:
     ledger: Place
     anchor: Place | None = None
 
-    @property
-    def is_in_folder(self) -> bool:
-        """True if the ledger is a file on one node and not in a database."""
-        return not is_database(self.ledger)
-
 
 def place_of(run: RunDirectory) -> LedgerPlace:
     """Return the location of the ledger of ``run``: in the run directory, unless a file there names another location.
@@ -204,24 +199,26 @@ def open_ledger(
     released = sorted(run.public.iterdir()) if run.public.exists() else []
     released = [path for path in released if path != run.embedding]  # of public records alone, before any vote
     place = place_of(run)
-    if released and place.is_in_folder and not run.ledger.exists():
+    is_file = not is_database(place.ledger)
+    if released and is_file and not run.ledger.exists():
         raise RunDirectoryError(
             f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
             "start a new run folder."
         )
     # Once something was released, a missing ledger is never replaced: its charges would be forgotten.
-    may_create = create and not released and place.is_in_folder
+    may_create = create and not released and is_file
     ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
     try:
         ledger.actions = run.actions
-        _, lost = missing_labels(run, queries, ledger.outcome_of.get)
-        stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
-        if lost or len(ledger.outcome_of) < stated:
-            lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
-            raise RunDirectoryError(  # noqa: TRY301 - the ledger is closed below
-                f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public records "
-                "of this run from one copy, or start a new run folder."
-            )
+        if released:
+            _, lost = missing_labels(run, queries, ledger.outcome_of.get)
+            stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+            if lost or len(ledger.outcome_of) < stated:
+                lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
+                raise RunDirectoryError(  # noqa: TRY301 - the ledger is closed below
+                    f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public "
+                    "records of this run from one copy, or start a new run folder."
+                )
         # After the check: the meter would settle the odometer to a ledger that lacks what was released.
         if meter is not None:
             meter.settle(ledger)
@@ -710,7 +707,7 @@ class VotingMethod(Method):
     def gate(self) -> GateRule:
         """The fairness rule that the aggregator applies to its answers."""
         gate: GateConfig | None = getattr(self.aggregator, "gate", None)
-        return NO_GATE if gate is None else gate.rule
+        return NO_GATE if gate is None else GateRule(**dict(gate))
 
     def check(self) -> None:
         """Raise ConfigError for a target together with a budget, and for a reserved share without a target."""
@@ -928,31 +925,30 @@ def _share(max_disparity: float | Fraction) -> Fraction:
     return 2 * gamma / (1 - gamma)
 
 
+def _one_place_everywhere(storage: str) -> str:
+    if "://" not in storage and not Path(storage).is_absolute():
+        raise ValueError(
+            f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
+        )
+    if urlsplit(storage).password is not None:
+        raise ValueError(
+            "Expected no password in the URI, as it would be stored with the run; set it in the environment"
+        )
+    return storage
+
+
 class PateFamily(GnmaxMethod):
     """A method whose voters are teachers, trained on disjoint shards."""
 
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
     protects_persons: ClassVar[bool] = True  # all records of a person reach one teacher
 
-    storage: str | None = Field(
+    storage: Annotated[str, AfterValidator(_one_place_everywhere)] | None = Field(
         None,
         description="Private place of teachers' checkpoints that all nodes of a cluster reach and runs may share: an "
         "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
     )
     teachers: TeachersConfig = TeachersConfig()
-
-    @field_validator("storage")
-    @classmethod
-    def _is_one_place_everywhere(cls, storage: str | None) -> str | None:
-        if storage is not None and "://" not in storage and not Path(storage).is_absolute():
-            raise ValueError(
-                f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
-            )
-        if storage is not None and urlsplit(storage).password is not None:
-            raise ValueError(
-                "Expected no password in the URI, as it would be stored with the run; set it in the environment"
-            )
-        return storage
 
     @property
     def num_voters(self) -> int:
@@ -1062,7 +1058,7 @@ class PateSPre(PateFamily):
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels that the filter keeps, and return it."""
-        kept = passing(labels.labelled, self.aggregator.gate.rule, training.dataset)
+        kept = passing(labels.labelled, GateRule(**dict(self.aggregator.gate)), training.dataset)
         training.reporter.note("filter", f"{len(kept.labels)} of {len(labels.labelled.labels)} released labels kept")
         return self.taught(training, labels, kept)
 

@@ -94,7 +94,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
 from fairpate.run.release_log import Released
-from fairpate.types import FloatArray, IntArray, LabelledSet, RealArray, Unit, sklearn
+from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, sklearn
 from student.student import Student
 
 UNITS = 2**14
@@ -230,7 +230,7 @@ class VotesOfRecords(ReleasingMethod):
                 f"target.epsilon: the cost of a table of votes is computed up to {_LARGEST_EPSILON}, got "
                 f"{self.target.epsilon}; lower it."
             )
-        if self.target.record_relation != "add or remove one":
+        if self.target.relation == "replace one":
             raise ConfigError(
                 f"target.relation: {self.target.relation!r} moves two votes and is not priced here; use 'add or remove "
                 "one'."
@@ -276,7 +276,7 @@ class VotesOfRecords(ReleasingMethod):
             chances=said.chances_MC,
         ).take(kept_M)
         if settings.gate is not None:
-            labelled = passing(labelled, settings.gate.rule, dataset)
+            labelled = passing(labelled, GateRule(**dict(settings.gate)), dataset)
         training.reporter.note("votes", f"{len(labelled.labels)} of {num_records} labels teach")
         penalty = None
         if settings.penalty is not None:

@@ -57,6 +57,7 @@ from aggregator.store import (
     Place,
     Row,
     head_path,
+    is_database,
     ledger_files,
     lock,
     noted_head,
@@ -227,8 +228,8 @@ def serve_aggregator(
     run, config = _run_with_votes(root)
     if not isinstance(config, OwnVotes):
         require_data_by_name(run)
-    is_in_folder = place_of(run).is_in_folder
-    if take_over and is_in_folder:
+    is_file = not is_database(place_of(run).ledger)
+    if take_over and is_file:
         raise UsageError(
             "--take-over: works for a ledger in a database, but this one is in its run's folder; leave it out."
         )
@@ -241,7 +242,7 @@ def serve_aggregator(
     data = config.data.model_copy(update={"data_dir": None if found is None else found.absolute()})
     with _ray(config.ray, detach=detach):
         resources = None
-        if detach and is_in_folder:
+        if detach and is_file:
             import ray
 
             # A ledger in files is on this node's disk, where Ray must start its service again. A node has 1 of this
@@ -450,7 +451,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
         # A writer of files keeps the head locked: under that lock nothing is charged.
         if head_path(run.ledger).exists():
             held.callback(os.close, lock(head_path(run.ledger)))
-        if not before.is_in_folder:
+        if is_database(before.ledger):
             # A database that is lost or damaged has no writer to keep out; that is when a copy is put back.
             is_readable = False
             with suppress(LedgerError):
@@ -482,7 +483,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                 f"{run.statement}; give a later copy."
             )
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
-        if target.is_in_folder:
+        if not is_database(target.ledger):
             # Renamed first: nothing is written over a ledger, and a crash in between leaves the old one whole.
             _set_aside(Path(target.ledger))
             back_end(target.ledger).write(target.ledger, header, rows)
@@ -494,7 +495,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                 back_end(target.ledger).write(target.ledger, header, rows)
         # Before the old files are set aside: a crash in between leaves them there unused.
         note_place(run, target)
-        if not target.is_in_folder:
+        if is_database(target.ledger):
             _set_aside(run.ledger)
     return shown(target.ledger)
 

@@ -67,7 +67,6 @@ from fairpate.methods.base import (
     refused,
     require_trusted,
     unread_by,
-    why_unread,
 )
 from fairpate.report.frontier import FAILED, Row
 from fairpate.run.context import RunDirectoryError
@@ -429,7 +428,9 @@ def _config(
         settings = flattened(config.model_dump(mode="json"))
         beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
         unread = [
-            path for path in flattened(values).keys() & beneath.keys() if why_unread(config, path, settings) is not None
+            path
+            for path in flattened(values).keys() & beneath.keys()
+            if unread_because_of(path, settings, config.unread)
         ]
         if unread:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
@@ -492,8 +493,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
             f"{path}: is a declaration of records, not a comparison; refer to it from one, as in `data_sets: {{NAME: "
             f"{{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data {path}`."
         )
-    for override in overrides:
-        apply_override(values, override)
+    apply_override(values, *overrides)
     # Before the values are checked, because that imports the class of a method of another package.
     methods = values.get("methods")
     for method in methods if isinstance(methods, dict | list) else ():
