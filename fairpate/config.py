@@ -26,6 +26,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -543,9 +544,11 @@ def fair_rule(said: Any) -> FairRule:
 
     ValueError for another form, an unknown notion, or a limit that is not above 0 and at most 1.
     """
+    notion: Any
+    limit: Any
     if isinstance(said, FairRule):
-        return said
-    if isinstance(said, Mapping):
+        notion, limit = said.notion, said.limit
+    elif isinstance(said, Mapping):
         notion, limit = said.get("notion", DEFAULT_NOTION), said.get("limit", FairRule().limit)
     # In either spelling, as names of notions have underscores.
     elif str(said).replace("_", "-") == "four-fifths":
@@ -558,11 +561,13 @@ def fair_rule(said: Any) -> FairRule:
     if notion not in names:
         raise ValueError(f"Expected a notion of fairness before =, got {notion!r}{nearest(str(notion), names)}.")
     try:
-        return FairRule(notion=notion, limit=float(limit))
+        largest = float(limit)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}."
-        ) from None
+        largest = math.nan
+    # A limit of 0 would call no model fair, as rates of a sample always differ a little. NaN is refused too.
+    if not 0 < largest <= 1:
+        raise ValueError(f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}.")
+    return FairRule(notion=notion, limit=largest)
 
 
 class EvaluationConfig(Section):

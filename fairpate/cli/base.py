@@ -37,7 +37,6 @@ from fairpate import __version__, terminal
 from fairpate.config import (
     ConfigError,
     DataConfig,
-    Override,
     apply_override,
     expected,
     flattened,
@@ -405,8 +404,3 @@ def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> 
     """Return the configuration's section ``data`` from a name and the options `--option` and `--data-dir`."""
     values = {field.removeprefix("data."): value for field, value in data_named(name).items()} | {"data_dir": data_dir}
     return parse_config(apply_override(values, *(f"options.{option}" for option in options or [])), DataConfig)
-
-
-def as_overrides(fields: Mapping[str, Any]) -> list[Override]:
-    """Return the fields that are not None as overrides for :func:`fairpate.methods.base.configured`."""
-    return [(field, value) for field, value in fields.items() if value is not None]

@@ -92,8 +92,7 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
-from fairpate.files import open_storage
-from fairpate.methods.base import ExpectedVotes, Method, Progress, Stream, Trained, Training, torch_generator
+from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training, torch_generator
 from fairpate.pages import delta_text, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, epsilon_of_curve
@@ -123,7 +122,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from student.student import PublicRecords
-    from teachers.ensemble import BlockPool, Ensemble
+    from teachers.ensemble import BlockPool
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
@@ -991,23 +990,6 @@ class PateFamily(GnmaxMethod):
                 votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
         return VoteBatch(
             record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
-        )
-
-    def train_teachers(
-        self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
-    ) -> Ensemble:
-        """Train the teachers without a checkpoint and return the ensemble of all teachers."""
-        from teachers.ensemble import train_ensemble
-
-        return train_ensemble(
-            dataset.private,
-            self.teachers_training(self.teachers),
-            num_classes=dataset.num_classes,
-            seed=self.seed,
-            checkpoint_dir=folder if self.storage is None else open_storage(self.storage),
-            augment=self.augment,
-            pool=pool,
-            on_progress=on_progress,
         )
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:

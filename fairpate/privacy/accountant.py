@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial, singledispatch
 from operator import itemgetter
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -223,9 +223,16 @@ def of_unit(event: Any, unit: Unit) -> Any:
     return replace(event, unit=unit)
 
 
-def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float) -> tuple[float, float]:
-    """Return (epsilon, best order) of a Renyi curve at ``target_delta``. ValueError for a NaN or negative cost, and
-    unless 0 < target_delta < 1.
+class EpsilonOfCurve(NamedTuple):
+    """An epsilon of a Renyi curve, and the best ``order``, at which the curve gives it."""
+
+    epsilon: float
+    order: float
+
+
+def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float) -> EpsilonOfCurve:
+    """Return the epsilon of a Renyi curve at ``target_delta``. ValueError for a NaN or negative cost, and unless 0 <
+    target_delta < 1.
 
     The conversion is Proposition 12 of Canonne, Kamath and Steinke 2020; it equals that of dp_accounting to the digit.
     """
@@ -252,7 +259,7 @@ def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_de
             value = cost + math.log1p(-1 / order) - math.log(target_delta * order) / (order - 1)
         values.append((value, order))
     value, order = min(values, key=itemgetter(0))  # the first of equal values
-    return max(0.0, value), order
+    return EpsilonOfCurve(max(0.0, value), order)
 
 
 LogMoments = Callable[[FloatArray], FloatArray]
@@ -379,19 +386,6 @@ _COARSEST_INTERVAL, _INTERVAL_PER_EPSILON = 1.0, 1e-5  # of loss distributions
 _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpsilonAtDelta:
-    """An epsilon at a given delta. ``order`` is the best Renyi order. ``unit`` and ``relation`` are None if there were
-    no events."""
-
-    epsilon: float
-    delta: float
-    order: float
-    data_dependent: bool
-    unit: Unit | None
-    relation: Relation | None
-
-
 @singledispatch
 def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
     """Return the Renyi curve of one event, shape (A,). TypeError for an event type without a registered function.
@@ -478,7 +472,7 @@ def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> Fl
     ValueError for mixed units or relations, for a cost that is NaN or negative, for an event that holds private votes;
     TypeError for an event type without a registered Renyi curve.
     """
-    _common_guarantee(events, published=True)
+    _require_common_guarantee(events, published=True)
     return rdp_data_dependent(events, orders_A)
 
 
@@ -488,7 +482,7 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     If they do, the curve must not be published.
     """
     orders = np.asarray(orders_A, dtype=np.float64)
-    _common_guarantee(events)
+    _require_common_guarantee(events)
     total_A = np.zeros(len(orders))
     for event in events:
         # A count of 0 costs 0 even where one release costs infinity.
@@ -507,32 +501,22 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
 
 def epsilon(
     events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
-) -> EpsilonAtDelta:
+) -> EpsilonOfCurve:
     """Return the smallest epsilon at ``target_delta`` that the composed Renyi curve gives; may be published.
 
     Errors as ``rdp``, and ValueError unless 0 < target_delta < 1.
     """
-    _common_guarantee(events, published=True)
-    return epsilon_data_dependent(events, target_delta=target_delta, orders_A=orders_A)
+    return epsilon_of_curve(rdp(events, orders_A), orders_A, target_delta=target_delta)
 
 
 def epsilon_data_dependent(
     events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
-) -> EpsilonAtDelta:
+) -> EpsilonOfCurve:
     """Return the epsilon as :func:`epsilon`, for the operator only: ``events`` may hold private votes.
 
     If they do, the result must not be published.
     """
-    unit, relation = _common_guarantee(events)
-    value, order = epsilon_of_curve(rdp_data_dependent(events, orders_A), orders_A, target_delta=target_delta)
-    return EpsilonAtDelta(
-        epsilon=value,
-        delta=target_delta,
-        order=order,
-        data_dependent=any(event.data_dependent for event in events),
-        unit=unit,
-        relation=relation,
-    )
+    return epsilon_of_curve(rdp_data_dependent(events, orders_A), orders_A, target_delta=target_delta)
 
 
 @singledispatch
@@ -593,7 +577,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
-    _common_guarantee(events, published=True)
+    _require_common_guarantee(events, published=True)
     # A count of 0 costs 0 even where one release costs infinity.
     happened = tuple(event for event in events if getattr(event, "count", 1))
     if not happened:
@@ -661,12 +645,9 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
     return min(by_curves, epsilon_pld(events, target_delta=target_delta))
 
 
-def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tuple[Unit | None, Relation | None]:
-    """Return the unit and the relation that all ``events`` share; (None, None) for no events.
-
-    ValueError if they differ, and, for a cost that is to be ``published``, if an event holds votes; TypeError for an
-    event type without a registered Renyi curve.
-    """
+def _require_common_guarantee(events: Sequence[Event], *, published: bool = False) -> None:
+    """Raise ValueError unless all ``events`` share one unit and relation, and, for a cost that is to be ``published``,
+    for an event that holds votes; TypeError for an event type without a registered Renyi curve."""
     for event in events:
         if event_rdp.dispatch(type(event)) is event_rdp.dispatch(object):
             raise TypeError(
@@ -686,7 +667,6 @@ def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tu
             f"Expected events under one unit and relation, got {sorted(guarantees)}; price them apart: compute one "
             "epsilon for each pair."
         )
-    return guarantees.pop() if guarantees else (None, None)
 
 
 # Relative error of the few float operations behind a limit: limits are lowered by it, to err on the side of refusing.

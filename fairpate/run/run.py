@@ -469,7 +469,8 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
         threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=voting.noise_stddev_votes
     )
     right = float(noisy.right_probability(agreed_1C, np.zeros(1, dtype=np.int64))[0])
-    worth = worth_of(voting.labels, right, num_classes=num_classes)
+    # The labels without noise that teach as much.
+    worth = voting.labels * max(0.0, (right - 1 / num_classes) / (1 - 1 / num_classes)) ** 2
     share = 1 / num_classes if majority is None else majority.share
     if worth * (1 - share) >= 1:
         return None
@@ -479,12 +480,6 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
         f"{counted(voting.labels, 'label')} stand for {worth:.2g} without noise even if all voters are right, so for "
         f"{worth * (1 - share):.2g} of another class"
     )
-
-
-def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return the number of noiseless labels that teach as much as ``labels`` labels with a share ``right`` correct."""
-    chance = 1 / num_classes
-    return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)

@@ -63,10 +63,9 @@ from fairpate.methods.base import (
     determining_values,
     find_method,
     fitted,
-    read_of,
+    read_and_unread,
     refused,
     require_trusted,
-    unread_by,
 )
 from fairpate.report.frontier import FAILED, Row
 from fairpate.run.context import RunDirectoryError
@@ -299,7 +298,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
         except ConfigError as error:
             faults[f"data_sets.{data}.file: {error}"] = None
             continue
-        unread = unread_by(list(here.values()), start or {})
+        _, unread = read_and_unread(list(here.values()), start or {})
         faults |= {f"data_sets.{data}: {fault}": None for path, value in unread for fault in refused(path, value)}
         tried = [
             _config(data, method, schema, start, [*layers, *last], faults)
@@ -363,7 +362,7 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
                 if word is not None:
                     yield f"{layer.place}.{field}: a sweep does not read it here; use {word}."
             try:
-                unread = list(unread_by(reading, _nested(layer)))
+                _, unread = read_and_unread(reading, _nested(layer))
             except ConfigError:
                 continue  # reported with the cells
             for path, value in unread:
@@ -416,13 +415,13 @@ def _config(
     except (ConfigError, DataError) as error:
         found.append(error)
         begun = {"data": {"name": data}}
-    values = merge(schema().model_dump(), read_of(schema, begun))
+    values = merge(schema().model_dump(), read_and_unread([schema], begun)[0])
     try:
         for layer in layers:
             if not isinstance(values["data"], dict):
                 break  # reported below; a merge would replace it unseen
             laid.append(layer)
-            values = merge(values, read_of(schema, _nested(layer)))
+            values = merge(values, read_and_unread([schema], _nested(layer))[0])
         config = parse_config(values | {"method": method}, schema)
         # Unread settings get the values that the cell's command starts from, so that they make no second cell.
         settings = flattened(config.model_dump(mode="json"))

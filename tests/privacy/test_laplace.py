@@ -18,7 +18,6 @@ from scipy import integrate, stats
 from fairpate.config import PrivacyTarget
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import (
-    EpsilonAtDelta,
     Event,
     LaplaceReleases,
     PoissonGaussians,
@@ -221,9 +220,3 @@ def test_a_change_of_one_record_stays_within_the_promise() -> None:
     channel = np.full((num_values, num_values), other) + np.eye(num_values) * (keep - other)
     ratios = channel[:, None, :] / channel[None, :, :]
     assert ratios.max() == pytest.approx(math.exp(epsilon))
-
-
-def test_a_result_says_what_it_holds_for() -> None:
-    found = accountant.epsilon([LaplaceReleases(count=1, epsilon=1.0)], target_delta=DELTA)
-    assert isinstance(found, EpsilonAtDelta)
-    assert (found.unit, found.relation) == ("sensitive attribute", "replace one")
