@@ -1,22 +1,17 @@
 """Serve an ASGI application over HTTP: callers, rates and bodies, errors, headers, logs, connections, TLS and uvicorn.
 
 The aggregator, the published student and the coordinator of sites share this module: :func:`new_app` creates the
-application with its error bodies, health routes and middleware, and :class:`HttpServer` serves it, so that every option
-of a service works for all of them.
+application with its error bodies, health routes and middleware, and :class:`HttpServer` serves it.
 
-**Requests.** :class:`Guard` is middleware in front of every route: callers, request rates, body sizes. A body must
-declare its length, so the body of an unknown caller and a body that is too large are refused before they are read. Each
-error names a field, its value and the remedy.
+**Requests** pass :class:`Guard`, middleware that checks callers, request rates and sizes of bodies. A body must declare
+its length, so that one from an unknown caller, or one that is too large, is refused before it is read.
 
-**Connections.** Their limits apply before anything is parsed or buffered. uvicorn's protocol on h11 is the parser;
-:class:`LimitedProtocol` limits the bytes that it gets. A head has a maximum size, head and body have deadlines, a
-connection has one request at a time, and a response that the client does not fetch is abandoned. When the maximum
-number of connections is reached, the address with the most incomplete requests loses those that have waited longest. A
-refused client is read for a moment longer, so that it receives the refusal.
+**Connections** pass :class:`LimitedProtocol` before anything is parsed or buffered. The header section of a request has
+a maximum size, headers and body have deadlines, and a connection has one request at a time. When the maximum number of
+connections is reached, the address with the most incomplete requests loses those that have waited longest.
 
 **Logs** and spans contain method, route, status, caller, number of queries and request id. None of these depends on
-votes, because both kinds of refusal have one status. No line contains a duration, and nothing inside a request has its
-own span.
+votes, because both kinds of refusal have one status; a duration might, so no line contains one.
 """
 
 from __future__ import annotations
@@ -24,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import errno
 import http
 import json
 import logging
@@ -135,7 +131,7 @@ LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
 
 
 class Tokens(Protocol):
-    """The tokens that a service accepts now. Both members may change while it runs."""
+    """The tokens that a service accepts now; they may change while it runs."""
 
     @property
     def needs_token(self) -> bool:
@@ -166,7 +162,7 @@ STRANGERS = RequestRate(per_s=2.0, burst=20.0)
 
 @dataclass(eq=False)
 class Buckets:
-    """One token bucket per name, all with one rule and full at first; only the most recently used names are kept."""
+    """Rate limits by name: one token bucket each, full at first; only the most recently used names are stored."""
 
     rule: RequestRate
     _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict, init=False)
@@ -188,7 +184,7 @@ class Buckets:
 
 
 class FaultError(HTTPException):
-    """A request is refused with one error; FastAPI converts this exception into a response wherever it is raised."""
+    """The refusal of a request with one error; FastAPI turns this exception into a response wherever it is raised."""
 
     def __init__(
         self, status: int, field: str, value: object, remedy: str, headers: Mapping[str, str] | None = None
@@ -223,22 +219,22 @@ def field_of(error: Mapping[str, Any]) -> list[str]:
 
 
 def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_records: int) -> int:
-    """Return the size in bytes of the largest body that ``most_records`` records of this shape may need.
+    """Return the most bytes that a request body with ``most_records`` records of this shape may have.
 
-    At most 2 MiB, or the size of one record if that is more.
+    It is at most 2 MiB, or the size of one record if that is more. ``is_bytes``: the features of a record are bytes.
     """
     record = _BYTES_PER_RECORD + (_BYTES_PER_BYTE if is_bytes else _BYTES_PER_FLOAT) * math.prod(record_shape)
     return max(record, min(_MAX_BODY_BYTES, most_records * record))
 
 
 class Guard:
-    """ASGI middleware in front of all routes: tokens, roles, request rates, and the size and time of bodies.
+    """ASGI middleware in front of all routes: checks tokens, roles, request rates, and size and time of bodies.
 
-    ``tokens`` None: all callers are admitted. Sets ``scope["state"]["caller"]`` (None if all callers are admitted) and
-    ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted. If a service
-    with ``tokens`` needs no token at present, it accepts only this machine's names in the Host header, so that a web
-    page cannot reach it through a host name that resolves to this machine (DNS rebinding). ``max_body_bytes`` is called
-    for each request.
+    ``tokens`` None: all callers are admitted. ``max_body_bytes`` is called for each request. Sets
+    ``scope["state"]["caller"]`` (None if all callers are admitted) and ``scope["state"]["is_admitted"]``, a function
+    that returns whether the caller would still be admitted. If a service with ``tokens`` needs no token at present, it
+    accepts only this machine's names in the Host header, so that a web page cannot reach it through a host name that
+    resolves to this machine (DNS rebinding).
     """
 
     def __init__(
@@ -329,12 +325,12 @@ class Guard:
     def _admit(
         self, scope: Scope, headers: dict[bytes, str], token: str | None, length: int
     ) -> tuple[KnownCaller | None, str]:
-        """Return the caller, and the name under which its requests are counted. FaultError for a refused request."""
+        """Return the caller, and the name by which its requests are limited. FaultError for a refused request."""
         tokens = self._tokens
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
-                raise FaultError(400, "Host", host, "Without tokens only this machine is served; ask 127.0.0.1.")
+                raise FaultError(400, "Host", host, "Without tokens only this machine may ask; send it to 127.0.0.1.")
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
         caller = None if is_ambiguous or tokens is None else tokens.caller(token)
@@ -352,7 +348,7 @@ class Guard:
                 remedy = "Send a bearer token of this service in the Authorization header."
                 raise FaultError(401, "Authorization", "(not shown)", remedy, {"WWW-Authenticate": "Bearer"})
             if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
-                raise FaultError(403, "Authorization", caller.role, "For operators; send the operator's token.")
+                raise FaultError(403, "Authorization", caller.role, "Only for operators; send an operator's token.")
         elif caller is None and tokens is not None:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
@@ -388,7 +384,7 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 def faults_response(
     status: int, faults: Sequence[Mapping[str, str]], headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return a response with a :class:`fairpate.http_server.Faults` as JSON."""
+    """Return an error response, whose body is :class:`Faults` as JSON."""
     return json_response({"errors": list(faults)}, status=status, headers=headers)
 
 
@@ -411,12 +407,12 @@ def new_app(
     unrouted: str = "see /docs.",
     lifespan: Any = None,
 ) -> FastAPI:
-    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``, to which routes are
-    added.
+    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``; the caller adds its
+    own routes.
 
-    :class:`Guard` and, around it, :class:`Observed` are in front of all routes; their arguments are passed on.
-    ``reasons`` returns why the service cannot answer now; None: it always can. ``field_name`` returns the field that
-    one of pydantic's errors is about; ``unrouted`` ends the remedy for a path without a route.
+    :class:`Guard` and, around it, :class:`Observed` are in front of all routes, and get the arguments that they share
+    with this function. ``reasons`` returns why the service cannot answer now; None: it always can. ``field_name``
+    returns the field that a pydantic error is about; ``unrouted`` ends the remedy for a path without a route.
     """
     app = FastAPI(
         title=title,
@@ -513,8 +509,8 @@ _id_now: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", defa
 
 
 class JsonLines(logging.Formatter):
-    """Formats a log record as one line of JSON: time, level, logger, message, request id, and the fields of a
-    request."""
+    """A log formatter that writes a record as one line of JSON: time, level, logger, message, request id, and the
+    fields of a request."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as one line of JSON."""
@@ -548,7 +544,8 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
 def tracer_to(processor: Any = None) -> Any:
     """Return a tracer that passes the service's spans to ``processor``.
 
-    None: exports them as the variables OTEL_EXPORTER_OTLP_* specify. ImportError without the OpenTelemetry packages.
+    ``processor`` None exports spans as the environment variables OTEL_EXPORTER_OTLP_* specify. ImportError without the
+    OpenTelemetry packages.
     """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -565,10 +562,9 @@ def tracer_to(processor: Any = None) -> Any:
 
 @dataclass(eq=False)
 class Observed:
-    """The outermost ASGI middleware: request ids, one log line and span per request, and the headers of every response.
+    """The outermost ASGI middleware: gives a request its id, log line and span, and every response its headers.
 
-    Puts ``request_id`` into ``scope["state"]``: the caller's ``X-Request-Id`` if it is one plain word, else a random
-    id.
+    Sets ``scope["state"]["request_id"]``: the caller's ``X-Request-Id`` if it is one plain word, else a random id.
     """
 
     app: ASGIApp
@@ -665,10 +661,10 @@ class ConnectionLimits:
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection under :class:`ConnectionLimits`.
+    """The protocol of one connection, with :class:`ConnectionLimits` on what a client may send and when.
 
-    Its phase says what it waits for: a request's head or body, the application's answer, the next request (idle), or,
-    after a refusal, the end of what the client sends (closing).
+    ``phase`` says what the connection waits for: the headers (``head``) or ``body`` of a request, the application's
+    ``answer``, the next request (``idle``), or, after a refusal, the end of what the client sends (``closing``).
     """
 
     def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
@@ -706,7 +702,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass received bytes to the parser, for one request at a time, a head in slices."""
+        """Pass received bytes to the parser: one request at a time, and headers in slices of 4 KiB."""
         while data and self.phase != "closing" and not self.transport.is_closing():
             if self.phase == "answer":  # a second request before the first is answered
                 self.cycle.keep_alive = False
@@ -776,8 +772,8 @@ class LimitedProtocol(H11Protocol):
     def finish(self, *, is_refused: bool = False) -> None:
         """Close the connection after a response.
 
-        If the client is still sending, or was refused, end the response and discard what it sends for two seconds
-        first.
+        If the client is still sending, or was refused, first discard what it sends for two seconds, so that it receives
+        the response.
         """
         if self.is_read and not is_refused:
             self.transport.close()
@@ -823,7 +819,7 @@ class LimitedProtocol(H11Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TlsFiles:
-    """The PEM files of a certificate with its chain, and of its key without a password. ValueError if they cannot be
+    """The PEM files for TLS: a certificate with its chain, and its key without a password. ValueError if they cannot be
     used."""
 
     cert: Path
@@ -840,10 +836,12 @@ class TlsFiles:
 
     @classmethod
     def given(cls, cert: Path | None, key: Path | None) -> TlsFiles | None:
-        """Return the files that the options --tls-cert and --tls-key name; None without both. ValueError for only
-        one."""
+        """Return the files of the options --tls-cert and --tls-key; None if neither was given. ValueError if only one
+        was."""
         if (cert is None) != (key is None):
-            raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
+            raise ValueError(
+                "--tls-cert and --tls-key: expected both, got one; give both, or neither and let a proxy terminate TLS."
+            )
         # Absolute: the actor that reads them may run in another working directory.
         return cls(cert=cert.absolute(), key=key.absolute()) if cert and key else None
 
@@ -857,7 +855,8 @@ class TlsFiles:
         context.load_cert_chain(self.cert, self.key, password=no_password)
 
 
-_BIND_TIMEOUT_S = 30.0
+BIND_TIMEOUT_S = 2.0
+"""How long a server waits for its port, which a process that was killed a moment ago may still hold, in seconds."""
 _STOP_TIMEOUT_S = 30.0
 _BACKLOG, _ACCEPTED_TOGETHER = 4096, 64
 _GRACE_S = 10  # less than `_STOP_TIMEOUT_S`, so that uvicorn ends its requests before its thread is abandoned
@@ -865,16 +864,16 @@ _TICKS_PER_LOOK = 20  # ticks of a tenth of a second
 
 
 class ServiceError(UserError, RuntimeError):
-    """A service cannot start or has ended; the message names the remedy."""
+    """An error of a service that cannot start or has ended; the message names the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """The address, limits and logs of a service.
+    """The settings of any HTTP service: its address, limits and logs.
 
     ``rate`` limits the requests of one caller, ``strangers`` those of one address without a known token. ``tls``: the
     files of a certificate; None: plain HTTP. ``log_file`` gets one JSON line per request. ``traces``: export spans as
-    the variables OTEL_EXPORTER_OTLP_* specify.
+    the environment variables OTEL_EXPORTER_OTLP_* specify.
     """
 
     host: str = "127.0.0.1"
@@ -904,15 +903,23 @@ class HttpSettings:
 
 
 class HttpServer:
-    """uvicorn in a thread, on a socket that is bound before the thread starts."""
+    """An HTTP server: uvicorn in a thread, on a socket that is bound before the thread starts."""
 
-    def __init__(self, make_app: Callable[..., FastAPI], settings: HttpSettings, *, tracer: Any = None) -> None:
+    def __init__(
+        self,
+        make_app: Callable[..., FastAPI],
+        settings: HttpSettings,
+        *,
+        tracer: Any = None,
+        bind_timeout_s: float = BIND_TIMEOUT_S,
+    ) -> None:
         """Start to serve the application ``make_app(settings, tracer=tracer)``.
 
-        ``tracer`` creates a span for each request; None: the one that the settings ask for.
+        ``tracer`` creates a span for each request; None: one is made if ``settings.traces`` is set. A port in use is
+        waited for up to ``bind_timeout_s``.
         """
         # First: a port that is taken ends the start before anything else is opened.
-        listening = bind(settings.host, settings.port)
+        listening = bind(settings.host, settings.port, timeout_s=bind_timeout_s)
         if settings.log_file is not None:
             handler = _PrivateFile(settings.log_file, encoding="utf-8")  # opened again after a rotation moved it
             handler.setFormatter(JsonLines())
@@ -993,14 +1000,16 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def bind(host: str, port: int, *, timeout_s: float = _BIND_TIMEOUT_S) -> socket.socket:
-    """Return a listening socket. If the port is in use, try again until ``timeout_s``, then raise ServiceError."""
+def bind(host: str, port: int, *, timeout_s: float) -> socket.socket:
+    """Return a listening socket; wait up to ``timeout_s`` for a port in use. ServiceError if it cannot listen there."""
+    # A process that just died may still hold the port.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             return socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            if time.monotonic() >= deadline_s:
-                raise ServiceError(f"{host}:{port}: cannot listen there ({error}); give another --port.") from error
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline_s:
+                other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+                raise ServiceError(f"{host}:{port}: cannot listen there ({error}); give another {other}.") from error
             time.sleep(0.1)

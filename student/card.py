@@ -3,8 +3,6 @@
 The file's checksum covers card and weights, so that a file whose card can be read is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -28,12 +26,13 @@ _UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, Attrib
 
 
 class StudentFileError(UserError):
-    """A file is missing, damaged, or not a student."""
+    """A student's file is missing or damaged, or is not a student's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentCard:
-    """The description of a student in its file. ``idp3`` is the rule of the gate with which it predicts, or None.
+    """The description of a student, stored in its file. ``idp3`` is the rule of the gate that refuses predictions, or
+    None.
 
     ``num_members`` is the number of networks of a uniform mixture; None for a single network. ``mixing[a][j][k]`` is
     the probability of predicting k for a member of group a if the network predicts j; None keeps the network's
@@ -77,12 +76,9 @@ def read_card(path: Path) -> StudentCard:
 
 
 def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
-    """Return the card and the weights in a file; call it inside :func:`readable`, which converts errors to
-    StudentFileError.
-
-    A card that names an embedding needs the embedding's file next to the student's. A file without a checksum is
-    accepted if it can be read.
-    """
+    """Return the card and the weights in a student's file. Call this inside :func:`readable`, which converts errors to
+    StudentFileError. A card that names an embedding needs the embedding's file next to the student's. A file without a
+    checksum is accepted if it can be read."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -106,7 +102,7 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Convert the errors of a missing, damaged or different file to StudentFileError."""
+    """Inside the block, convert the errors of reading a missing, damaged or different file to StudentFileError."""
     try:
         yield
     except _UNREADABLE as error:
@@ -117,7 +113,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def content_digest(card: Mapping[str, object], weights: Weights) -> str:
-    """Return the SHA-256 of the card and of the name, type, shape and bytes of every array."""
+    """Return the SHA-256 of a student's card and of the name, type, shape and bytes of every array of weights."""
     digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
     for name, array in sorted(weights.items()):
         # Types have torch's names, because torch writes these files.

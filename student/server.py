@@ -3,11 +3,8 @@
 The student costs no further privacy, so any number of replicas may predict. With IDP3 (FairPATE, Algorithm 2) whether a
 prediction is answered depends on every answer before it. Its counters are therefore in one place: in the one process,
 or in a deployment with one replica, which processes the predictions of a request together and in order. The counters
-are zero when the service starts. Errors, bodies, tokens, rates and headers are those of every service
-(:mod:`fairpate.http_server`).
+are zero when the service starts.
 """
-
-from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,8 +31,8 @@ OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 
 
 class Record(Body):
-    """One record: features as nested lists of the student's input shape, or values by column; and the name of its
-    group."""
+    """One record: its features, as nested lists of the student's input shape, or its values by column; and the name of
+    its group."""
 
     features: list[Any] | None = None
     columns: dict[str, str | float | None] | None = Field(
@@ -51,19 +48,20 @@ class Records(Body):
 
 
 class SharedGate:
-    """The IDP3 gate with its counters, shared by all replicas."""
+    """The gate of IDP3 with its counters of answers, which all replicas share."""
 
     def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
 
     async def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
-        """Return whether each of these predictions, in this order, may be answered; answers are counted."""
+        """Decide in order which predictions are answered, and count them; return True for each that is."""
         # Nothing is awaited between two predictions, so that the requests of two clients do not mix.
         return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
 
 
 class StudentReplica:
-    """A copy of the student; if there is a shared gate, it decides which predictions are answered."""
+    """A copy of the student that predicts. If there is a shared gate, the gate decides which predictions are
+    answered."""
 
     def __init__(self, path: Path, offer: OfferToGate | None, form: RecordForm | None = None) -> None:
         student = load_student(path)
@@ -74,7 +72,7 @@ class StudentReplica:
         self._offer = offer
 
     async def answer(self, body: Records) -> dict[str, Any]:
-        """Predict one label per record, null if IDP3 refuses to answer. FaultError for an invalid record."""
+        """Predict one label per record; it is null if IDP3 refuses to answer. FaultError for an invalid record."""
         card, shape, groups = self._card, self._student.record_shape, []
         features = np.stack([read_features(record, i, shape, self._form) for i, record in enumerate(body.records)])
         for i, record in enumerate(body.records):
@@ -99,7 +97,7 @@ class StudentReplica:
         return largest_body_bytes(shape, is_bytes=is_image, most_records=MAX_RECORDS_PER_REQUEST)
 
     def describe(self) -> dict[str, Any]:
-        """Return the student's inputs, labels and groups, and its gate, as JSON."""
+        """Return a description of the student as JSON: its inputs, labels and groups, and its gate."""
         card = self._card
         rule = card.idp3
         return {
@@ -192,7 +190,7 @@ def student_app(
 
     @app.post("/v1/predictions")
     async def predict(body: Records) -> Any:
-        """Predict one label per record, null if IDP3 refuses to answer."""
+        """Predict one label per record; it is null if IDP3 refuses to answer."""
         return await replica().answer(body)
 
     @app.get("/v1/student")
@@ -211,9 +209,9 @@ def student_in_one_process(
     rate: RequestRate | None = None,
     tracer: Any = None,
 ) -> FastAPI:
-    """Return the HTTP application of the student in the file ``path``, with its gate. StudentFileError for a bad file.
+    """Return the HTTP application of the student in the file ``path``, with its gate.
 
-    With ``form``, records may be given by columns.
+    With ``form``, a record may be given as values by column. StudentFileError if the file is missing or damaged.
     """
     card, offer = read_card(path), None
     if card.idp3 is not None:
@@ -223,7 +221,8 @@ def student_in_one_process(
 
 
 class ServedStudent(BaseModel):
-    """The arguments of :func:`application` in a Ray Serve configuration: a student, and the number of its copies."""
+    """The arguments of :func:`application` in a Ray Serve configuration: the student's file, and the number of
+    copies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     student: Path = Field(description="Absolute path of the student's file, the same on every node.")
@@ -232,9 +231,10 @@ class ServedStudent(BaseModel):
 
 
 def application(arguments: dict[str, Any]) -> Any:
-    """Return the Ray Serve application, not started yet, for arguments with the fields of :class:`ServedStudent`.
+    """Build a Ray Serve application, without starting it, from arguments with the fields of :class:`ServedStudent`.
 
-    For `import_path: student.server:application`. StudentFileError for a bad file.
+    A Ray Serve configuration names it as `import_path: student.server:application`. StudentFileError if the file is
+    missing or damaged.
     """
     from ray import serve
 
@@ -265,7 +265,8 @@ def application(arguments: dict[str, Any]) -> Any:
 
 @contextmanager
 def student_served(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> Iterator[None]:
-    """Serve copies of the student on the running Ray until the block ends. StudentFileError for a bad file."""
+    """Serve copies of the student on the running Ray inside the block. StudentFileError if the file is missing or
+    damaged."""
     from ray import serve
 
     arguments = {"student": path.absolute(), "num_replicas": num_replicas, "cpus_per_replica": cpus_per_replica}

@@ -10,21 +10,16 @@ A student is one safetensors file with weights and card. A prediction may be ref
 the gate answers only while the demographic disparity of the answers stays within its margin; its counts start at zero
 in every call and depend on the order of records. A student may be randomised, in one of two ways: a uniform mixture of
 networks, one of which is drawn for each prediction, or a table of probabilities with which a label that the network
-predicts is replaced, by group. Its labels are drawn from the probabilities of its predictions. A student of embedded
-records has the public embedding in a file next to it, which its card names by checksum; with it, the student takes
-records in the form of the data set.
+predicts is replaced, by group. A student of embedded records has the public embedding in a file next to it, which its
+card names by checksum.
 
 A student may be exported as an ONNX graph, which predicts without this package, with a JSON that explains its use. The
-graph contains everything between a record and the probabilities of its labels: the scaling of bytes, the public
-embedding of a table or of pictures, the network, and the table of a randomised student. It is compared in onnxruntime
-with the student on public records. The JSON describes the rest: how a raw row becomes features, the names of the
-outputs, how a label is obtained from probabilities, and the reject option with its state. Both are functions of the
-student, of declared constants and of public records.
+graph contains everything between a record and the probabilities of its labels, and is compared in onnxruntime with the
+student on public records. The JSON describes the rest: how a raw row becomes features, how a label is obtained from
+probabilities, and the reject option with its state.
 
 Shapes: N answered records, M unlabelled ones, C classes, G groups.
 """
-
-from __future__ import annotations
 
 import copy
 import hashlib
@@ -70,10 +65,10 @@ _NEEDS_GROUPS = "This student predicts by group and needs sensitive_features, a 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """N predictions: ``probabilities_NC``, their argmax ``labels``, and a mask ``answered`` of those that are answered.
+    """N predictions: ``probabilities_NC``, the most likely ``labels``, and a mask ``answered``, False for a refusal.
 
     For a randomised student ``probabilities_NC`` are the probabilities of predicting each label, and ``labels`` are
-    drawn.
+    drawn from them.
     """
 
     labels: npt.NDArray[np.int64]
@@ -103,8 +98,9 @@ class Student:
     ) -> Prediction:
         """Predict labels for records with features (N, ...).
 
-        With IDP3 some predictions are not answered. IDP3 and a mixing by group need ``sensitive_features`` (N,), the
-        records' groups; ValueError without. ``generator`` draws the labels of a randomised student; None: a new one.
+        With IDP3 some predictions are refused. ``sensitive_features`` (N,) are the records' groups, needed for IDP3 and
+        for a student whose card has a ``mixing`` by group; ValueError without. ``generator`` draws the labels of a
+        randomised student; None: a new generator.
         """
         # Checked here too: `probabilities` needs groups only if predictions are mixed by group.
         if self.card.idp3 is not None and sensitive_features is None:
@@ -150,8 +146,8 @@ class Student:
 
 
 def save_student(student: Student, path: Path) -> None:
-    """Write weights and card to one safetensors file. The card identifies the file of initial weights by its checksum
-    only."""
+    """Write a student's weights and card to one safetensors file. The card identifies the file of initial weights by
+    its checksum, without a path."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
     # safetensors stores contiguous tensors only.
@@ -215,10 +211,10 @@ def train_student(
     initial_model: nn.Module | None = None,
     penalty: Penalty | None = None,
 ) -> nn.Module:
-    """Train and return a model. ``on_progress(done, total)`` counts epochs over all rounds.
+    """Train a student on answered and unlabelled records, and return it.
 
-    Every round starts from a copy of ``initial_model`` or, without one, from new random weights. ``penalty(model)`` is
-    added to the loss of every step.
+    ``on_progress(done, total)`` counts epochs over all rounds. Every round starts from a copy of ``initial_model`` or,
+    without one, from new random weights. ``penalty(model)`` is added to the loss of every step.
 
     ValueError if no query was answered, for probabilities of other than ``num_classes`` classes, and for ``fixmatch``
     on records that are not images.
@@ -283,10 +279,10 @@ def _fixmatch(
     on_progress: ProgressCallback,
     penalty: Penalty | None,
 ) -> nn.Module:
-    """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams of records is
-    repeated.
+    """Train ``model`` by FixMatch and return it.
 
-    Both losses have the same weight, and a batch has four unlabelled records for each labelled one.
+    An epoch visits every record at least once: the shorter of the two streams, answered and unlabelled records, is
+    repeated. Both losses have the same weight, and a batch has four unlabelled records for each answered one.
     """
 
     def endless(total: int, batch_size: int) -> Iterator[Tensor]:
@@ -360,7 +356,7 @@ _OTHER = {
 
 
 class PortableError(UserError):
-    """A student has no ONNX graph, or its graph predicts differently."""
+    """A student cannot be written as an ONNX graph, or its graph predicts differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,8 +427,8 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
 
 
 class _Whole(nn.Module):
-    """The exported module: maps records (and groups, if predictions are mixed by group) to the probabilities of
-    labels."""
+    """The whole student as one module for export: maps records (and groups, if predictions are mixed by group) to the
+    probabilities of labels."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
@@ -455,7 +451,8 @@ class _Whole(nn.Module):
 
 
 def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
-    """Return the bytes of the ONNX file: includes the weights, takes any number of records, names no local path."""
+    """Return the bytes of the ONNX file, which contains the weights, accepts any number of records, and contains no
+    local path."""
     from onnxscript import opset18
 
     def hypot(one: Any, other: Any) -> Any:
@@ -509,8 +506,8 @@ def _check(
 ) -> None:
     """Raise PortableError unless the graph predicts the same as the student, for one record and for all.
 
-    A mixing by group depends on the most likely label, where rounding may break a tie differently: for a randomised
-    student one record in a hundred may differ.
+    The probabilities of a randomised student depend on the most likely label, and rounding may break a tie differently:
+    for it one record in a hundred may differ.
     """
     import onnxruntime
 

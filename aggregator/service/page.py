@@ -1,18 +1,15 @@
 """Views of a service: the page at ``/``, live states, and the operator's overview.
 
 The page is one file with its style and script inside. Its content security policy names both by digest, so that a
-browser runs no other script, and allows it to fetch this service's own routes only. The page is sent to every caller
-and contains no data of the service: its script fetches them with the token that the user types. The analyst's part
-shows public numbers; the operator's part (charges, forecast, advice) depends on votes and must not be published.
+browser runs no other script, and allows it to fetch this service's own routes only. The page contains no data of the
+service: its script fetches them with the token that the user types. The analyst's part shows public numbers; the
+operator's part (charges, forecast, advice) depends on votes and must not be published.
 
 Live states are sent as server-sent events (:class:`Streams`). A state is computed at most once a second for all
-callers, so that the time of an event reveals nothing within that second. The number of streams is limited, because each
-occupies a connection; a stream ends with the service, when its caller's token becomes invalid, and after ten minutes.
+callers, so that the time of an event reveals nothing within that second.
 
 Shapes: G groups, C classes.
 """
-
-from __future__ import annotations
 
 import asyncio
 import base64
@@ -50,7 +47,7 @@ _VERDICTS = ("answer", "confidence", "fairness", "free", "open")
 
 
 class ChargesAt(NamedTuple):
-    """The number of charges up to one time, and how many of them were answered and refused, by group."""
+    """The number of charges up to the time ``at_s``, and how many of them were answered and refused, by group."""
 
     at_s: float
     charges: int
@@ -60,9 +57,9 @@ class ChargesAt(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class History:
-    """Counts of one ledger's charges over time; call :meth:`look` from one thread at a time.
+    """The history of one ledger's charges: counts at several times. Call :meth:`look` from one thread at a time.
 
-    ``open`` has the numbers of the open reservations: charged without an outcome, so that nothing was released.
+    ``open`` lists the numbers of open reservations: charged without an outcome, so that nothing was released.
     ``_counts`` are by group, verdict and label.
     """
 
@@ -86,7 +83,8 @@ class History:
         self.look(ledger, num_charges, now_s=now_s)
 
     def look(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
-        """Add a point to the history: the outcomes of the first ``num_charges`` charges, counted as they are now."""
+        """Add a point to the history for the time ``now_s``: the present outcomes of the first ``num_charges``
+        charges."""
         rows = [(number, ledger.charged(number, number + 1)[0]) for number in self.open]
         # Open reservations were counted as open; those that have an outcome now are counted as that.
         self._counts.subtract((group, "open", None) for _, (_, group, _, _) in rows)
@@ -111,8 +109,8 @@ class History:
             self._spacing_s *= 2
 
     def by_group(self) -> list[dict[str, Any]]:
-        """Return, for each group, the number of charges by verdict (open reservations included) and ``answers`` by
-        class."""
+        """Return for each group the number of charges by verdict (``open`` for open reservations), and under
+        ``answers`` the number of answers by class."""
         found: list[dict[str, Any]] = [
             dict.fromkeys(_VERDICTS, 0) | {"answers": [0] * self.num_classes} for _ in range(self.num_groups)
         ]
@@ -132,11 +130,11 @@ _REMEDIES = {
     "ledger": "The ledger cannot be reached or written, so new queries are refused; stored replies are still given. "
     "Look at its disk or database and at the log; the service opens it again once it can be written.",
     "disk": "The disk of the run is full or read-only. Free some room; the service needs no restart.",
-    "votes": "Not all voters answer. The service starts them again; if they stay away, look at Ray's nodes.",
+    "votes": "Not all voters answer. The service starts them again; if they do not come back, look at Ray's nodes.",
     "cluster": "Ray's control process does not answer; without it Ray ends the service within minutes. Look at "
     "`ray status` on the head's node.",
-    "busy": "The writer has not come back for two minutes. Look at voters and disk; if it stays, restart the service.",
-    "unknown": "The state was not checked for half a minute: the machine is overloaded. Look at its load.",
+    "busy": "The writer has been busy for two minutes. Look at voters and disk; if this lasts, restart the service.",
+    "unknown": "Readiness was not checked for half a minute: the machine is overloaded. Look at its load.",
 }
 
 
@@ -149,9 +147,10 @@ class Advice(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetForecast:
-    """A forecast for the budget, in numbers and in words.
+    """A forecast of when the budget ends, in numbers and in words.
 
-    ``per_hour``: the present rate of new queries; ``lasts_s``: how long the budget lasts at this rate; None: no end.
+    ``per_hour``: the present rate of new queries; ``lasts_s``: how many seconds the budget lasts at this rate; None: it
+    does not end, or this is unknown.
     """
 
     per_hour: float
@@ -199,8 +198,8 @@ def advice(
     found = [Advice(level="now", words=_REMEDIES[reason]) for reason in reasons if reason != "chain"]
     if chain:
         words = (
-            f"The chain of the ledger does not hold: {chain} New queries are refused. Stop the service and restore all "
-            "of the ledger from one copy."
+            f"The ledger's chain of entries is not valid: {chain} New queries are refused. Stop the service and "
+            "restore all of the ledger from one copy."
         )
         found.append(Advice(level="now", words=words))
     # `soon` and not `now`: stored replies are still given, and nothing restores a budget.
@@ -211,7 +210,7 @@ def advice(
         words = f"The budget is nearly spent: {_queries(left)} of {total:,} left. Inform the analysts."
         found.append(Advice(level="soon", words=words))
     elif lasts_s is not None and lasts_s < _DAY_S:
-        words = f"At this pace the budget is used up in about {span(lasts_s)}. Find out who asks, and why."
+        words = f"At this pace the budget is used up in about {span(lasts_s)}. Find out who submits queries, and why."
         found.append(Advice(level="soon", words=words))
     if num_open:
         are = "reservation is" if num_open == 1 else "reservations are"
@@ -238,8 +237,10 @@ _MOST_CALLERS = 20
 
 
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
-    """Return a :class:`aggregator.service.api.Costs` of the first ``num_charges`` charges, whose costs must be
-    computed."""
+    """Return the :class:`aggregator.service.api.Costs` of the first ``num_charges`` charges as JSON.
+
+    :meth:`Books.epsilon` must have computed their costs.
+    """
     ledger, (cost_Q, voted_Q) = books.ledger, books.priced(num_charges)
     # At one order, at which the costs of queries add up and compare.
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.order])[0])
@@ -268,9 +269,10 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
 
 
 class States:
-    """The states that the page shows: the analyst's and the operator's.
+    """Computes the states that the page shows: the analyst's and the operator's.
 
-    ``latency`` returns quantiles of durations; ``last_backup`` returns when the ledger was last copied; None: never.
+    ``latency`` returns quantiles of the duration of requests; ``last_backup`` returns when the ledger was last copied,
+    None for never.
     """
 
     def __init__(
@@ -364,7 +366,7 @@ _LONGEST_S, _SIGN_OF_LIFE_S, _TICK_S = 600.0, 15.0, 0.25
 
 @dataclass(eq=False)
 class Latest:
-    """A state that all callers share, computed at most once in ``max_age_s``. Use it from one event loop."""
+    """A state that all callers share, computed at most once in ``max_age_s`` seconds. Use it from one event loop."""
 
     compute: State
     max_age_s: float
@@ -390,12 +392,13 @@ class Streams:
     _open: Counter[str] = field(default_factory=Counter, init=False)
 
     def close(self) -> None:
-        """End all streams. May be called from any thread."""
+        """End all streams. Any thread may call this."""
         # A flag, because tasks cannot be cancelled from another thread; every stream reads it within one tick.
         self._is_closing = True
 
     def response(self, request: Request, state: State) -> StreamingResponse:
-        """Return a stream of ``state`` for the caller of ``request``. FaultError 503 if too many streams are open."""
+        """Return a response that streams ``state`` to the caller of ``request``. FaultError 503 if too many streams are
+        open."""
         caller, most = request.scope["state"]["caller"], _MOST_STREAMS
         # Some streams are reserved for operators: analysts cannot lock them out of their page.
         if caller.role != "operator":
@@ -476,7 +479,7 @@ def page(*, needs_token: bool) -> tuple[str, dict[str, str]]:
 
 
 def _digest(*names: str) -> str:
-    """Return the digest, for a content security policy, of the script or style element that contains these files."""
+    """Return the digest of the script or style element with these files, in the form of a content security policy."""
     # The template puts a line break before and behind them.
     folder = files("fairpate") / "templates"
     text = "\n" + "".join((folder / name).read_text(encoding="utf-8") for name in names)

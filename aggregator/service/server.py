@@ -1,9 +1,8 @@
 """Serve an aggregator over HTTP: its application, and the named Ray actor that holds the ledger.
 
 The actor is the ledger's only writer. When its process dies, Ray starts another, which opens the ledger again (every
-entry is verified and replayed), starts the voters again, and listens on the same port. The voters are passed in by a
-function that opens a :class:`Backend`; this module does not depend on teachers. uvicorn runs in a thread of the actor.
-Several runs are served by several services, each with its own port; a proxy can give them one address.
+entry is verified and replayed), starts the voters again, and listens on the same port. uvicorn runs in a thread of the
+actor. Several runs are served by several services, each with its own port.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
 from aggregator.service.page import States, Streams
 from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Verification, Writer
 from aggregator.session import AggregatorSession, CountVotes, PublicPool, QuotaRule, Quotas
-from fairpate.http_server import HttpServer, HttpSettings, ServiceError, largest_body_bytes, new_app
+from fairpate.http_server import BIND_TIMEOUT_S, HttpServer, HttpSettings, ServiceError, largest_body_bytes, new_app
 from fairpate.types import UsageError, UserError
 
 _log = logging.getLogger(__name__)
@@ -45,12 +44,12 @@ _HISTORY_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """The ledger, the pool and the voters of a service.
+    """The parts that a service needs of its run: the ledger, the pool and the voters.
 
     ``close`` ends the voters; the service closes the ledger itself. ``reopen`` opens ledger and session again after a
-    failed write; None: this needs a restart of the service. ``voters_answer`` returns, without waiting, whether the
+    failed write; None: only a restart of the service does. ``voters_answer`` returns, without waiting, whether the
     voters answer; ``try_vote`` votes on a public record, or raises, and is called after a vote that failed.
-    ``last_backup`` returns when the ledger was last copied, in seconds since 1970; None: never.
+    ``last_backup`` returns when the ledger was last copied, in seconds since 1970, or None for never.
     """
 
     ledger: Ledger
@@ -65,7 +64,8 @@ class Backend:
     last_backup: Callable[[], float | None] = lambda: None
 
     def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-        """Return the service as an ASGI application; its shutdown waits for queries under way and closes the ledger.
+        """Return the service as an ASGI application. Its shutdown waits for the queries being processed, then closes
+        the ledger.
 
         ``tracer`` creates a span for every request; None: no spans.
         """
@@ -130,9 +130,9 @@ class Backend:
 class ServiceSettings(HttpSettings):
     """The address, limits and tokens of an aggregator.
 
-    ``answer_step_s``: replies to new queries are sent at whole multiples of this time after their request; 0: at once.
-    ``health_interval_s``: time between two checks of readiness. ``verification_interval_s``: time between the end of
-    one verification of the ledger and the start of the next.
+    ``answer_step_s``: replies to new queries are sent at whole multiples of this time after the request came in; 0: at
+    once. ``health_interval_s``: time between two checks of readiness. ``verification_interval_s``: time between the end
+    of one verification of the ledger and the start of the next.
     """
 
     tokens: TokenBook = field(default_factory=TokenBook)
@@ -158,7 +158,7 @@ _REOPEN_TIMEOUT_S, _REOPEN_PAUSE_S = 240.0, 2.0
 
 
 class ExposureError(ServiceError, UsageError):
-    """A service without tokens would be open to the whole network."""
+    """The service has no tokens and would be open to the whole network, so it is not started."""
 
 
 class AggregatorActor:
@@ -180,7 +180,10 @@ class AggregatorActor:
                         raise
                     _log.warning("The service cannot start again yet: %s", error)
                     time.sleep(_REOPEN_PAUSE_S)
-            self._server = HttpServer(self._backend.app, settings)
+            # A process that another replaces may hold the port until its last requests have ended.
+            self._server = HttpServer(
+                self._backend.app, settings, bind_timeout_s=_STOP_TIMEOUT_S if is_restarted() else BIND_TIMEOUT_S
+            )
         except UserError as error:  # stored for the caller, because Ray would print a traceback of it
             self._failure = str(error)
 
@@ -191,7 +194,7 @@ class AggregatorActor:
         return self._server is not None and self._server.is_alive()
 
     def stop(self) -> None:
-        """Stop the server, which closes the ledger, and then the voters."""
+        """Stop the server, which closes the ledger, and then end the voters."""
         # The server first: its shutdown answers the requests under way, which need the voters, and closes the ledger.
         if self._server is not None:
             self._server.stop()
@@ -200,7 +203,7 @@ class AggregatorActor:
 
 
 def is_restarted() -> bool:
-    """Return whether Ray started this actor's process to replace one that died."""
+    """Return whether Ray started this actor's process because an earlier one died."""
     import ray
 
     if not ray.is_initialized():
@@ -218,7 +221,7 @@ class Service:
     url: str
 
     def is_serving(self, *, timeout_s: float) -> bool:
-        """Return whether the service accepts requests, waiting for a restart that is under way.
+        """Return whether the service accepts requests, after waiting for a restart if there is one.
 
         ServiceError if the service ended, with the cause, or does not answer within ``timeout_s``.
         """
@@ -236,7 +239,7 @@ class Service:
             raise ServiceError(f"{self.name}: the service ended: {cause}") from error
 
     def stop(self) -> None:
-        """Finish the requests under way, close the ledger and end the actor."""
+        """Finish the requests being processed, close the ledger and end the actor."""
         import ray
 
         try:
@@ -268,9 +271,9 @@ def start_service(
 ) -> Service:
     """Start the service in an actor called ``name``, and wait until it answers.
 
-    ``detached`` lets it outlive this process on a cluster; ``resources`` pins it to the node whose disk has the ledger.
-    ServiceError if a service of this name runs, if others could reach a service without tokens, or with the error of
-    ``open_backend``.
+    With ``detached``, it outlives this process on a cluster; ``resources`` pins it to the node whose disk has the
+    ledger. ServiceError if a service of this name runs, if others could reach a service without tokens, or if
+    ``open_backend`` fails.
     """
     import ray
 
@@ -302,7 +305,7 @@ def start_service(
 
 
 def find_service(name: str) -> Any | None:
-    """Return the handle of the actor ``name``; None if no such actor runs."""
+    """Return the handle of the running actor ``name``; None if there is none."""
     import ray
 
     try:
@@ -312,7 +315,7 @@ def find_service(name: str) -> Any | None:
 
 
 def check_exposure(settings: ServiceSettings) -> None:
-    """Raise ExposureError if other machines can reach the service's host and no token is configured."""
+    """Raise ExposureError if no token is configured and other machines can reach the service's host."""
     if settings.tokens.is_empty and not is_loopback(settings.host):
         raise ExposureError(
             f"--host {settings.host}: others could reach this service, and no token is configured; set "

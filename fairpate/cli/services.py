@@ -3,8 +3,6 @@
 Functions are imported inside the commands, so that `fairpate --help` does not wait for the libraries they need.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
@@ -95,8 +93,8 @@ def declare_data(
         group: Column of the group whose fairness counts.
         person: Column that is the same in all rows of one person; default: ids that repeat.
         test: Table of labelled records to measure the model on, which is not read.
-        read_private: Also read private rows, for the values of the label and for ids that repeat; these lines ask you
-            to confirm them from knowledge. Bounds and categories are never taken from them.
+        read_private: Also read private rows, for the values of the label and for ids that repeat; the draft asks you to
+            confirm these lines from your own knowledge. Bounds and categories are never taken from private rows.
         output: YAML file to write; default: none.
     """
     # An existing draft may hold answers of the user.
@@ -151,7 +149,7 @@ ledger_app = base.Commands(
 
 @ledger_app.command("verify")
 def verify_ledger(path: base.RunOrLedger) -> Output:
-    """Verify the chain of all entries; a service may be writing meanwhile."""
+    """Verify the hash chain of all entries of a ledger; a service may write to it meanwhile."""
     from fairpate.run.serve import verified_facts
 
     with waiting("ledger"):
@@ -166,14 +164,14 @@ def audit_ledger(
     check: Path | None = None,
     head: str | None = None,
 ) -> Output:
-    """Print charges, limits and what operators did as JSON lines, or check such a log. Nothing depends on votes.
+    """Print charges, limits and actions of operators as JSON lines, or check such a log. No line depends on votes.
 
     Args:
         path: A run folder or a ledger file.
         follow: Keep printing new entries.
         out: File to append to; default: standard output.
         check: Verify this log instead, against --head.
-        head: The `chain` of a line of the log, as noted elsewhere.
+        head: The value `chain` of a line of the log, as you noted it elsewhere.
     """
     if check is not None or head is not None:
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
@@ -200,11 +198,12 @@ def audit_ledger(
 
 @ledger_app.command("backup")
 def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
-    """Copy a ledger and verify every entry; a service may be writing meanwhile. The copy is private.
+    """Copy a ledger and verify every entry; a service may write to it meanwhile. Do not publish the copy.
 
     Args:
-        out: The .sqlite file to write, and a .head file.
+        out: The .sqlite file to write, with a .head file next to it.
     """
+    # Before the imports, which take a second: a wrong name is refused at once.
     check_output(out, "out", is_file=True, suffixes=(".sqlite",))
     from fairpate.pages import counted
     from fairpate.run.serve import back_up_run
@@ -216,7 +215,7 @@ def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()
 
 @ledger_app.command("restore")
 def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFolder, to: str | None = None) -> Output:
-    """Replace a ledger by a copy, there or elsewhere. Refused if a charge would be forgotten.
+    """Replace the ledger of a run by a copy, which must contain every charge; else it is refused.
 
     Args:
         copy: A copy of `fairpate ledger backup`.
@@ -232,8 +231,9 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 
 @ledger_app.command("anchor")
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
-    """Note the ledger's last entry in a second place too, from the next start on, so that a rolled-back ledger is
-    refused.
+    """Note the ledger's last entry at a second location too, so that a ledger that was rolled back is refused.
+
+    A service begins to do so when it is started next.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
@@ -249,7 +249,7 @@ def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()
 
 @ledger_app.command("export")
 def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
-    """Write all entries, including votes. The file is private.
+    """Write all entries of a ledger, including votes, to a file. Do not publish it.
 
     Args:
         out: A .parquet or .json file.
@@ -264,7 +264,7 @@ def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]
 
 @ledger_app.command("show")
 def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)] = 20) -> Output:
-    """Print the last charges and their outcomes. Private.
+    """Print the last charges of a ledger and their outcomes. Do not publish them.
 
     Args:
         last: Number of charges.
@@ -348,7 +348,7 @@ def _settings(
     log_file: base.LogFile = None,
     traces: bool = False,
 ) -> Any:
-    """Return the :class:`aggregator.service.server.ServiceSettings` for these options, checked before anything starts.
+    """Check the options of a service, and return them as :class:`aggregator.service.server.ServiceSettings`.
 
     Tokens come from the files or the environment; an aggregator also accepts those of its run's token store.
     """
@@ -375,8 +375,9 @@ def _settings(
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     """Return ``function`` with the options of :func:`_settings` instead of its parameter ``settings``.
 
-    The attribute ``parts`` of the result has both functions.
+    The attribute ``parts`` of the returned function is the pair of both.
     """
+    # The options of both servers are declared once, so that neither can drop one.
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
 
     def command(**values: Any) -> None:
@@ -518,7 +519,7 @@ def add_token(
     per_day: PerDay = None,
     expires: str | None = None,
 ) -> Output:
-    """Make a token for a new name and print it, once: only its digest is kept.
+    """Make a token for a new name and print it. It is shown only once, as only its digest is stored.
 
     Args:
         role: What the token gives access to.
@@ -544,7 +545,7 @@ def list_tokens(folder: base.RunFolder) -> Output:
 def limit_name(
     folder: base.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
-    """Replace the limit of a name; earlier charges count towards it."""
+    """Replace the limit of a token's owner; earlier charges count towards it."""
     from fairpate.run import serve as serving
 
     own = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
@@ -554,7 +555,7 @@ def limit_name(
 
 @tokens_app.command("expire")
 def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer.Argument()]) -> Output:
-    """Set when the tokens of a name expire.
+    """Set the time at which the tokens of an owner expire.
 
     Args:
         when: When the tokens expire: 30d, 12h, 0s, a date, or never.
@@ -567,7 +568,7 @@ def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer
 
 @tokens_app.command("rotate")
 def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Output:
-    """Make a new token for a name and print it, once.
+    """Make a new token for an owner who has one and print it, only once.
 
     Args:
         keep_old: How long the old token stays valid: 1h, 2d.
@@ -579,7 +580,7 @@ def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Ou
 
 @tokens_app.command("revoke")
 def revoke_tokens(folder: base.RunFolder, name: Name) -> Output:
-    """Delete all tokens of a name; its charges stay in the ledger."""
+    """Delete all tokens of an owner, whose charges stay in the ledger."""
     from fairpate.run import serve as serving
 
     serving.change_tokens(folder, "revoke", name)
@@ -605,7 +606,7 @@ _Wait = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for others 
 
 @site_app.command("key")
 def make_key(file: Annotated[Path, typer.Argument()]) -> Output:
-    """Make a site's private keys, and print the public ones, for the roster of the plan's author.
+    """Make a site's private keys, and print the public ones, which the plan's author needs for the list of sites.
 
     Args:
         file: File to write, for you alone.
@@ -630,14 +631,14 @@ def make_plan(
     overrides: base.Overrides = None,
     data_dir: base.DataDir = None,
 ) -> Output:
-    """Plan a release: its method, noise and price, its sites, and how many of them may vanish or collude.
+    """Plan a release: its method, noise and privacy cost, its sites, and how many of them may be lost or collude.
 
     Args:
         data: Declaration (.yaml); its file of private records need not be here.
         sites: YAML file with a line `name: key` for every site.
         output: File of the plan to write.
-        may_vanish: Sites that may be lost on the way.
-        may_collude: Sites that may collude with the coordinator without exposing the others.
+        may_vanish: Number of sites that may be lost during the release.
+        may_collude: Number of sites that may collude with the coordinator without exposing the others.
         method: weighted_votes, record_votes, residual_votes or teacher_votes.
     """
     # Before an embedding is fitted, which takes a while.
@@ -677,7 +678,7 @@ def serve_plan(
     log_file: base.LogFile = None,
     workers: _Workers = None,
 ) -> Output:
-    """Coordinate a plan: add up what the sites send, learn from the sum, and leave a run folder.
+    """Coordinate a plan: add up what the sites send, learn from the sum, and write the folder of a run.
 
     Args:
         plan: The file of the plan.
@@ -721,7 +722,7 @@ def join_plan(
         url: Address of the coordinator.
         key: File of `fairpate site key`.
         ca: Certificate authority (PEM) of the coordinator's HTTPS.
-        plan: The only plan to take part in.
+        plan: Digest of the plan: take part in this plan alone.
         yes: Agree to --plan without being asked, as in a script.
     """
     if yes and plan is None:
@@ -736,6 +737,7 @@ def join_plan(
             say(offer)
         if not yes and (is_for_program() or not sys.stdin.isatty()):
             raise UsageError("--yes: there is no terminal to ask on; give --yes to agree.")
+        # On standard error: standard output has the result alone.
         return yes or typer.confirm("Take part?", err=True)
 
     run = join(
@@ -775,15 +777,15 @@ def simulate_plan(
 ) -> Output:
     """Distribute public records to sites on this machine, and let them share a release with the real protocol.
 
-    One machine has all the records. A declaration's records may be private: your own odometer counts their release too.
+    One machine has all the records. Records of a declaration may be private, so your odometer charges their release.
 
     Args:
         out: New folder, with a folder for each party.
         sites: Number of sites.
         data: Data set, or declaration (.yaml), whose records are distributed to the sites.
         by: Distribute by this column, or by its first N characters; default: at random.
-        may_vanish: Sites that may be lost on the way.
-        may_collude: Sites that may collude with the coordinator.
+        may_vanish: Number of sites that may be lost during the release.
+        may_collude: Number of sites that may collude with the coordinator.
         method: weighted_votes, record_votes, residual_votes or teacher_votes.
         options: NAME=VALUE: an option of the data set.
     """
@@ -842,6 +844,7 @@ def _new_example(
 ) -> Output:
     from fairpate.cli.summaries import write_folder
 
+    # This function runs only if its option is given.
     assert example is not None
     files = base.example_files(example)
     written = write_folder(name, {file.name: file.read_bytes() for file in files})

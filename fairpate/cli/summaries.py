@@ -1,11 +1,4 @@
-"""Long outputs of commands: methods and their settings, finished runs, data sets, this installation, new projects.
-
-The example records of a new project are drawn from a fixed seed, so they describe no real person. Its three parts share
-no record, public records have no label, and groups differ a little in how often the label is yes, so that there is a
-gap to measure.
-"""
-
-from __future__ import annotations
+"""Long outputs of commands: methods and their settings, finished runs, data sets, this installation, new projects."""
 
 import csv
 import io
@@ -50,7 +43,7 @@ _WIDTH = 100  # columns; otherwise prose is as wide as its longest sentence
 
 
 def list_methods() -> Output:
-    """Return one line per registered method, under its default configuration."""
+    """Return a table of all registered methods, each with its defaults: what it protects and needs."""
     found, table = [], listing("name", "family", "protects", "needs")
     for name in method_names():
         try:
@@ -110,8 +103,8 @@ def describe_method(name: str) -> Output:
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield an entry for each field of all sections: ``field`` (dotted) and ``default``, as ``--set`` takes them,
-    ``meaning``.
+    """Yield an entry for each field of a section and of the sections in it: its dotted name ``field``, ``default`` and
+    ``meaning``; ``set`` is the text to give to `--set` for the default.
 
     A section with a description has its own entry, without a default.
     """
@@ -128,7 +121,7 @@ def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
 
 
 def as_yaml(value: Any) -> str:
-    """Return a value as text that ``--set`` accepts."""
+    """Return the value of a field as text that `--set` accepts."""
     # JSON is YAML as well, except for infinity.
     return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")
 
@@ -175,7 +168,8 @@ def outcome(run: RunDirectory) -> Output:
 
 
 def check_table(check: Check, declaration: str, questions: int) -> Group:
-    """Return a table of a declaration's check: rows by file, counts by column, and faults or the next command.
+    """Return the outcome of checking a declaration: a table of rows by file and counts by column, then the faults, or
+    the command to run next.
 
     ``questions`` is the number of open questions in a draft.
     """
@@ -196,7 +190,7 @@ def check_table(check: Check, declaration: str, questions: int) -> Group:
 
 
 def describe_table(description: DatasetDescription) -> Group:
-    """Return a table of the number of records of each split by group and label."""
+    """Return a table of a data set: the number of records in each split by group and label."""
     heading = Text(
         f"{description.name}: {description.kind} records of shape {description.record_shape}, "
         f"sensitive attribute {description.sensitive_attribute}"
@@ -217,7 +211,8 @@ _LITTLE_DISK = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fact about this installation. ``level`` ``fix``: it does not work yet, and ``value`` says what to do."""
+    """One fact about this installation: its ``name`` and ``value``. ``level`` "fix": something does not work, and
+    ``value`` says what to do."""
 
     name: str
     value: str
@@ -279,8 +274,11 @@ _EXAMPLE_WIDTH = 32
 
 
 def _example_records(kind: Kind) -> Files:
-    """Return a CSV file for each part, with the label as its last column, and the pictures or vectors of its
-    records."""
+    """Return the files of a new project's example records: a CSV file for private, public and test records, with the
+    label as its last column, and their pictures or vectors.
+
+    Groups differ a little in how often the label is yes, so that there is a gap to measure.
+    """
     # A fixed seed: every project gets the same records, which are about no real person.
     generator, sizes = np.random.default_rng(_SEED), _SIZES[kind]
     count, starts = sum(sizes), np.cumsum(sizes)[:-1]
@@ -320,6 +318,7 @@ def _example_records(kind: Kind) -> Files:
             np.save(content, array)
             files[f"example_{part}.npy"] = content.getvalue()
     columns[label] = np.where(is_so_N, "yes", "no")
+    # The parts share no record: a private record that is public or tested too would have no protection there.
     for part, rows in zip(_PARTS, np.split(np.arange(count), starts), strict=True):
         # Public records lack the label.
         kept, text = list(columns)[: -1 if part == "public" else None], io.StringIO()
@@ -357,11 +356,11 @@ Write tables of your records, with vectors in an array next to them or in a list
 
 
 class ProjectError(UsageError, ValueError):
-    """A new project cannot have this name; the message says why."""
+    """An error: a new project cannot have this name; the message says why."""
 
 
 def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
-    """Write a project of ``kind`` at ``folder``, completely or not at all; return its data set's name, and its files.
+    """Write a new project to ``folder``, completely or not at all; return its data set's name, and its files.
 
     ProjectError for a name without a letter, with a control character, or of a known data set; PlaceError if something
     exists there already, or nothing can be written.

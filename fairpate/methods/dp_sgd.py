@@ -23,20 +23,17 @@ FairDP-SGD (Yaghini et al. 2023, FairPATE, Algorithm 6) adds a demographic-parit
 
 r depends on theta, which earlier steps released, and on public records. So as_in_paper is DP-SGD with other per-example
 gradients, which are also clipped to C, and post is DP-SGD followed by post-processing: the events are those of DP-SGD,
-and lambda = 0 is DP-SGD bit for bit. For a person, g_i is the average over its records, and r is added once. The public
-records and their groups must really be public.
+and lambda = 0 is DP-SGD bit for bit. The public records and their groups must really be public.
 
 Deviations from the paper:
 - ``post`` is not the printed algorithm, and is the default: in ``as_in_paper`` one vector uses up every record's
   clipping bound, and the regulariser's strength follows the size of the sample.
 - The sum is divided by L where the listing divides by the size of the sample, and the sample is Poisson.
-- The regulariser's gradient is taken outside the per-example machinery; in the published code public records pass
-  through it as if they were private ones. Its other path, DPFR of the private batch, has no privacy and is left out.
+- In the published code public records pass through the per-example gradients as if they were private ones; here they do
+  not. Its other path, DPFR of the private batch, has no privacy and is left out.
 - The temperature is 1, in the published code .01. At .01 the regulariser's gradient, which is of size
   weight / temperature near ties, dominates the private one, whose norm is at most C, and the model learns nothing else.
-  A run warns if this is the case at the start.
-- r is computed on a public batch, in the listing on all public records; batches are stratified by group, because public
-  records have no labels here.
+- r is computed on a public batch, in the listing on all public records; batches are stratified by group.
 """
 
 from __future__ import annotations
@@ -141,10 +138,10 @@ class DpSgdConfig(Section):
 
 
 def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float) -> PrivateSteps:
-    """Return the steps of ``config`` for the number of records that it declares, or else for ``num_records`` private
-    records or persons.
+    """Return the steps of ``config``. Their number and the sampling rate are computed from the number of records that
+    it declares, or else from ``num_records``, the private records or persons.
 
-    ValueError for an expected batch larger than that number.
+    ValueError for an expected batch larger than this number.
     """
     from fairpate.nn.private_fit import PrivateSteps
 
@@ -225,7 +222,7 @@ def train_dp_sgd(
 
 
 def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonGaussians:
-    """Return the event of all ``steps`` together."""
+    """Return the event that all ``steps`` of a training are together."""
     return PoissonGaussians(
         count=steps.num_steps,
         noise_multiplier=steps.noise_multiplier,
@@ -236,7 +233,7 @@ def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonG
 
 
 class DpSgdFamily(PrivateMethod):
-    """A method that trains with the steps of DP-SGD."""
+    """Base class of the methods that train by DP-SGD, as section ``dp_sgd`` configures."""
 
     dp_sgd: DpSgdConfig = DpSgdConfig()
 
@@ -246,7 +243,7 @@ class DpSgdFamily(PrivateMethod):
         return self.dp_sgd.num_records is None
 
     def sgd_arguments(self, training: Training) -> dict[str, Any]:
-        """Return the arguments of :func:`train_dp_sgd`, except progress."""
+        """Return the keyword arguments of :func:`train_dp_sgd` for this run, except ``on_progress``."""
         private = training.dataset.private
         # If persons are protected, persons are sampled: the rate is computed from their number.
         steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
@@ -289,8 +286,8 @@ class FairDpSgdConfig(DpfrConfig):
 def regulariser_gradient(
     public_x: Tensor, public_groups: Tensor, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
-    """Return a function of a model: the regulariser's weighted gradient lambda r on a new batch of public records
-    (M, ...) at each call.
+    """Return a function that maps a model to the regulariser's weighted gradient lambda r; each call uses a new batch
+    of the public records (M, ...).
 
     Errors as :func:`fairpate.nn.fit.group_batches`.
     """

@@ -26,7 +26,7 @@ Deviations of both from the paper:
 - A ``tolerance`` that raises no multiplier, any number of classes, momentum and Adam.
 
 Deviations of PF-LD (benchmarks/reproductions/pf_ld_as_in_paper.py runs the paper's form):
-- Sizes are released or declared. The paper's are private, and with them its sensitivities are too small.
+- Sizes are released or declared. The paper's are private, and its sensitivities are too small.
 - The violation is released with its sign; the paper's code uses the exact sign without a charge.
 - Values of population and group are clipped alike: clipping only the group's would itself create a violation.
 - The gradient's noise is scaled to the current multipliers, not to their largest possible value.
@@ -40,14 +40,13 @@ a member of g,
     subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
 
 The mean is, up to the length of theta, the covariance of group membership with the signed distance to the boundary: a
-linear function of theta, so the problem is convex and is solved without dual ascent. It is a proxy for demographic
-parity: at 0 all groups have the same mean distance. With ``max_covariance`` 0 the loss is minimised without constraints
-in the subspace in which all covariances are 0; any other value uses sequential quadratic programming, as the authors
-do.
+linear function of theta, so the problem is convex. It is a proxy for demographic parity: at 0 all groups have the same
+mean distance. With ``max_covariance`` 0 the loss is minimised without constraints in the subspace in which all
+covariances are 0; any other value uses sequential quadratic programming, as the authors do.
 
-Deviations of the baseline: ``ridge`` is added, small by default, as the paper's minimum need not be unique or attained.
-Left out are accuracy under a business necessity clause (its Section 3.3), support vector machines, and the later
-constraints on misclassification rates (Zafar et al. 2017, WWW), which are not convex.
+Deviations of the baseline: ``ridge`` is added, as the paper's minimum need not be unique or attained. Left out are
+accuracy under a business necessity clause (its Section 3.3), support vector machines, and later constraints on
+misclassification rates (Zafar et al. 2017, WWW), which are not convex.
 
 Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one, J
 constraints.
@@ -103,7 +102,8 @@ if TYPE_CHECKING:
 
 
 class FairLoopConfig(Section):
-    """Settings of F-LD, which drives means of groups to those of the population by Lagrange multipliers."""
+    """Settings of the loop that F-LD and PF-LD share, which drives means of groups to the population's mean by Lagrange
+    multipliers."""
 
     constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
         "demographic_parity",
@@ -176,8 +176,9 @@ def train_f_ld(
 ) -> Trained:
     """Train ``model`` in place by F-LD, without privacy, on ``x`` (N, ...), ``y`` and ``groups`` (N,), and return it.
 
-    Groups may be ``UNKNOWN``. A cell is a group in a population. If a batch has no record of a cell, its violation
-    there is 0. ValueError for a cell without any record, unless ``allow_empty_cells``: then it has no constraint.
+    Groups may be ``UNKNOWN``. A cell is a group within a population. The violation of a cell of which a batch has no
+    record is 0 in that batch. ValueError for a cell without any record, unless ``allow_empty_cells``: then the cell has
+    no constraint.
     """
     cells = parity.cells(y, groups)
     sizes_UG = parity.group_sizes(cells)
@@ -303,7 +304,7 @@ class Ascent:
 
 
 class Descent:
-    """The model with its optimiser and batches of ``x`` and ``y``."""
+    """Takes the steps of F-LD and PF-LD: the model with its optimiser, and batches of ``x`` and ``y``."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, config: FldConfig, generator: torch.Generator) -> None:
         from fairpate.nn.fit import Optimizer, batch_bounds, epoch_learning_rate
@@ -328,7 +329,10 @@ class Descent:
         self._optimizer = Optimizer(self.parameters, fit)
 
     def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
-        """Yield the rows of every batch of an epoch, with the share of all records that the batch represents."""
+        """Yield the rows of every batch of an epoch, each with the share of all records that the batch represents.
+
+        ``secret`` draws the batches; None: a public partition of all records.
+        """
         size = len(self._x)
         if secret is None:
             for rows in torch.split(torch.randperm(size, generator=self._generator), self._sizes):
@@ -414,7 +418,7 @@ class PfLdNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicState:
-    """The values that PF-LD has released before an epoch: violations and multipliers (U, G, K), sizes (U, G)."""
+    """The public values on which an epoch of PF-LD depends: violations and multipliers (U, G, K), sizes (U, G)."""
 
     violations: Tensor
     multipliers: Tensor
@@ -494,8 +498,8 @@ def train_pf_ld(
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
         """Return the gradient of J plus the noisy gradient of the sum of multipliers times violations.
 
-        Cells do not overlap, so the second is one sum over records: the gradient of each record's h, along the
-        direction of its cell's slopes, is clipped and multiplied by their length.
+        Cells do not overlap, so the second gradient is one sum over records. A record adds the gradient of its h in the
+        direction of its cell's slopes, clipped, then multiplied by the length of the slopes.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.
@@ -599,7 +603,7 @@ class PfLd(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: those of the release of sizes, if sizes are declared."""
+        """The disabled fields: those for releasing the sizes of groups, if these sizes are declared."""
         declared = () if self.pf_ld.group_sizes is None else ("pf_ld.size_share", "pf_ld.min_group_share")
         return super().unread | dict.fromkeys(declared, "pf_ld.group_sizes")
 

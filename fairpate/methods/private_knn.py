@@ -8,11 +8,10 @@ student and service are those of :mod:`fairpate.methods.pate`.
 Adding or removing a record changes two counts by one each, and only if the record was sampled. If the data set names
 persons, persons are sampled, and a person votes only by its nearest record. There is one event per query, whose cost
 holds for any votes (:class:`fairpate.privacy.mechanism_events.NeighbourVotes`) and is published. The number of queries
-is fixed beforehand, and the ledger stops there: the loss distribution of a fixed number of queries is tighter than a
-privacy filter.
+is fixed beforehand: its loss distribution is tighter than a privacy filter.
 
-Records are embedded by :mod:`fairpate.data.embedding`, which is fitted to public records only: principal components, or
-the position in the pool's graph of neighbours. Coordinates are rounded to whole steps, so that distances are exact.
+Records are embedded by :mod:`fairpate.data.embedding`, which is fitted to public records only. Coordinates are rounded
+to whole steps, so that distances are exact.
 
 Deviations from the paper: noise is sampled exactly, and samples come from the operating system's entropy; the cost is
 computed from the loss distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, where
@@ -75,7 +74,8 @@ _STEPS = 2**15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """An embedding with coordinates rounded to whole steps and clipped far outside the public pool."""
+    """Maps records to whole-number coordinates: an embedding, then rounding to steps, and clipping far outside the
+    public pool."""
 
     embed: Embed
     steps: float
@@ -95,7 +95,7 @@ class Places:
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
     def __call__(self, x: Tensor) -> Coordinates:
-        """Return the coordinates (N, D or E) of records (N, ...), whole numbers of steps."""
+        """Return the coordinates (N, D or E) of records (N, ...), as whole numbers of steps."""
         parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
         # A private record may lie far outside the pool, where sums of squares would no longer be exact.
         whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -LARGEST_COORDINATE, LARGEST_COORDINATE)
@@ -201,8 +201,11 @@ class PrivateKnn(VotingMethod):
         )
 
     def check(self) -> None:
-        """Raise ConfigError as the parent, for typical queries without their number or with admission, for a target
-        epsilon above 20, and for a data-dependent budget."""
+        """Raise ConfigError as the parent class does, for a target epsilon above 20, and for a data-dependent budget.
+
+        Typical queries, one per cluster of public records, need ``aggregator.num_queries`` and exclude
+        ``aggregator.admission``.
+        """
         super().check()
         if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
             raise ConfigError(
@@ -219,8 +222,8 @@ class PrivateKnn(VotingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError as the parent, and for so little noise that epsilon exceeds 100: loss distributions would
-        be too long to compose."""
+        """Raise ConfigError as the parent class does, and for so little noise that epsilon exceeds 100, where loss
+        distributions are too long to compose."""
         super().check_data(dataset)
         plan = self.plan(dataset)
         event = plan.worst_case(plan.count_fitting())
@@ -235,7 +238,8 @@ class PrivateKnn(VotingMethod):
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """Return an estimate of the votes on a query; with typical queries, all public records get labels."""
+        """Return an estimate of how clearly votes decide a label; with typical queries, all public records get
+        labels."""
         voting = super().voting(dataset, num_records)
         sampled = max(1, round(self.private_knn.sampling_rate * num_records))
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
@@ -253,7 +257,7 @@ class PrivateKnn(VotingMethod):
         return replace(taught, num_training_labels=len(labels.labelled.labels))
 
     def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:
-        """Return the label of each typical record for all records of its cluster, as far as they pass the gate."""
+        """Give the label of each typical record to all records of its cluster; return those that pass the gate."""
         public, clusters = dataset.public, self._clusters(dataset.public)
         row_of = {name: row for row, name in enumerate(labelled.record_ids)}
         row_K = np.array([row_of.get(public.record_id[row], _NO_LABEL) for row in clusters.typical_K.tolist()])
@@ -283,7 +287,7 @@ class PrivateKnn(VotingMethod):
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """Return the release plan, in which the number of queries is fixed unless a budget is configured.
 
-        Typical queries come first among the public records; they are chosen from public features only.
+        Typical queries, which are chosen from public features only, are moved to the front of the public records.
         """
         settings = self.aggregator
         if self.private_knn.queries == "typical":
@@ -302,7 +306,7 @@ class PrivateKnn(VotingMethod):
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
-        """Yield the queries; their votes are drawn on request, each from a fresh sample.
+        """Yield the queries as a ballot whose votes are drawn on request, each from a fresh sample.
 
         Private records are embedded at the first query without a stored answer.
         """

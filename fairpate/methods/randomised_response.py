@@ -14,14 +14,10 @@ Gaps over Z are smaller than over A: by the factor (G pi - 1) / (G - 1) in balan
 thumb otherwise. The multipliers of the default learner are raised by the same factor.
 
 Deviations from the paper: responses are sampled exactly; counts recovered over A are clipped at 0 and scaled so that
-every (label, prediction) keeps its public total; the allowed gap is corrected; the learner may be chosen, by default
-the exponentiated gradient of :mod:`fairpate.methods.dp_fair_learning` over logistic regression, for two classes; with
-F-LD there may be more.
+every (label, prediction) keeps its public total; the allowed gap is corrected; the learner may be chosen.
 
 Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -46,8 +42,8 @@ from fairpate.types import FloatArray, sklearn
 
 
 class RandomisedResponseConfig(ParityConfig):
-    """Settings of Mozannar et al. 2020; `num_rounds`, `dual_bound` and `learning_rate` are for the exponentiated
-    gradient."""
+    """Settings of randomised response (Mozannar et al. 2020). `num_rounds`, `dual_bound` and `learning_rate` are read
+    only by the learner `exponentiated_gradient`."""
 
     form: Literal["one_step", "two_step"] = "one_step"
     learner: Literal["exponentiated_gradient", "f_ld"] = Field(
@@ -72,7 +68,7 @@ class ResponseTrained(Trained):
 
 
 def recovery(epsilon: float, num_groups: int) -> FloatArray:
-    """Return the inverse (G, G) of the response matrix, which maps expected reported counts to true counts.
+    """Return the inverse (G, G) of the response matrix: it maps expected counts of reported groups to true counts.
 
     ValueError for epsilon 0, where reports do not depend on the group.
     """
@@ -92,8 +88,8 @@ def shrinkage(epsilon: float, num_groups: int) -> float:
 
 
 def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatArray:
-    """Return estimated counts over true groups: unbiased estimates, clipped at 0 and rescaled to the total of each
-    (label, prediction)."""
+    """Estimate counts over true groups from counts over reported ones: unbiased estimates, clipped at 0 and rescaled to
+    the total of each label and prediction."""
     # Unbiased estimates of small counts fall below 0. Totals over groups are known: labels and predictions are public.
     clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
     found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)
@@ -115,7 +111,8 @@ class RandomisedResponse(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields of the learner that is not used, and of the second step if there is only one step."""
+        """The disabled fields: those of the learner that is not used, and those of the second step if there is only
+        one."""
         by_f_ld, one_step = self.randomised_response.learner == "f_ld", self.randomised_response.form == "one_step"
         game = ("num_rounds", "dual_bound", "learning_rate", "max_gap", "corrects_bound") if by_f_ld else ()
         steps = ("mixing_gap", "min_share") if one_step else ()
@@ -126,8 +123,8 @@ class RandomisedResponse(PrivateMethod):
         return super().unread | others | {f"randomised_response.{field}": cause for field, cause in causes.items()}
 
     def check(self) -> None:
-        """Raise ConfigError for a relation other than "replace one", and for settings that do not fit the published
-        model."""
+        """Raise ConfigError for a relation other than "replace one", and for settings that the published randomised
+        classifier excludes (:meth:`require_mixture`)."""
         settings = self.randomised_response
         super().check()
         if settings.learner == "exponentiated_gradient":
@@ -143,8 +140,7 @@ class RandomisedResponse(PrivateMethod):
     def learned(
         self, training: Training, x: Tensor, labels: Tensor, reported: Tensor, *, max_gap: float, shrunk: float
     ) -> nn.Module:
-        """Return the classifier that the configured learner fits to features (N, ...), labels (N,) and reported groups
-        (N,).
+        """Fit the configured learner to features (N, ...), labels (N,) and reported groups (N,); return the classifier.
 
         ``max_gap``: the allowed gap over reported groups. ``shrunk``: the ratio of gaps over reported groups to those
         over true groups. The exponentiated gradient is the reduction of Agarwal et al. 2018 over logistic regression: a

@@ -20,10 +20,9 @@ are small: clipped to the norm c < 1, they need c times the noise of S.
 
 Adding or removing a record changes S by at most U, G by at most U^2 in Frobenius norm, and g_t by at most c U^2
 (:class:`fairpate.privacy.mechanism_events.VoteSums`, :class:`fairpate.privacy.mechanism_events.MomentSums`). All noise
-is fixed before anything is drawn, so that the adaptive releases compose in the accountant. A record's contribution to a
-release is a function of that record and of released numbers alone, bit for bit: scores, probabilities and products are
-whole numbers, whose sums are exact in any order. The contributions of a person's records are added up and scaled down
-to the norm of one record's.
+is fixed before anything is drawn, so that the adaptive releases compose in the accountant. Scores, probabilities and
+products are whole numbers, whose sums are exact in any order. The contributions of a person's records are added up and
+scaled down to the norm of one record's.
 
 **AdaSSP** (:class:`AdaSsp`), least squares from noisy moments of the private records (Wang 2018, arXiv 1803.02596,
 Algorithm 2), for comparison:
@@ -35,18 +34,16 @@ Algorithm 2), for comparison:
     ridge        k = max(0, r sqrt(W ln(2 W^2 / rho)) s_2 / sqrt(2) - max(0, m))
     rule         W = S (G + k I)^-1, the least-squares fit of label indicators; the label with the largest score wins
 
-Adding or removing a record changes S by at most U, and the sum of phi phi^T by at most U^2 in Frobenius norm; no
-eigenvalue of a symmetric matrix changes by more than that norm (Weyl). m is a lower bound on the least eigenvalue, so
-moments that are significant in every direction get no ridge.
+No eigenvalue of a symmetric matrix changes by more than the Frobenius norm of a change of the matrix (Weyl). m is a
+lower bound on the least eigenvalue, so moments that are significant in every direction get no ridge.
 
 Deviations from the paper: indicators of several labels instead of one number, as in Mehta et al. 2022 (arXiv
 2211.13403), whose DP-FC, Newton steps with noisy moments, is the private curvature of :class:`ResidualVotes`. r = .15
 instead of 1: the bound on the noise is twice its typical norm, and a ridge of that size lost 30 points on one data set
-(docs/training.md). Exact noise on whole numbers. A third of the squared sensitivity over variance for each release,
-composed in the accountant, instead of a third of epsilon and delta for each: less noise. Noise off the diagonal has
-half the variance, because the Frobenius norm counts these numbers twice. Negative eigenvalues of G are set to 0, and
-the ridge is at least the weight of one record. As in residual votes, a person's contributions are scaled down, and the
-rule is published, or a student of its labels of the public pool.
+(docs/training.md). A third of the squared sensitivity over variance for each release, composed in the accountant,
+instead of a third of epsilon and delta for each: less noise. Noise off the diagonal has half the variance, because the
+Frobenius norm counts these numbers twice. Negative eigenvalues of G are set to 0, and the ridge is at least the weight
+of one record.
 
 Shapes: N private records, M public ones, C classes, W numbers per class.
 """
@@ -190,20 +187,21 @@ _Part = tuple[Whole, IntArray, IntArray | None]
 
 
 def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
-    """Return 1 at each record's label and 0 elsewhere, (N, C), with which :meth:`RecordSums.total` gives sums by
+    """Return one-hot labels (N, C) as left factors: with them :meth:`RecordSums.total` computes sums of votes by
     class."""
     found_NC: IntArray = (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
     return found_NC
 
 
 def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
-    """Return the votes themselves, with which :meth:`RecordSums.total` gives second moments."""
+    """Return the votes unchanged as left factors: with them :meth:`RecordSums.total` computes second moments."""
     return phi_NW
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSums:
-    """Computes exact sums over private records of ``left phi^T``, part by part, with the workers of ``pool``.
+    """Computes exact sums of ``left phi^T`` over private records, where phi is a record's vote and ``left`` another
+    vector. The workers of ``pool`` compute the sums of parts.
 
     Votes of many records are in a memory-mapped file, so memory does not grow with their number. Sums of whole numbers
     are the same in any order, so they do not depend on parts or workers. ``person_N`` None: persons are not protected.
@@ -216,10 +214,7 @@ class RecordSums:
 
     @classmethod
     def of(cls, ballot: WeightedBallot, private: Split, pool: BlockPool) -> RecordSums:
-        """Compute the votes of ``private`` records on the public pool, and return them ready to be summed.
-
-        ``ballot`` holds the pool's features, from which a record's votes follow.
-        """
+        """Compute the votes phi of ``private`` records by the feature map ``ballot``, with the workers of ``pool``."""
         starts = range(0, max(len(private), 1), _AT_ONCE)
         parts = (private.x[start : start + _AT_ONCE] for start in starts)
         votes, waiting, position = Gathered(), dict[int, Whole](), 0
@@ -259,7 +254,7 @@ def _sum_of_part(how: tuple[Left, int], part: _Part, device: str) -> IntArray:  
 
 
 class ResidualVotesConfig(VectorsConfig):
-    """Settings of the linear rule, and of the labels from which a student learns if settings require one."""
+    """Settings of residual votes: the rounds that fit the linear rule, and the labels of a student if there is one."""
 
     curvature: Curvature | None = Field(
         None,
@@ -270,7 +265,7 @@ class ResidualVotesConfig(VectorsConfig):
     )
     public_rounds: Count = Field(5, description="Number of releases of residuals with public curvature.")
     private_rounds: Count = Field(8, description="Number of releases of residuals with private curvature.")
-    clip: float = Field(0.5, gt=0, le=1, description="Bound on the L2 norm of a record's residual, at most 1.41.")
+    clip: float = Field(0.5, gt=0, le=1, description="Bound on the L2 norm of a record's residual (1.41 without it).")
     step: float = Field(3.0, gt=0, lt=4, description="Length of a Newton step; below 4 none diverges without noise.")
     ridge: Positive = Field(
         2.0,
@@ -305,7 +300,8 @@ class RulesOfRecords(VotesOfRecords):
 
     @property
     def asking_student(self) -> tuple[str, ...]:
-        """The dotted settings that require a student, which learns from the rule's labels of public records."""
+        """The dotted names of the settings that require a student, which learns from the rule's labels of public
+        records; without any of them the rule itself is published."""
         asked = {
             f"{self.section}.gate": self.own.gate is not None,
             f"{self.section}.penalty": self.own.penalty is not None,
@@ -317,22 +313,22 @@ class RulesOfRecords(VotesOfRecords):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The dotted settings that need public records: those of a student and its predictions, and public
-        curvature."""
+        """The dotted names of the settings that need public records: those that require a student, those of its
+        predictions, and public curvature."""
         idp3 = () if self.student.idp3 is None else ("student.idp3",)
         curvature = (f"{self.section}.curvature",) if getattr(self.own, "curvature", None) == "public" else ()
         return (*self.asking_student, *idp3, *super().needing_public[1:], *curvature)
 
     @property
     def unread(self) -> dict[str, str]:
-        """The settings of a student's training, disabled if the rule itself is published."""
+        """The disabled fields: if the rule itself is published, the settings of a student's training."""
         publishes_rule = self.data.embedding is not None and not self.asking_student
         has_student = not publishes_rule or self.public_data.self_label is not None
         return {} if has_student else dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError without public records unless the data set has an embedding, which defines a record's
-        vote."""
+        """Raise ConfigError as the parent class does, and if there are neither public records nor an embedding of the
+        data set, from one of which votes are computed."""
         super().check_data(dataset)
         if not len(dataset.public) and dataset.embedding is None:
             raise ConfigError(
@@ -341,7 +337,8 @@ class RulesOfRecords(VotesOfRecords):
             )
 
     def published(self, training: Training, released: Released, rule_CW: FloatArray, said: PoolLabels) -> Trained:
-        """Return the rule as a model, or a student of the pool's labels ``said`` if settings require one."""
+        """Return the rule as a model or, if settings require a student, one that is trained on the rule's labels
+        ``said``."""
         # An embedding of the method's own is not stored with a model, so that only a student can be published.
         if training.dataset.embedding is None or self.asking_student:
             return self.taught(said, training, released)
@@ -361,8 +358,8 @@ class ResidualVotes(RulesOfRecords):
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:
-        """Return an estimate of the votes on a public record, as for weighted votes and with the noise of the first
-        sums; None without public records."""
+        """Return an estimate of how clearly the votes of the first release decide a label, as for weighted votes; None
+        without public records."""
         if not len(dataset.public):
             return None
         ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)
@@ -468,28 +465,28 @@ class ResidualVotes(RulesOfRecords):
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Return the linear classifier of the last round as a model.
+        """Return the linear rule of the last round as a model.
 
-        If the settings ask for a student, return a student that is trained on that classifier's labels for the pool.
+        If settings require a student, return a student that is trained on this rule's labels of the public pool.
         """
         rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
         said = labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
         trained = self.published(training, released, rule_CW, said)
         pool = f"{len(pool_MW):,} public records"
         moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
-        model = "the linear rule itself" if trained.architecture else f"a student, taught by {pool}"
+        model = "the linear rule itself" if trained.architecture else f"a student, which learned from {pool}"
         # On pages this is an item of what is not guaranteed.
         chosen = (
-            "That this form of the method is the best one. Public facts and released sums alone decided that second"
+            "That this variant of the method is the best one. It was chosen from public facts and released sums alone:"
         )
-        remark = f"{chosen} moments are {moments}, and that the model is {model}."
+        remark = f"{chosen} second moments are {moments}, and the model is {model}."
         return replace(trained, remarks=(remark,))
 
 
 def noisy_moments(
     exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None = None
 ) -> IntArray:
-    """Return a symmetric matrix with noise; with ``noisy_sum``, the noisy sum over all sites.
+    """Return the symmetric matrix ``exact_WW`` with noise; with ``noisy_sum``, the noisy sum of all sites' matrices.
 
     The noise has the standard deviation ``stddev`` on the diagonal, and at least ``stddev`` / sqrt(2) off it.
     """
@@ -523,7 +520,7 @@ EIGENVALUE_NORM = UNITS**2 + UNITS
 
 
 class AdaSspConfig(VectorsConfig):
-    """Settings of the ridge penalty, and of the labels from which a student learns."""
+    """Settings of AdaSSP: the ridge penalty, and the labels of a student if there is one."""
 
     ridge_share: float = Field(
         0.15,
@@ -566,11 +563,11 @@ class AdaSsp(RulesOfRecords):
     ada_ssp: AdaSspConfig = AdaSspConfig()
 
     def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
-        """Return the events of the release, with the least noise that the target allows."""
+        """Return the events of AdaSSP's release, with the least noise that the target allows."""
         return least_squares_events(noise_within(self.target, least_squares_events))
 
     def measure(self, training: Training) -> Released:
-        """Release sums, moments and the least eigenvalue."""
+        """Release noisy sums, second moments and their least eigenvalue."""
         dataset, source = training.dataset, self.source
         sums, moments, eigenvalue = events = self.events()
         with training.reporter.stage("votes"), open_pool(self.ray) as pool:
@@ -593,8 +590,8 @@ class AdaSsp(RulesOfRecords):
         return Released(arrays=arrays, events=released)
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Fit least squares to the release; return the rule as a model, or a student of its labels if settings require
-        one."""
+        """Fit the least-squares rule to the release; return it as a model, or a student of its labels if settings
+        require one."""
         rule_CW = self.rule(released)
         said = labels_of_scores(released.arrays["pool_MW"] / UNITS @ rule_CW.T)
         # Scores of two labels add up to one; twice their difference is the logit, to first order around one half.
@@ -617,8 +614,8 @@ class AdaSsp(RulesOfRecords):
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
-    """Return the pool's labels by scores that estimate label indicators: clipped at 0 and normalised, they are used as
-    probabilities."""
+    """Return labels of public records from scores (M, C) that estimate label indicators: clipped at 0 and normalised,
+    scores are used as probabilities."""
     # The label with the largest score keeps a small share if no score is positive.
     clipped_MC = np.maximum(scores_MC, 0.0)
     clipped_MC[np.arange(len(scores_MC)), scores_MC.argmax(axis=1)] += 1e-9

@@ -17,8 +17,6 @@ Deviations from the paper:
 Shapes: N records, C classes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -53,7 +51,7 @@ class SfPateConfig(Section):
 
 
 class SfPate(PateFamily):
-    """SF-PATE, with noise calibrated to the target, which protects one sensitive attribute.
+    """SF-PATE, with noise calibrated to the target. It protects each record's sensitive attribute.
 
     In SF_S teachers predict the attributes of private records, and ``f_ld`` configures the fair student. In SF_T
     teachers label the public pool, and ``f_ld`` configures the teachers.
@@ -71,7 +69,8 @@ class SfPate(PateFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields of the training that F-LD replaces: that of the student in SF_S, or of the teachers in SF_T."""
+        """The disabled fields: in SF_S those of the student's ordinary training, in SF_T those of the teachers', which
+        F-LD replaces."""
         unread = [f"teachers.{field}" for field in ("fit", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
             # Teachers read how all are trained.
@@ -85,7 +84,7 @@ class SfPate(PateFamily):
 
     @property
     def keeps_teachers(self) -> bool:  # type: ignore[override]
-        """True in SF_S; the teachers of SF_T are trained, queried and discarded one by one."""
+        """True in SF_S. The teachers of SF_T are trained, vote and are discarded one by one."""
         return self.sf_pate.variant == "sf_s"
 
     @property
@@ -145,7 +144,7 @@ class SfPate(PateFamily):
         return replace(labels, model=fair.model)
 
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
-        """Return the labels of the queries by one teacher, trained on ``shard``, (Q,)."""
+        """Train one teacher by F-LD on ``shard``, and return its label for each query, (Q,)."""
         # Seeded by its number alone: no draw of a teacher may depend on another teacher's records.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
         model = build_model(
@@ -171,10 +170,10 @@ class SfPate(PateFamily):
 
 
 def attribute_questions(dataset: Dataset) -> Dataset:
-    """Return the data set for teachers that predict attributes: (x, y) as features, the attribute as label, one group.
+    """Return a data set for teachers that predict attributes: (x, y) are the features, the attribute is the label.
 
-    The queries are its public records: private records without the attribute. Records that differ only in the attribute
-    share one query, because teachers vote alike on them.
+    Its public records, the queries, are the private records without their attributes. Records that differ only in the
+    attribute share one query, because teachers vote alike on them. All records are in one group.
     """
     private, labels_N = dataset.private, dataset.private.y
     # A table gets one more column per label, pictures (N, channels, height, width) a channel whose shade is the label.

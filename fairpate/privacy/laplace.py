@@ -7,10 +7,8 @@ variable sampled from uniform integers (Canonne, Kamath and Steinke 2020, Algori
 grid units per coordinate more than the sensitivity: one for rounding, one for floating-point error in the values, one
 because a discrete Laplace of step h costs as much as a continuous one moved by 2 ln cosh(h / 2) more.
 
-This module does not know what is released. Shapes: N records.
+Shapes: N records.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -44,8 +42,8 @@ def release_epsilon_for(
     """Return the largest epsilon per release at which ``count`` releases of each of ``kinds``, together with
     ``others``, cost at most the target.
 
-    It is rounded down by at most 0.1 %, is never less than adding up epsilons allows, and ``inf`` for a target of
-    ``inf``. ValueError if ``others`` use up the target.
+    The result is rounded down by at most 0.1 %, never less than what adding up epsilons allows, and ``inf`` for a
+    target of ``inf``. ValueError if ``others`` use up the target.
     """
     if math.isinf(target_epsilon):
         return math.inf

@@ -1,17 +1,15 @@
 """The page of a comparison: a choice within two limits, the best within a budget, charts, choices by the paper's rule,
 which methods dominate which, and what failed.
 
-One panel (data set, unit, relation, delta) at a time, because guarantees of different kinds are not comparable. A
-budget is a level of epsilon; every configuration that costs no more is within it. Degenerate predictors, undefined
-values, epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are counted. A
-mean is called the highest or the smallest only over at least three seeds: with fewer, a difference may be chance.
+The page shows one panel (data set, unit, relation, delta) at a time, because guarantees of different kinds are not
+comparable. A budget is a level of epsilon; every configuration that costs no more is within it. Degenerate predictors,
+undefined values, epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are
+counted.
 
-The page is one HTML file with its scripts inside; its content policy forbids every request. The public page leaves out
-what depends on private votes, and results without privacy unless the data are public. The private page shows both, and
-marks the former with a dagger and hollow shapes.
+The page is one HTML file with its scripts inside. The public page leaves out what depends on private votes, and results
+without privacy unless the data are public. The private page shows both, and marks the former with a dagger and hollow
+shapes.
 """
-
-from __future__ import annotations
 
 import base64
 import gzip
@@ -78,8 +76,11 @@ class BudgetFindings:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The sentences on one panel: on each budget, the middle one first; on points that were left out, with the reason;
-    and on what the gaps do not show (``unsaid``)."""
+    """The sentences on one panel.
+
+    ``budgets``: on each level of epsilon, the middle one first. ``left_out``: on points that are not compared, with the
+    reason. ``unsaid``: on groups about which a small gap says little.
+    """
 
     budgets: tuple[BudgetFindings, ...]
     left_out: tuple[str, ...]
@@ -87,7 +88,7 @@ class Findings:
 
 
 def findings(points: Sequence[Point]) -> Findings:
-    """Return the sentences on one panel: at the middle budget, then at up to four others."""
+    """Return the sentences on one panel's points: on the middle budget, then on up to four others."""
 
     def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
         """Return the most accurate and the fairest point; ties are broken by the other objective."""
@@ -179,7 +180,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def ranked(points: Sequence[Point]) -> list[Point]:
-    """Return the points that may be offered under limits, the most accurate first, as `fairpate specify` ranks them.
+    """Return the points among which the page's limits choose, the most accurate first, as `fairpate specify` ranks
+    them.
 
     Degenerate points, those whose epsilon depends on votes, those with an undefined value and those whose gap leaves
     out a group are not offered.
@@ -194,7 +196,7 @@ def ranked(points: Sequence[Point]) -> list[Point]:
 
 
 def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
-    """Return for each of the paper's three settings one configuration per method of a panel, the best first."""
+    """Return one configuration per method of a panel for each of the paper's three settings, the best method first."""
     least = best_error(points, _RULE)
     chosen = {}
     for setting, first in FIRST.items():
@@ -216,7 +218,8 @@ def baseline_words(found: Baselines) -> str:
 
 
 def left_out_words(points: Sequence[Point]) -> str:
-    """Return a sentence that names the series without a choice in any setting, by the thresholds that they miss."""
+    """Return a sentence that names the series without a choice in any setting, with the thresholds that they miss;
+    empty if every series has one."""
     least = best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(_RULE.min_coverage)}",
@@ -249,12 +252,12 @@ def epsilons_words(epsilons: Sequence[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierReport:
-    """The rows of a comparison, and what a page shows of them.
+    """The contents of a comparison's page: the rows, and what the page shows of them.
 
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
-    and counted, and so are rows without privacy unless ``publish_unprotected``. Only with ``for_operator`` the page
-    says why a run failed. The page opens with ``notion``; the reader may choose any other that was recorded.
-    ``fair_at`` is the user's rule of fairness, at which the sliders begin.
+    and counted, and so are rows without privacy unless ``publish_unprotected``. Only the operator's page says why a run
+    failed. ``notion``: the notion of fairness that the page opens with; the reader may choose any other that was
+    recorded. ``fair_at``: the user's rule of fairness, at which the sliders begin.
     """
 
     title: str
@@ -270,7 +273,7 @@ class FrontierReport:
         return [row for row in self.rows if self.for_operator or self.is_public(row)]
 
     def points(self) -> list[Point]:
-        """Return the finished rows, joined over seeds."""
+        """Return the points of the page: the finished rows, joined over seeds."""
         done = [(row.record, row.command) for row in self.shown if row.record is not None]
         records, commands = [record for record, _ in done], [command for _, command in done]
         return points_of(records, commands=commands, notion=self.notion)
@@ -281,7 +284,7 @@ class FrontierReport:
 
 
 def frontier_report(report: FrontierReport) -> str:
-    """Return the page as one HTML document of about 1 MB, of which the charting library takes 0.4 MB."""
+    """Return the page of a comparison as one HTML document of about 1 MB, with 0.4 MB for the charting library."""
     points, shown = report.points(), report.shown
     secret = [row for row in report.rows if not report.is_public(row)]
     series = figures.looks(points)
@@ -375,12 +378,10 @@ def frontier_report(report: FrontierReport) -> str:
 
 @cache
 def _library() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script without imports: compressed, in base 64.
-
-    Bundling takes seconds. Compressed, the script has 0.4 instead of 0.9 MB; the browser unpacks it.
-    """
+    """Return Vega, Vega-Lite and Vega-Embed as one script without imports: compressed, in base 64."""
     import vl_convert
 
+    # Compressed, the script has 0.4 instead of 0.9 MB; the browser unpacks it. Bundling takes seconds, so it is cached.
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # Without a time: equal comparisons give equal pages.
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode("ascii")
@@ -389,8 +390,8 @@ def _library() -> str:
 def _class_view(
     privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
 ) -> dict[str, Any]:
-    """Return the data of one privacy class's section: its panels, with values that depend on the fairness notion listed
-    per notion."""
+    """Return the values for the page's section on one privacy class: its panels, and in ``seen`` what depends on the
+    notion of fairness, once for each notion in ``by_notion``."""
     panels: list[dict[str, Any]] = []
     # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):

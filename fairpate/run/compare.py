@@ -3,16 +3,11 @@
 A cell is one method with one setting, data set and seed. Cells that differ only in what follows the votes (mechanism,
 gate, budget, student) share the votes. Cells that differ only in what follows a release share it: it is drawn once and
 charged once. Votes and releases are stored under the digest of the settings that determine them, so that the next sweep
-finds them. They are made before the cells run: a cell occupies its CPUs while it waits, and could block teachers.
+finds them.
 
-Every result is written before the driver waits for the next. The driver alone writes results and charges releases to
-the odometer, so cells may run on any node with the same data files; models stay in the run directories of the node that
-trained them.
-
-``fairpate demo`` compares methods on the embedded loans, and states what may be claimed of the best of them.
+The driver alone writes results and charges releases to the odometer, so cells may run on any node with the same data
+files; models stay in the run directories of the node that trained them.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -90,10 +85,10 @@ _ASSEMBLED_EVERY = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The outcome of a sweep: its folder, whether its tables changed, the notion of fairness that its pages show first,
-    and the rule by which the user calls a model fair.
+    """The outcome of a sweep: its ``folder``, and the rows of its tables, which are read on first access.
 
-    Rows are read from disk on first access.
+    ``changed``: whether the tables changed. ``notion``: the notion of fairness that the pages show first. ``fair_at``:
+    the rule by which the user calls a model fair.
     """
 
     folder: SweepFolder
@@ -101,7 +96,7 @@ class Comparison:
     notion: NotionName = DEFAULT
     fair_at: FairRule = field(default_factory=FairRule)
     spent: tuple[str, ...] = ()
-    """For each data set, a sentence on what this call released of its records, and what was spent on it so far."""
+    """A sentence for each data set, on what this call released of its records, and what was spent on it so far."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -116,7 +111,7 @@ class Comparison:
 
     @property
     def withheld(self) -> list[Row]:
-        """The non-private results, unless the sweep publishes them."""
+        """The rows without privacy that are left out of the public table; empty if the sweep publishes them."""
         unprotected = [row for row in self.operators_rows if row.is_unprotected and row.record is not None]
         return [] if self.folder.publish_unprotected else unprotected
 
@@ -139,8 +134,8 @@ def compare_methods(
 ) -> Comparison:
     """Run `fairpate compare`: check the sweep, run the missing cells, write tables, pages and figures.
 
-    ``folder`` is where files that the sweep names are looked for (None: the working directory); ``out`` None uses the
-    sweep's own, or ``runs/TITLE``. ConfigError lists every fault before anything runs.
+    ``folder``: the folder to which paths in the sweep are relative (None: the working directory). ``out``: the sweep's
+    folder (None: the one that it names, or ``runs/TITLE``). ConfigError lists every fault before anything runs.
     """
     folder = folder or Path()
     config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep))
@@ -154,16 +149,19 @@ def compare_methods(
 def compare(
     sweep: SweepConfig, cells: Sequence[Cell], root: Path, reporter: Reporter, *, compute: Compute | None = None
 ) -> Comparison:
-    """Run the cells that have no result yet, and assemble the tables. Cells come from :func:`cells_of`.
+    """Run the cells that have no result yet, and write the tables of all cells in the folder ``root``.
 
-    ``compute`` trains and measures one cell (None: :func:`run_cell`). A cell that fails is recorded with its cause and
-    run again by the next call. However the sweep ends, the results of finished cells stay, and are in the tables.
-    PoolError if no node is large enough for a cell, and none joins in time. ``reporter`` may ask the user to confirm
-    the spending (:meth:`Reporter.consent`).
+    ``cells`` come from :func:`cells_of`. ``compute`` trains and measures one cell (None: :func:`run_cell`). A cell that
+    fails is recorded with its cause, and run again by the next call. However the sweep ends, the tables have the
+    results of finished cells. PoolError if no node is large enough for a cell, and none joins in time. ``reporter`` may
+    ask the user to confirm the spending (:meth:`Reporter.consent`).
     """
     rules = list(dict.fromkeys(cell.config.evaluation.rule for cell in cells)) or [FairRule()]
     if len(rules) > 1:
-        raise ConfigError("evaluation.fair_at: expected the same rule for every cell, as the report page states one.")
+        raise ConfigError(
+            "evaluation.fair_at: expected the same rule for every cell, as the report page states one; set it once, in "
+            "the sweep's settings."
+        )
     # A notion that the sweep names stands first, or else the one that the user's rule limits.
     notion = sweep.notion if "notion" in sweep.model_fields_set else rules[0].notion
     shown: dict[str, Any] = {"notion": notion, "fair_at": rules[0]}
@@ -186,6 +184,7 @@ def compare(
                 num_gpus = max(sweep.ray.num_gpus, sweep.tasks.num_gpus)
                 with start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus})):
                     _require_room(sweep, since=time.monotonic())
+                    # Before the cells: a cell occupies its CPUs while it waits, and could block teachers.
                     faults = collect_shared_votes(missing, folder, reporter, sweep.ray)
                     faults |= collect_shared_releases(missing, folder, reporter, sweep)
                     run_cells(missing, cells, folder, faults, sweep, reporter, compute=compute or run_cell)
@@ -199,7 +198,8 @@ def compare(
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
-    """Yield for each data set how many releases ``cells`` make, what they may cost at most, and what was spent before.
+    """Yield a sentence for each data set: how many releases ``cells`` make, what they may cost, and what was spent
+    before.
 
     A shared release is counted once. Seeded noise, which is not private, and methods without privacy are left out. If
     the total is above a limit, ``reporter`` asks the user to confirm it.
@@ -228,8 +228,8 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
-    """Return True if a node is large enough for a cell; PoolError if none is ``ray.wait_for_nodes_s`` s after
-    ``since``."""
+    """Return whether a node is large enough for a cell; PoolError if there is none ``ray.wait_for_nodes_s`` seconds
+    after ``since``."""
     tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:
@@ -242,8 +242,8 @@ def _require_room(sweep: SweepConfig, *, since: float) -> bool:
 
 
 def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
-    """Return the file of a release, or of votes (a ``.parquet``), that the cell shares with others; None if it shares
-    none.
+    """Return the file that the cell may share with others: a release, or votes (a ``.parquet``); None if it shares
+    neither.
 
     The file name is a digest of the settings that determine the content.
     """
@@ -271,8 +271,8 @@ def collect_shared_votes(
 ) -> dict[Path, str]:
     """Train missing teachers and collect their votes, one ensemble after the other, each on the whole cluster.
 
-    Votes and checkpoints are private. After an error the next ensemble is tried. Return the error messages by the path
-    of the vote file that is missing.
+    Votes and checkpoints are private. After an error the next ensemble is tried. Return the error messages, by the
+    path of the file of votes that could not be made.
     """
     cell_of = {shared_file(cell, folder): cell for cell in cells}
     missing = {
@@ -310,8 +310,8 @@ def collect_shared_releases(
     """Draw the missing releases, each as a task on a node that is large enough, and charge each once.
 
     A release has a run directory of its own in the sweep's folder, without a model. If a release was deleted, the next
-    sweep draws and charges another one. After an error the next release is tried. Return the error messages by the path
-    of the release file that is missing.
+    sweep draws and charges another one. After an error the next release is tried. Return the error messages, by the
+    path of the file of the release that could not be drawn.
     """
     import ray
 
@@ -372,11 +372,12 @@ def count_cell(release: Release) -> None:
 
 
 class CellTimeoutError(RuntimeError):
-    """A cell was interrupted because it ran longer than its time limit."""
+    """An error: a cell was interrupted because it ran longer than its time limit."""
 
 
 def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``work`` in a worker's main thread, and interrupt it after ``tasks.max_minutes`` by a CellTimeoutError."""
+    """Return what ``work(*arguments)`` returns; after ``tasks.max_minutes`` a CellTimeoutError interrupts it. Runs in a
+    worker's main thread."""
 
     def interrupt(*_: object) -> None:
         raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
@@ -404,9 +405,9 @@ def run_cells(
 ) -> None:
     """Run the ``missing`` cells on the running Ray; each result is written and charged as soon as it arrives.
 
-    A cell fails at once if the file that it shares is among ``faults`` (messages by path). The results of all ``cells``
-    are assembled now and then, so that a driver that was killed leaves few files to read. Cells are submitted before
-    there is room for them, so that an autoscaler sees the demand; PoolError as in :func:`compare`.
+    A cell fails at once if the file that it shares could not be made: ``faults`` has the messages by path. The tables
+    of all ``cells`` are written now and then, so that a driver that was killed leaves few files to read. Cells are
+    submitted before there is room for them, so that an autoscaler sees the demand; PoolError as in :func:`compare`.
     """
     import ray
 
@@ -486,8 +487,8 @@ def _compute(
 
 
 def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> list[Row]:
-    """Train and measure one cell in ``out``, without Ray. Return its public row, and the row not to be published if an
-    epsilon depends on votes."""
+    """Train and measure one cell in ``out``, without Ray. Return its public row, and, if its privacy cost depends on
+    votes, the row with that cost, which must not be published."""
     torch.set_num_threads(torch_threads)
     started = time.monotonic()
     config = with_pinned_weights(cell.config.model_copy(update={"out": out}))
@@ -544,7 +545,7 @@ _NAMES = ("method", "data", "seed", "digest")
 
 
 def comparison_outcome(comparison: Comparison) -> Output:
-    """Return the output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and files.
+    """Return the output of `fairpate compare`: the ranges of results by data set and method, warnings, and files.
 
     As text: a table per data set with a line per method, at most 80 columns wide. Non-private results that may not be
     published are only counted.
@@ -761,8 +762,12 @@ def demo(sweep: Path, out: Path) -> Output:
 def claims_in_words(
     claims: RunStatement, without: RunStatement, rejecting: RunStatement, *, method: str, why: str
 ) -> list[str]:
-    """Return two sentences: on guarantee and accuracy of the chosen method, and of the same model ``without`` privacy;
-    and on its parity gap without and with a reject option, with the verdict of the user's rule on both."""
+    """Return two sentences about the chosen ``method``; ``why`` says why it was chosen.
+
+    The first is on its guarantee and accuracy (``claims``), next to the accuracy of the same model ``without`` privacy;
+    the second on its parity gap without and with a reject option (``rejecting``), each with the verdict of the user's
+    rule.
+    """
     guarantee, measured, less = claims.guarantee, claims.measured, rejecting.measured.measured(DEFAULT)
     gap = measured.measured(DEFAULT)
     answer, group = gap.where.removeprefix("predicted ").split(": ", 1)

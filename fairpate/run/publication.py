@@ -1,9 +1,8 @@
 """The products of a finished run: report, card, portable model, and the view in a notebook.
 
 The public and the private report are written at the end of a run, from its release and its evaluation. The card and the
-notebook's view read only the public part of a run directory; of the configuration the card reads only the method and
-the options of the data set, whose publisher is in the registry. ``model.onnx`` is made from the student, public records
-and declared constants: it has no privacy cost and can be made again at any time.
+notebook's view read only the public part of a run directory, and the card the method and data set in its configuration.
+``model.onnx`` is made from the student and public facts: it has no privacy cost.
 """
 
 from __future__ import annotations
@@ -74,15 +73,15 @@ if TYPE_CHECKING:
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
-    """Return the published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
+    """Return the published evaluation of ``run`` on its test records. A damaged file raises errors of many kinds."""
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     metrics = read_json(run.metrics)
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
 
 
 def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
-    """Return guarantee and metrics of a finished run; ``for_operator`` adds the baseline without privacy, if it
-    exists."""
+    """Return the guarantee and the metrics of a finished run; ``for_operator`` adds the accuracy without privacy, if
+    the run has it."""
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
@@ -138,10 +137,8 @@ _MOST_PANELS = 12
 
 def comparison_html(comparison: Comparison) -> str:
     """Return the HTML of a comparison for a notebook: the report's sentences on publishable results, and a figure of
-    one data set.
-
-    The report page itself would bring a drawing library; one figure has some hundred kilobytes.
-    """
+    one data set."""
+    # Not the report page itself, which would add a drawing library to the notebook.
     folder = comparison.folder
     report = FrontierReport(
         title=folder.root.name,
@@ -179,7 +176,7 @@ def comparison_html(comparison: Comparison) -> str:
 
 
 def _from_here(path: Path) -> str:
-    """Return ``path`` relative to the notebook's working directory if it lies inside."""
+    """Return ``path`` as text, relative to the notebook's working directory if it is inside it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -216,7 +213,9 @@ def card_values(card: Card) -> dict[str, Any]:
 
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
-    """Return the card of a run; only its public part, its method and the name and options of its data set are read."""
+    """Return the model card of a run, read from its public part, its method and the name and options of its data
+    set."""
+    # The public part of a run without privacy does not exist, and that of an unfinished run is incomplete.
     for path in (run.statement, run.metrics, run.student):
         if not path.is_file():
             raise RunDirectoryError(
@@ -256,7 +255,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
 
 
 def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse, made_on: str | None) -> Card:
-    """Return the card of ``run``, from its statement, metrics and student, and the facts passed in by the caller."""
+    """Return the model card of ``run``, made of its statement, metrics and student, and of the arguments."""
     metrics, student = read_json(run.metrics), read_student_card(run.student)
     population = read_json(run.private_population) if run.private_population.is_file() else None
     orders, unrefused, refusals = metrics.get("orders"), metrics.get("without_refusals"), None
@@ -306,7 +305,11 @@ def write_reports(
     private_population: PrivatePopulation | None = None,
     without_privacy: WithoutPrivacy | None = None,
 ) -> None:
-    """Write ``public/report.html``, and ``private/report.html`` if queries were charged, from the run's statement."""
+    """Write the report of a run, ``public/report.html``; if it answered queries (``spending``), the private one too.
+
+    ``private_population`` estimates how the student treats private records; ``without_privacy`` is for the private
+    report alone.
+    """
     statement = read_statement(run)
     evaluations, voting = assessment.evaluations, None
     if spending is None:  # a model without teachers is not called a student
@@ -396,7 +399,10 @@ def write_reports(
 
 
 def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list[tuple[float, float]]:
-    """Return (number of queries, epsilon after them) at up to 200 points, the last query among them."""
+    """Return how epsilon grows with the queries: pairs (number of queries, epsilon after them), at up to 200 points.
+
+    ``price(start, end)`` returns the Renyi curve of the queries from start to end. The last query is among the points.
+    """
     submitted = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
     curve_A = np.zeros(len(DEFAULT_ORDERS))
@@ -448,7 +454,8 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Describe how a raw row is encoded as the input of the ONNX graph, as far as the data set declares it."""
+    """Return a description, for ``model.json``, of how a raw row is encoded as the input of the ONNX graph, as far as
+    the data set declares it."""
     if len(record_shape) > 1:
         inside = "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}

@@ -1,18 +1,14 @@
 """Operate a finished run: serve its aggregator or its published student over HTTP; manage its ledger and tokens.
 
-The service writes the run's own ledger, under the terms that the ledger was made with, so the queries of `fairpate run`
-are answered again for free. Votes that the run collected are read from its table; teachers vote anew on other records,
-such as those in requests.
+The service writes the run's own ledger, so the queries of `fairpate run` are answered again for free. Votes that the
+run collected are read from its table; teachers vote anew on other records, such as those in requests.
 
-A backup of a ledger from any store is a ledger in files, with its head; it may be made while a service writes. It is
-restored only if it contains the last entry that the present ledger, its head and its anchor are known to have, and as
-many queries as the statement says: no charge may be forgotten. The files of the ledger that it replaces are renamed,
-never removed. A backup that is restored to another location moves the ledger between stores.
+A backup of a ledger may be made while a service writes. It is restored only if it contains the last entry that the
+present ledger, its head and its anchor are known to have, and as many queries as the statement says: no charge may be
+forgotten. The files of the ledger that it replaces are renamed, never removed.
 
 Every action of an operator on a run is noted in the run's journal of actions before it is done.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import hashlib
@@ -103,9 +99,9 @@ _NO_QUOTA = "--per-day: an operator has no quota; leave it out, or limit --queri
 
 
 def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
-    """Return the public records as a pool, each content once; the run's own queries come first, in their order.
+    """Return the public records as the pool of a service, each content once; the run's queries come first, in order.
 
-    ``takes_posted``: whether the voters can vote on other records too.
+    ``takes_posted``: whether the voters can also vote on records that are sent in a request.
     """
     # Without a number of queries and an admission rule, so that every record is offered, not the run's selection.
     public = choose_queries(dataset, QueriesConfig())
@@ -163,9 +159,8 @@ SPENT = (
 def open_backend(root: Path, config: VotingMethod, state: Path | None = None, take_over: bool = False) -> Backend:
     """Open data set, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
 
-    ``state`` is the operator's folder with the odometer; None: this process's own. ``take_over`` stops another writer
-    of the ledger, if its store can do that. An actor that Ray restarts takes nothing over, because a third writer may
-    have done so meanwhile.
+    ``state``: the operator's folder with the odometer; None: that of this process. ``take_over``: stop another writer
+    of the ledger, if its store can do that.
     """
     run = RunDirectory(root=root)
     if isinstance(config, OwnVotes):
@@ -190,6 +185,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         return ledger, AggregatorSession(ledger, source=plan.source)
 
     try:
+        # An actor that Ray restarts takes nothing over, because a third writer may have done so meanwhile.
         ledger, session = open_books(take_over=take_over and not is_restarted())
     except BaseException:
         # Their actors would outlive a service that never started.
@@ -216,10 +212,10 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
 def serve_aggregator(
     root: Path, settings: ServiceSettings, *, data_dir: Path | None, detach: bool, take_over: bool = False
 ) -> None:
-    """Serve the run until interrupted, or leave the service on the cluster at RAY_ADDRESS (``detach``).
+    """Serve the run's aggregator until interrupted, or with ``detach`` leave the service on the cluster at RAY_ADDRESS.
 
-    ``data_dir`` is where the data set's files are now, if they were moved since the run. ``take_over``, for a ledger in
-    a database only: stop a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
+    ``data_dir``: the folder of the data set's files, if they were moved since the run. ``take_over``, for a ledger in a
+    database only: stop a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
     RunDirectoryError if the service cannot start or stops for good.
     """
     # Before the check: the run's token store, too, lets a service listen beyond this machine.
@@ -372,15 +368,15 @@ def stop_aggregator(root: Path) -> None:
 
 
 def service_name(run: RunDirectory) -> str:
-    """Return the name of the service for the run's ledger. It is unique per ledger, so that a second service for the
-    run is refused."""
+    """Return the name of the Ray actor that serves the run's ledger: one name per ledger, so that a second service for
+    it is refused."""
     # Resolved: a link and the folder that it leads to are one ledger.
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
-    """Return a run whose teachers can be queried, and its configuration. RunFolderError if its method has no teachers
-    or they were not stored."""
+    """Return the run in ``root`` and its configuration. RunFolderError unless its voters can be queried: if its method
+    has no teachers, or they were not stored."""
     run, config = open_run_directory(root)
     if isinstance(config, OwnVotes) and not config.votes.features:
         # Without features no student was trained, and the votes are in their file.
@@ -401,7 +397,8 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
 
 @contextmanager
 def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
-    """Start Ray for a service. A detached service needs a cluster that outlives this process."""
+    """Start Ray for a service. With ``detach``, ServiceError unless RAY_ADDRESS names a cluster, which outlives this
+    process."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError(
             "--detach and --stop need a running cluster; set RAY_ADDRESS to its address, or leave them out."
@@ -415,7 +412,8 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
 def back_up_run(path: Path, out: Path) -> int:
     """Write a verified backup of a ledger to ``out``; return the number of its entries. A service may write meanwhile.
 
-    ConfigError if ``out`` exists, LedgerError for a ledger that cannot be trusted.
+    ``path``: a run's folder, or a ledger file. ConfigError if ``out`` exists, LedgerError for a ledger that cannot be
+    trusted.
     """
     run, source = ledger_of(path)
     if ledger_files(out):
@@ -431,15 +429,16 @@ def back_up_run(path: Path, out: Path) -> int:
 
 
 def last_backup_s(run: RunDirectory) -> float | None:
-    """Return when :func:`back_up_run` last copied the ledger of ``run``, in seconds since 1970; None if never."""
+    """Return the time of the last backup (:func:`back_up_run`) of the run's ledger, in seconds since 1970; None without
+    one."""
     with suppress(OSError):
         return run.ledger_backup.stat().st_mtime
     return None
 
 
 def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
-    """Replace the ledger of ``run`` by a backup (``copy``), in its present location or in ``to``; return the location
-    as messages show it.
+    """Replace the ledger of ``run`` by the backup ``copy``, at its present location or at ``to``; return the location
+    as text without its password.
 
     LedgerError for a backup that cannot be trusted or lacks an entry that the ledger is known to have, and if another
     process writes the ledger; RunDirectoryError for a backup with fewer queries than the statement says.
@@ -501,7 +500,8 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
-    """Verify the chain of a ledger and its anchor's entry; return header, entries and the number of outcomes."""
+    """Verify the chain of the ledger at ``place``, and that it contains the entry that its anchor notes; return its
+    header, its entries and the number of queries with an outcome."""
     noted = noted_at(anchor)
     with closing(back_end(place).reader(place)) as reader:
         noted = (reader.noted, *noted)
@@ -510,7 +510,7 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the files of a ledger so that they can still be read as a ledger."""
+    """Rename the files of the ledger at ``path``, to make room for another one; they stay readable as a ledger."""
     # The index of the write-ahead log, which SQLite makes again.
     Path(f"{path}-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
@@ -528,17 +528,20 @@ def _set_aside(path: Path) -> None:
 
 
 def add_anchor(run: RunDirectory, text: str) -> str:
-    """Note the last entry of a run's ledger at another location (``text``) too from now on; return the location in
-    words.
+    """Give the ledger of ``run`` an anchor: from now on its last entry is also noted at the location ``text``, so that
+    a ledger that was rolled back is refused.
 
-    RunFolderError without a ledger. ConfigError if it has an anchor already, or the location is in the run's folder.
-    LedgerError if a service writes to the ledger.
+    Return the location as text without its password. RunFolderError without a ledger. ConfigError if the ledger has an
+    anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.
     """
     if not has_ledger(run):
         raise RunFolderError(f"{run.root}: has no ledger; give a run of a method that asks teachers.")
     place, anchor = place_of(run), parsed(text)
     if place.anchor is not None:
-        raise ConfigError(f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}; leave the anchor out.")
+        raise ConfigError(
+            f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}, and can have only one; leave it "
+            "there."
+        )
     if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
         raise ConfigError(f"{anchor}: is in the run's folder and would be rolled back with it; give a place elsewhere.")
     audit.note_action(run.actions, "anchor", place=shown(anchor))
@@ -550,7 +553,7 @@ def add_anchor(run: RunDirectory, text: str) -> str:
 
 
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
-    """Write the note on where the ledger of ``run`` is."""
+    """Write the file ``ledger.json`` of ``run``, which says where its ledger and the ledger's anchor are."""
     values = {
         name: str(value)
         for name, value in dataclasses.asdict(place).items()
@@ -560,13 +563,15 @@ def note_place(run: RunDirectory, place: LedgerPlace) -> None:
 
 
 def has_ledger(run: RunDirectory) -> bool:
-    """Return True if any part of a ledger exists, as far as that is known without asking a database."""
+    """Return True if a file of the run's ledger exists, or the note on where the ledger is."""
     return run.ledger_place.exists() or bool(ledger_files(run.ledger))
 
 
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
-    """Return the run, if any, and the location of a ledger, from a run's folder or a ledger file. RunFolderError if
-    there is no ledger."""
+    """Return the location of the ledger in ``path``, a run's folder or a ledger file, and the run if it is a folder.
+
+    RunFolderError if there is no ledger.
+    """
     run = RunDirectory(root=path) if path.is_dir() else None
     if run is not None and has_ledger(run):
         return run, place_of(run)
@@ -583,7 +588,7 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
 
 
 def verified_facts(path: Path) -> dict[str, Any]:
-    """Verify a ledger and that it contains the labels that its run released; return the summary.
+    """Verify a ledger, and that it contains the labels that its run released; return a summary of both checks.
 
     LedgerError if the ledger cannot be trusted, RunDirectoryError if it lacks a released label.
     """
@@ -615,15 +620,17 @@ def verified_facts(path: Path) -> dict[str, Any]:
 
 
 def export(path: Path, out: Path) -> None:
-    """Write every entry of a ledger to a Parquet or JSON file. LedgerError for a ledger that cannot be trusted."""
+    """Write all entries of a ledger to the Parquet or JSON file ``out``. LedgerError if it cannot be trusted."""
     run, place = ledger_of(path)
     _note_reading(run, "export", out=str(out))
     audit.export(place.ledger, out)
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
-    """Yield the lines of the audit log, or append new ones to ``out``. With ``follow``, wait for further lines
-    forever."""
+    """Yield the lines of the audit log of a ledger; with ``out``, append the new ones to that file instead.
+
+    ``follow``: wait for further lines, without an end.
+    """
     run, place = ledger_of(path)
     actions = None if run is None else run.actions
     end = audit.START if out is None else audit.log_end(out)
@@ -643,8 +650,8 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
 
 
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
-    """Note in the journal that an operator reads private entries. If the folder cannot be written, print a remark
-    instead."""
+    """Note in the run's journal of actions that an operator reads private entries of the ledger. If the journal cannot
+    be written, print a remark instead."""
     try:
         # An operator can read the files without this command, so refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)
@@ -653,7 +660,7 @@ def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None
 
 
 def last_charges(path: Path, count: int) -> Output:
-    """Return a table of the last ``count`` charges."""
+    """Return a table of the last ``count`` charges of a ledger."""
     run, place = ledger_of(path)
     _note_reading(run, "show", last=count)
     rows = [charge.to_json() for charge in audit.rows(place.ledger)[-count:]]
@@ -692,12 +699,12 @@ def change_tokens(
     limit: Mapping[str, Any] | None = None,
     when: str | None = None,
 ) -> str:
-    """Make one change of the tokens of ``name``, and note it in the journal before.
+    """Change the tokens of the caller ``name`` of a run's service, after noting the change in the journal of actions.
 
     ``limit``: the fields of an :class:`OwnLimit`, for ``add`` and ``limit``. ``when``: the time at which a new token
     expires (``add``; None: never), at which the old ones do (``rotate``), or all of them (``expire``). Returns the new
-    token of ``add`` and ``rotate``, which is stored nowhere. RunFolderError for a run without teachers, ConfigError for
-    a limit or a time out of range, UsageError for a quota of an operator.
+    token of ``add`` and ``rotate``, which is stored nowhere; otherwise "". RunFolderError for a run without teachers,
+    ConfigError for a limit or a time out of range, UsageError for a quota of an operator.
     """
     run, before, facts = run_at(root), NO_LIMIT, dict[str, object]()
     try:
@@ -745,7 +752,8 @@ def change_tokens(
 
 
 def describe(root: Path) -> Output:
-    """Return a table of all tokens with name, role, expiry and limit, and of the limits of names without a token."""
+    """Return a table of a run's tokens with name, role, expiry and limit, and of the limits of names without a
+    token."""
     run, now_s = run_at(root), time.time()
     store = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
     in_ledger: Mapping[str, OwnLimit] = {}
@@ -778,7 +786,8 @@ def describe(root: Path) -> Output:
 
 
 def moment(text: str) -> float:
-    """Parse `30d`, `12h`, `90m` or `0s` from now, or a date such as 2027-01-31 (UTC); return seconds since 1970."""
+    """Parse a time, as `30d`, `12h`, `90m` or `0s` from now or a date such as 2027-01-31 (UTC), into seconds since
+    1970."""
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
             date = datetime.now(UTC) + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])

@@ -1,8 +1,8 @@
 """The coordinator of a release over sites: it relays their messages, closes lists on time, and unmasks each sum.
 
 It is trusted only to be available; docs/sites.md lists what it can see and do. Every message that it accepts and every
-list that it closes is stored in its journal before it is answered, so that a coordinator that was stopped resumes where
-it was. Its clock alone determines when sites are late.
+list that it closes is stored in its journal before it is answered, so that it can be stopped and resumed. Its clock
+alone determines when sites are late.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ RawBody = Annotated[bytes, Depends(_body)]
 
 
 class CoordinatorSums:
-    """The coordinator's computation of a release's sums, and the HTTP application for the sites.
+    """Computes a release's sums together with the sites, for which it has an HTTP application.
 
-    It is called once for each sum in the plan's order, and waits for the sites. ``wait_s``: how long a list stays open
-    for missing sites. A sum for which too few sites answer ends the plan for good.
+    It is called once for each sum in the plan's order, and waits for the sites. ``wait_s``: how long a list of sites
+    stays open for missing ones. A sum for which too few sites answer ends the plan for good.
     """
 
     def __init__(self, plan: SitePlan, journal: Journal, *, wait_s: float, embedding: bytes | None = None) -> None:
@@ -64,7 +64,10 @@ class CoordinatorSums:
         self._done: set[int] = set()
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Return the noisy sum over all sites. SumError if the plan has ended."""
+        """Wait for the sites and return the noisy sum over all of them. SumError if the plan has ended.
+
+        Arguments are those of :class:`fairpate.methods.base.NoisySum`; ``exact_RW`` must be all zeros here.
+        """
         number = self._plan.number_of(self._number, exact_RW, stddev=stddev, name=name, about=about)
         self._number += 1
         if exact_RW.any():
@@ -98,14 +101,14 @@ class CoordinatorSums:
         return total_D.reshape(exact_RW.shape)
 
     def wait_for_sites(self, timeout_s: float) -> None:
-        """Wait until all sites have reported that they need nothing more, at most ``timeout_s``."""
+        """Wait until all sites have reported that they need nothing more, but at most ``timeout_s`` seconds."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while len(self._done) < len(self._plan.sites) and time.monotonic() < deadline_s:
                 self._changed.wait(_POLL_S)
 
     def app(self, settings: Any = None, *, tracer: Any = None) -> FastAPI:  # noqa: ARG002 - as HttpServer asks
-        """Return the HTTP application; it needs no tokens, since every message is signed by its site."""
+        """Return the HTTP application for the sites; it needs no tokens, since every message is signed by its site."""
 
         largest = max(8 * each.rows * each.columns for each in self._plan.sums)
         app = new_app(
@@ -129,11 +132,11 @@ class CoordinatorSums:
         return app
 
     def plan(self) -> Response:
-        """Return the plan's file."""
+        """Answer a request for the plan with the bytes of its file."""
         return _bytes(self._plan.content)
 
     def embedding(self) -> Response:
-        """Return the file of the embedding of all records, if the plan has one."""
+        """Answer with the file of the embedding of all records, or status 404 if the plan has none."""
         return _bytes(self._embedding)
 
     def _machine(self, number: int) -> Coordinator:
@@ -142,7 +145,7 @@ class CoordinatorSums:
         return self._machines[number]
 
     def model(self) -> Response:
-        """Return the file of the model that private metrics describe; status 202 while it is not trained."""
+        """Answer with the file of the model that private metrics describe; status 202 until it is trained."""
         with self._changed:
             found = self._journal.get("model")
             if found is None:
@@ -174,7 +177,7 @@ class CoordinatorSums:
             )
 
     def message(self, number: int, step: str, place: int, body: RawBody) -> Response:
-        """Accept one message of a site."""
+        """Accept the message ``step`` of site ``place`` for sum ``number``."""
         machine = self._machine(number)
         if step not in STEPS:
             raise FaultError(404, "step", step, f"Expected one of {', '.join(STEPS)}.")
@@ -190,7 +193,8 @@ class CoordinatorSums:
         return _bytes(b"")
 
     def listed(self, number: int, name: str, place: int) -> Response:
-        """Return a closed list, or the sum; status 202 while it is open."""
+        """Answer site ``place`` with the list ``name`` of sum ``number``, or with the sum; status 202 until it is
+        closed."""
         machine = self._machine(number)
         if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
             raise FaultError(404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum of a site.")

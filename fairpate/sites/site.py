@@ -1,10 +1,9 @@
 """One site's part in a release over sites: it connects to the coordinator; nobody connects to it.
 
-Before anything leaves, the site has rehearsed the plan, its operator has agreed, and its own odometer has counted all
+Before anything leaves, the site has rehearsed the plan, its operator has agreed, and its own odometer has charged all
 events of the plan. Then it computes every sum of the release together with the others
-(:mod:`fairpate.sites.secure_sum`). Everything that it sent is kept in the journal in ``private/`` of its run folder, so
-that a site that was stopped resumes where it was. Once a sum is known, or the plan has ended, its secrets and noise are
-deleted.
+(:mod:`fairpate.sites.secure_sum`). What it sent is in the journal in ``private/`` of its run folder, so that a site
+that was stopped resumes. Once a sum is known, or the plan has ended, its secrets and noise are deleted.
 
 Computing a table of the site's records needs torch and hundreds of megabytes; exchanging messages needs neither. So
 each table is computed in a separate process (:func:`take_part`), which ends before the first message about the table
@@ -77,8 +76,8 @@ class CoordinatorError(UserError):
 
 
 class CoordinatorClient:
-    """Sends requests to a coordinator, and repeats them for ``wait_s`` seconds while it is away or has no answer
-    yet."""
+    """Sends requests to a coordinator, and repeats each for up to ``wait_s`` seconds while the coordinator cannot be
+    reached or has no answer yet."""
 
     def __init__(self, url: str, *, wait_s: float, ca: str | None = None) -> None:
         parts = urlsplit(url)
@@ -99,11 +98,11 @@ class CoordinatorClient:
     def request(
         self, path: str, content: bytes | None = None, *, wait_s: float | None = None, into: Path | None = None
     ) -> bytes | None:
-        """Send ``content`` to ``path``, or fetch ``path`` without content. None if the coordinator refuses the message
-        as late.
+        """Send ``content`` to ``path``, or without content fetch ``path``; return the reply.
 
-        ``wait_s`` None: the client's. With ``into``, the reply is written to this file piece by piece and not returned.
-        CoordinatorError if the coordinator ended the plan or refused the message, or if time is up.
+        None if the coordinator refuses the message as late. ``wait_s`` None: that of the client. With ``into``, the
+        reply is written to this file piece by piece and not returned. CoordinatorError if the coordinator ended the
+        plan or refused the message, or if time is up.
         """
         wait_s = self._wait_s if wait_s is None else wait_s
         deadline_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -156,11 +155,11 @@ def _words(reply: httpx.Response) -> str:
 
 
 class Messenger:
-    """The part of a site that needs no records: the operator's answer, the journal, and the messages.
+    """The part of a site that needs no records: it asks the operator, keeps the journal, and exchanges messages.
 
     :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
-    When it starts again, calls that were answered before return at once. ``source`` None: noise from the operating
-    system's entropy.
+    When :func:`take_part` starts again, calls that were answered before return at once. ``source`` None: noise from the
+    operating system's entropy.
     """
 
     def __init__(
@@ -186,11 +185,11 @@ class Messenger:
         return self.has_agreed
 
     def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
-        """Open the journal in ``path``; return whether a charge was begun before.
+        """Open the journal in ``path``; return whether an earlier process began to charge the plan.
 
-        ``begun``: a folder next to the odometer with the id of the journal with which this site began the plan;
-        ``records``: a digest of the records; ``charge`` counts the whole plan in the site's odometer. SumError if the
-        journal or the records differ from those of the start.
+        ``charge`` charges the whole plan to the site's odometer. ``begun``: a folder next to the odometer with the id
+        of the journal with which this site began the plan; ``records``: a digest of the records. SumError if journal or
+        records are not those with which the site began.
         """
         if not self._has_begun:
             self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
@@ -205,17 +204,17 @@ class Messenger:
         return self._journal.get("charging") is not None
 
     def waits_for(self, what: str, about: bytes = b"") -> bool:
-        """Return whether the next call of the method ``what`` has to wait for the other sites."""
+        """Return whether the next call of ``sum`` or ``model``, named by ``what``, has to wait for the other sites."""
         if what == "sum":
             return self._journal.get(f"total {len(self._plan.sums) - 1 if about else self._number}") is None
         return what == "model" and not self._model
 
     def is_charged(self) -> bool:
-        """Return whether the odometer has counted the plan."""
+        """Return whether the plan is charged to the odometer."""
         return self._journal.get("charged") is not None
 
     def sum(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Return the noisy sum over all sites of the tables ``exact_RW``.
+        """Return the noisy sum of all sites' tables; ``exact_RW`` is this site's.
 
         ``stddev`` and ``name`` must be those of the plan; ``about`` is the file of the model that the table describes,
         if any.
@@ -236,22 +235,23 @@ class Messenger:
         return sum_of(total).reshape(exact_RW.shape)
 
     def model(self) -> bytes:
-        """Wait for, and return, the file of the model that the last sum describes, which the coordinator trains."""
+        """Wait until the coordinator has trained the model that the last sum describes, and return the model's file."""
         if not self._model:
             with self._waiting("model"):
                 self._model = self._client.request("/v1/model") or b""
         return self._model
 
     def leave(self) -> None:
-        """Report, signed, that this site needs nothing more; otherwise the coordinator waits for a while before it
-        stops."""
+        """Send the signed report that this site needs nothing more. Without it the coordinator waits for a while before
+        it stops."""
         signature = self._key.sign(self._plan.draw(0).tag("done", self._place))
         with suppress(CoordinatorError):
             self._client.request(f"/v1/done/{self._place}", signature, wait_s=0.0)
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Show inside the block that the site waits for others; erase all secrets if the coordinator ends the plan."""
+        """Inside the block, show that the site waits for others; if the coordinator ends the plan, erase all
+        secrets."""
         try:
             with self._reporter.stage(what, patience_s=_PATIENCE_S):
                 yield
@@ -313,13 +313,13 @@ class Messenger:
 
 
 class ComputingError(UserError):
-    """The process that computes a site's tables ended; the message says how to continue."""
+    """The process that computes a site's tables ended without a result; the message says how to continue."""
 
 
 @dataclass(eq=False)
 class _RemoteMessenger:
-    """The :class:`Messenger` of the process that computes tables: each method calls the other process through a
-    pipe."""
+    """Stands for the :class:`Messenger` in the process that computes tables: each method calls that of the other
+    process through a pipe."""
 
     pipe: Connection
     has_agreed: bool
@@ -361,7 +361,8 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
 
 
 def in_processes(part: Part, messenger: Messenger) -> Path | None:
-    """Run :func:`take_part` in successive processes; there is none while ``messenger`` waits for others."""
+    """Run :func:`take_part` in successive processes, and return its result. No such process runs while ``messenger``
+    waits for other sites."""
     # Spawned, not forked: a copy of this process would hold its connections and its journal.
     context = get_context("spawn")
     while True:
@@ -379,7 +380,8 @@ def in_processes(part: Part, messenger: Messenger) -> Path | None:
 
 
 def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> list[Path | None]:
-    """Answer the calls of a computing process, and return its result; empty if it was ended because it had to wait."""
+    """Answer the calls of a computing process until it ends. Return its result in a list, which is empty if the process
+    was ended because it would have had to wait."""
 
     def receive() -> tuple[str, Any, Any]:
         try:
@@ -450,10 +452,11 @@ def join(
 ) -> Path | None:
     """Take part in the plan of the coordinator at ``url``; return the folder of the release, None without agreement.
 
-    ``agree`` is called with a text that says what leaves and what it costs; ``digest`` is the digest of the only plan
-    to accept; ``own`` are settings of this site's workers. PlanError, ConfigError or DataError if plan, key and records
-    do not match; LimitReachedError if the odometer has no room; CoordinatorError and SumError if the plan ends without
-    a sum. Except for the last two, nothing was charged or sent before the error.
+    ``agree`` gets a text that says what leaves the site and what it costs, and returns whether the operator agrees;
+    ``digest`` is the digest of the only plan to accept; ``own`` are settings of this site's workers. PlanError,
+    ConfigError or DataError if plan, key and records do not match; LimitReachedError if the odometer has no room;
+    CoordinatorError and SumError if the plan ends without a sum. Only these last two may come after a charge or a
+    message.
     """
     own_key = read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
@@ -546,7 +549,8 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
 
 
 def measurable(run: RunDirectory, dataset: Dataset) -> Student:
-    """Return the model that the coordinator sent. SumError for a file that is not a model of ``dataset``."""
+    """Return the model that the coordinator sent to the run folder. SumError if its file is not a model of
+    ``dataset``."""
     from student.card import StudentFileError
     from student.student import load_student
 

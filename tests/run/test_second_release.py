@@ -211,7 +211,7 @@ def test_a_model_without_privacy_is_made_again(trained, tmp_path):
 def test_a_model_without_its_statement_is_named(trained, tmp_path, method, remedy):
     folder = copied(trained(method), tmp_path / "run")
     folder.statement.unlink()
-    with pytest.raises(RunDirectoryError, match=rf"statement\.json: gone, although .* released under it; {remedy}"):
+    with pytest.raises(RunDirectoryError, match=rf"statement\.json: missing, although .* released with it; {remedy}"):
         train(folder.root, method)
 
 
