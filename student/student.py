@@ -263,7 +263,7 @@ def _fixmatch(
     def augmented(x: Tensor, how: AugmentConfig, *, erase: float = 0.0) -> Tensor:
         return fit.augment(scale_bytes(x), how, generator, erase=erase).contiguous(memory_format=torch.channels_last)
 
-    def averaging(average: list[Tensor], parameters: list[Tensor], count: Tensor) -> None:
+    def averaging(average: Any, parameters: Any, count: Tensor | int) -> None:
         # A plain mean at first, so that early weights do not linger; then an exponential moving average.
         torch._foreach_lerp_(average, parameters, max(1 / _AVERAGE_HORIZON_STEPS, 1 / (int(count) + 1)))
 

@@ -45,29 +45,12 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
 from fairpate.methods.base import Method, NoisySum, Price, Stream, stream_seed
+from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
-from fairpate.privacy.discrete_gaussian import (
-    OS_ENTROPY,
-    NoiseSource,
-    OsEntropy,
-    SeededSource,
-    sample_discrete_gaussian,
-)
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, sample_discrete_gaussian
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
-from fairpate.report.metrics import (
-    GAPS,
-    NOT_MEASURED,
-    Estimate,
-    Evaluation,
-    GapResult,
-    GroupResult,
-    RejectOptionSpread,
-    describe_cell,
-    evaluate,
-    reject_option_spread,
-    shown_records,
-    with_words,
-)
+from fairpate.report import metrics
+from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import MetricsFolder, Released, ReleaseLog, read_receipt, read_release
 from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement
@@ -159,7 +142,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         rule: GateRule | None = None,
         apart_N: npt.NDArray[np.bool_] | None = None,
     ) -> Evaluation:
-        measured = evaluate(
+        measured = metrics.evaluate(
             predictions,
             labels_N=test.y.numpy(),
             groups_N=groups,
@@ -175,7 +158,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         )
         return replace(measured, metrics=settings.metrics, fair_at=settings.rule)
 
-    kept = shown_records(
+    kept = metrics.shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
     ).kept_N
     # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.
@@ -310,7 +293,7 @@ def release_table(
     """
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
-    if noise != OS_ENTROPY:
+    if noise != discrete_gaussian.OS_ENTROPY:
         source = SeededSource(stream_seed(config.seed, Stream.METRICS))
     edges = config.evaluation.score_edges
 
@@ -420,7 +403,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         value, low, high = (max(0.0, size + by) for by in (0.0, -reach, reach))
         estimates.append(Estimate(name=f"size of {name}", kind="count", value=value, low=low, high=high))
         estimates.append(right.estimate(f"accuracy for {name}", 0, place))
-        group, accuracy = GroupResult(name=name), estimates[-1].value
+        group, accuracy = metrics.GroupResult(name=name), estimates[-1].value
         if not math.isnan(accuracy):  # the group stands out
             number = round(size)
             group = replace(group, num_records=number, num_answered=number, coverage=1.0, accuracy=accuracy)
@@ -440,7 +423,8 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         **names,
         groups=tuple(groups),
         gaps={
-            name: gap_of(metric, table_GYC, stddev, partial(describe_cell, **names)) for name, metric in GAPS.items()
+            name: gap_of(metric, table_GYC, stddev, partial(metrics.describe_cell, **names))
+            for name, metric in GAPS.items()
         },
         # Sums of squares, to which noise adds: no estimate.
         ermi=math.nan,
@@ -452,7 +436,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         per_person=event.unit == "person",
         estimates=(*estimates, *calibration),
     )
-    return with_words(measured) if total else measured
+    return metrics.with_words(measured) if total else measured
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
@@ -503,10 +487,11 @@ def _ratios(shares: _Shares) -> _Shares:
     return _Shares(ratio, ratio * np.exp(-down), ratio * np.exp(up))
 
 
-def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: FloatArray, stddev: float) -> float:
+def _low_of_largest(ends: Callable[..., _Shares], table_GYC: FloatArray, stddev: float) -> float:
     """Return the lower end of the interval of the largest of all differences, at least 0.
 
-    ``ends(z, table)`` returns every difference, and its interval's ends at z standard deviations. If one difference is
+    ``ends(z, table)`` returns every difference, and its interval's ends at z standard deviations, unless ``has_ends``
+    is False. If one difference is
     far above all others, the largest upper end misses the truth with half of the probability that ``LEVEL`` allows; if
     several are nearly equal, hardly ever, since one of them is then overestimated. The lower end uses up the remaining
     probability. Its margin is a quantile of the largest error of differences that lie as far below the lower end as
@@ -521,8 +506,10 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
         return max(0.0, float(np.nanmax(alone.low_EG)))
     reach_K = np.maximum((value_K - alone.low_EG[is_known]) / z, _LEAST_SHARE)
     drawn = _drawn_around(table_GYC.tobytes(), table_GYC.shape, stddev)
-    errors_RK = ends(z, drawn).value_EG[:, is_known]
-    errors_RK = np.nan_to_num(errors_RK - np.nanmedian(errors_RK, axis=0))
+    errors_RK = ends(z, drawn, has_ends=False).value_EG[:, is_known]
+    # `nanmedian` goes through the columns one by one.
+    median = np.nanmedian if np.isnan(errors_RK).any() else np.median
+    errors_RK = np.nan_to_num(errors_RK - median(errors_RK, axis=0))
     # In standard deviations of a normal distribution, above and below: the interval, of which `reach_K` is the lower
     # part, allows for skewness already.
     down_K, up_K = np.abs(np.quantile(errors_RK, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)) / z
@@ -565,29 +552,36 @@ class _Shares(NamedTuple):
 
     @classmethod
     def of(
-        cls, events: rates.RateEvents, table_GYC: FloatArray, stddev: float, *, z: float, rest: bool = False
+        cls,
+        events: rates.RateEvents,
+        table_GYC: FloatArray,
+        stddev: float,
+        *,
+        z: float,
+        rest: bool = False,
+        has_ends: bool = True,
     ) -> _Shares:
         """Return the shares of each group, or with ``rest`` those of all other groups together, at z standard
-        deviations."""
-        found, cells = events(table_GYC), events(np.ones_like(table_GYC))
+        deviations, in one or more tables (..., G, Y, C). Without ``has_ends`` each share is the end of its interval."""
+        found, cells = events(table_GYC), events(np.ones(table_GYC.shape[-3:]))
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
             for each in (found.hits_EG, found.sizes_EG, cells.hits_EG, cells.sizes_EG)
         )
-        noise, drawn = (z * stddev) ** 2, z**2 * np.maximum(sizes, 0.0)
+        noise = (z * stddev) ** 2
+        is_known = (sizes > 0) & (sizes > np.sqrt(noise * size_cells))
+        value = np.clip(np.where(is_known, rates.divide(hits, sizes), np.nan), 0.0, 1.0)
+        if not has_ends:
+            return cls(value, value, value)
+        drawn = z**2 * np.maximum(sizes, 0.0)
         # The p with (hits - p sizes)^2 <= z^2 variance(p) lie between the roots of square p^2 - twice p + rest.
         square = sizes**2 + drawn - noise * size_cells
         twice = 2 * hits * sizes + drawn - 2 * noise * hit_cells
         # Rounding, or noisy hits below 0 or above the size, may leave no real root.
         root = np.sqrt(np.maximum(twice**2 - 4 * square * (hits**2 - noise * hit_cells), 0.0))
-        is_known = (sizes > 0) & (sizes > np.sqrt(noise * size_cells))
         square = np.where(is_known, square, np.nan)
-        ends = (
-            np.where(is_known, rates.divide(hits, sizes), np.nan),
-            (twice - root) / 2 / square,
-            (twice + root) / 2 / square,
-        )
-        return cls(*(np.clip(each, 0.0, 1.0) for each in ends))
+        low, high = ((twice + sign * root) / 2 / square for sign in (-1, 1))
+        return cls(value, np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0))
 
     def estimate(self, name: str, event: int, group: int) -> Estimate:
         value, low, high = (float(each[event, group]) for each in self)
@@ -596,7 +590,7 @@ class _Shares(NamedTuple):
 
 def gap_of(
     metric: rates.Metric, table_GYC: FloatArray, stddev: float, described: Callable[[rates.GroupCell | None], str]
-) -> GapResult:
+) -> metrics.GapResult:
     """Return a fairness gap (or error rate) of a noisy table with its interval: the largest difference between groups.
 
     ``described`` puts the cell with the largest difference into words.
@@ -605,8 +599,8 @@ def gap_of(
         # Of all groups together, whose noises add up.
         table_GYC, stddev = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
 
-    def ends(z: float, joint_GYC: FloatArray) -> _Shares:
-        own = _Shares.of(metric.events, joint_GYC, stddev, z=z)
+    def ends(z: float, joint_GYC: FloatArray, has_ends: bool = True) -> _Shares:
+        own = _Shares.of(metric.events, joint_GYC, stddev, z=z, has_ends=has_ends)
         if metric.compare is rates.level:
             return own
         # A group against itself is no comparison: NaN keeps it out of maxima.
@@ -617,7 +611,8 @@ def gap_of(
         if metric.compare is rates.pairwise:
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
-            first, other = list(own), list(_Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True))
+            others = _Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True, has_ends=has_ends)
+            first, other = list(own), list(others)
         value = first[0] - other[0]
         # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
         low = value - np.hypot(first[0] - first[1], other[2] - other[0])
@@ -633,7 +628,7 @@ def gap_of(
     found, alone = metric.events(table_GYC), ends(_deviations(), table_GYC)
     value = alone.value_EG
     if np.isnan(value).all():
-        return replace(NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
+        return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
     shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations())
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
@@ -641,7 +636,7 @@ def gap_of(
     # The largest high end lies above the true largest difference as soon as that one interval holds it.
     high = np.nanmax(alone.high_EG)
     largest = max(0.0, float(np.nanmax(value)))
-    return GapResult(
+    return metrics.GapResult(
         value=largest,
         low=float(np.clip(low, 0.0, largest)),
         high=float(np.clip(high, largest, 1.0)),

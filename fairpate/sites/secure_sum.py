@@ -94,7 +94,7 @@ class PublicKeys:
         try:
             Ed25519PublicKey.from_public_bytes(self.signing)
             # Any bytes of the right length make an X25519 key; only an exchange refuses points of small order.
-            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.sealing))
+            _PROBE.exchange(X25519PublicKey.from_public_bytes(self.sealing))
         except ValueError as error:
             raise SumError(f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}.") from error
 
