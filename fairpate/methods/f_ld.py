@@ -175,7 +175,7 @@ def train_f_ld(
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
 
     def ascend() -> None:
-        exact_UGK = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG)
+        exact_UGK = parity.measured(model, x, y, cells, sizes_UG)
         # An empty cell has no mean, and its multiplier stays at 0.
         ascent.step(torch.where((sizes_UG > 0)[..., None], exact_UGK, 0.0))
 
@@ -227,34 +227,6 @@ def require_members(sizes_UG: Tensor) -> None:
     for population, group in (sizes_UG == 0).nonzero().tolist():
         label = f" with label {population}" if len(sizes_UG) > 1 else ""
         raise ValueError(f"Expected records of every group, got none of group {group}{label}; merge groups.")
-
-
-def measured_violations(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    cells: Tensor,
-    *,
-    parity: MeanParity,
-    sizes_UG: Tensor,
-    clip_value: float = math.inf,
-) -> Tensor:
-    """Return the exact violations (U, G, K) ``float64`` over all records, which are not to be published.
-
-    Predictions are made in evaluation mode; the model is left in training mode. ``clip_value`` bounds the L2 norm of a
-    record's values.
-    """
-    from fairpate.nn.fit import predict_logits  # a configuration is read without torch
-
-    with torch.no_grad():
-        values_NK = parity.values(predict_logits(model, x), y).double()
-        # Prediction has left it in evaluation mode.
-        model.train()
-        if clip_value < math.inf:
-            # A norm of 0 gives an infinite factor, which is cut to 1 and leaves the value at 0.
-            norms_N1 = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
-            values_NK = values_NK * (clip_value / norms_N1).clamp(max=1)
-        return parity.violations(values_NK, y, cells, sizes_UG=sizes_UG)
 
 
 class Ascent:
@@ -463,9 +435,7 @@ def train_pf_ld(
         # Multipliers stay at 0, so that nothing reads a violation: none is released.
         if not config.dual_step:
             return
-        violations_UGK = measured_violations(
-            model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=config.clip_value
-        )
+        violations_UGK = parity.measured(model, x, y, cells, sizes_UG, clip_value=config.clip_value)
         normals.add_to([violations_UGK], spread)
         ascent.step(violations_UGK)
         # The slopes, and the gradient's noise, follow the multipliers: these come from noisy violations alone.
