@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from method_kinds import quick_and_slow
 from priced import priced
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -238,7 +239,9 @@ class TestPersons:
 
 
 class TestTeachers:
-    @pytest.mark.parametrize("name", ["fairpate", "pate", "pate_s_in", "pate_s_pre"])
+    @pytest.mark.parametrize(
+        "name", quick_and_slow(["fairpate", "pate", "pate_s_in", "pate_s_pre"], ["fairpate", "pate"])
+    )
     def test_a_member_of_the_family_learns_within_its_target(self, name: str) -> None:
 
         pool = {key: values[:200] for key, values in PUBLIC.items()}

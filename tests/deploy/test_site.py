@@ -95,6 +95,7 @@ def test_every_public_name_is_in_the_reference():
         assert f":: fairpate.{name}\n" in text or name == "__version__"
 
 
+@pytest.mark.slow
 def test_the_live_frontier_holds_every_recorded_configuration_and_fetches_nothing(monkeypatch):
     cells = json.loads((ROOT / "docs" / "results" / "utkface.json").read_text(encoding="utf-8"))["cells"]
     page = generated.live_frontier()
