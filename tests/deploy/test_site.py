@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.extend([str(ROOT / "docs"), str(ROOT / "benchmarks"), str(ROOT / "tests")])
 
 import generated  # noqa: E402
-import pictures  # noqa: E402
 import ten_minutes  # noqa: E402
 
 import fairpate  # noqa: E402
@@ -172,6 +171,8 @@ def test_it_reads_from_files_and_asks_no_other_host(site, tmp_path, monkeypatch)
 
 
 def test_pictures_are_those_of_the_code(tmp_path):
+    import pictures  # with matplotlib, which no other test here needs
+
     pictures.main(tmp_path)
     drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     assert len(drawn) == 7
