@@ -20,7 +20,6 @@ Shapes: N private records, M public ones, F features, C classes.
 import hashlib
 import inspect
 import json
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,18 +45,8 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from fairpate.config import (
-    PLACES,
-    ConfigError,
-    PrivacyTarget,
-    Section,
-    flattened,
-    merge,
-    nearest,
-    parse_config,
-    read_yaml,
-    without,
-)
+from fairpate import config as configuration
+from fairpate.config import ConfigError, Section, flattened, merge, nearest, parse_config
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration
@@ -69,16 +58,8 @@ from fairpate.methods.base import FITTED, Method, Price, Stream, configured, fin
 from fairpate.pages import epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.choice import (
-    MAY_FAIL,
-    TrialsError,
-    charge_trials,
-    group_weights,
-    plan_trials,
-    require_planned,
-    score_of,
-    unheard,
-)
+from fairpate.run import choice
+from fairpate.run.choice import score_of
 from fairpate.run.context import RunDirectory, write_json
 from fairpate.run.folder import create_run_directory, record_data
 from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kept_names
@@ -857,11 +838,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             typed[what] = {"type": str(names.dtype), "values": words.tolist()}
         folder.parent.mkdir(parents=True, exist_ok=True)
         # In the same folder, so that the final rename is one step on one file system.
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            _write_student(self.student_, temporary)
-            config = without(self.config_.model_dump(mode="json"), PLACES)
-            (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+            made = Path(scratch) / "estimator"
+            made.mkdir()
+            _write_student(self.student_, made)
+            config = configuration.without(self.config_.model_dump(mode="json"), configuration.PLACES)
+            (made / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
             columns, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
             described = {
                 "format": _FORMAT,
@@ -869,20 +851,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "feature_names": None if columns is None else columns.tolist(),
                 "num_features": self.n_features_in_,
                 "sensitive_feature": None if column is None else column.model_dump(mode="json"),
-                "declaration": read_yaml(Path(self.declaration), as_text=True)
+                "declaration": configuration.read_yaml(Path(self.declaration), as_text=True)
                 if isinstance(self.declaration, str)
                 else self.declaration,
                 "statement": asdict(self.statement_),
-                "files": {file.name: sha256_of(file) for file in sorted(temporary.iterdir())},
+                "files": {file.name: sha256_of(file) for file in sorted(made.iterdir())},
             }
-            text = json.dumps(strict(described), indent=2, allow_nan=False)
-            (temporary / _ESTIMATOR).write_text(text + "\n", encoding="utf-8")
-            # A temporary folder is readable by its owner alone; a saved model is meant to be passed on.
-            temporary.chmod(0o755)
-            temporary.rename(folder)
-        except BaseException:  # an interrupt too, or half a model would stay under a hidden name
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            write_json(made / _ESTIMATOR, strict(described))
+            made.rename(folder)
         return folder
 
     @classmethod
@@ -930,13 +906,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
             estimator.events_ = tuple(map(event_from, statement.events))
             estimator.noise_ = statement.noise
-            estimator.privacy_ = Price(
-                epsilon=float("inf") if statement.epsilon is None else statement.epsilon,
-                delta=statement.delta,
-                unit=statement.unit,
-                relation=statement.relation,
-                accounting=statement.accounting,  # type: ignore[arg-type]
-            )
+            stated = {name: getattr(statement, name) for name in ("delta", "unit", "relation", "accounting")}
+            epsilon = float("inf") if statement.epsilon is None else statement.epsilon
+            estimator.privacy_ = Price(epsilon=epsilon, **stated)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StudentFileError(f"{folder}: not a readable estimator ({error}); restore it from a copy.") from error
         return estimator
@@ -1180,20 +1152,18 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "public_sensitive_features: given without public_X; give both, or leave the groups out."
                 )
             return None
-        is_number = isinstance(X, int | np.integer)
-        if self.declaration is not None and not is_number:
-            declared = declared_records(self.declaration, X, "public_X")
-            X, groups = declared.x, declared.groups if groups is None else groups
-        elif not is_number:
+        names = getattr(self, "feature_names_in_", None)
+        if not isinstance(X, int | np.integer) or isinstance(X, bool):
             passed_on = [getattr(each, "transform_input", None) or () for each, _ in _pipelines_in_front()]
-            if not all(in_fit and "public_X" in names for names in passed_on):
+            if self.declaration is not None:
+                declared = declared_records(self.declaration, X, "public_X")
+                X, groups = declared.x, declared.groups if groups is None else groups
+            elif not all(in_fit and "public_X" in arguments for arguments in passed_on):
                 raise ValueError(
                     "public_X: the pipeline's steps change X and not public_X, which would make them incomparable; "
                     "make it Pipeline(..., transform_input=['public_X']) with sklearn's metadata routing "
                     "(docs/python.md, A scaler in front), or leave the steps out."
                 )
-        names = getattr(self, "feature_names_in_", None)
-        if not is_number or isinstance(X, bool):
             columns = getattr(X, "columns", None)
             is_named = columns is not None and all(isinstance(column, str) for column in columns)
             if is_named != (names is not None):
@@ -1331,13 +1301,13 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be searched "
                     f"privately, because trials need fresh noise; set noise={OS_ENTROPY!r}, or choose a private method."
                 )
-        plan = plan_trials(
+        plan = choice.plan_trials(
             [(config, dataset) for config, dataset, *_ in prepared],
             epsilon=self.epsilon,
             delta=self.delta,
             expected_trials=self.expected_trials,
         )
-        weights = group_weights(
+        weights = choice.group_weights(
             whole,
             None if self.group_shares is None else {str(name): share for name, share in self.group_shares.items()},
         )
@@ -1354,17 +1324,17 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     private_folder(run.receipt.parent)
                     part = f"{rule}/{part}"
                     logs.append(ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=part))
-                charge_trials(plan, logs, cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
+                choice.charge_trials(plan, logs, cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
         source, best = OsEntropy(), None
-        with unheard():
+        with choice.unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
                 model = clone(candidates[number]).set_params(epsilon=plan.epsilon, progress=False)
                 try:
                     model.fit(x, y, **given)
-                except MAY_FAIL:
+                except choice.MAY_FAIL:
                     # A trial that fails counts as the worst: its error would reveal something about it.
                     continue
-                require_planned(model.events_, plan.trainings)
+                choice.require_planned(model.events_, plan.trainings)
                 # A class that training records lack is never predicted: its code matches no prediction.
                 known = {str(name): code for code, name in enumerate(model.classes_)}
                 codes = np.array([known.get(name, -1) for name in whole.label_names])
@@ -1374,7 +1344,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                 if best is None or score > best[0]:
                     best = score, number, model
         if best is None:
-            raise TrialsError(
+            raise choice.TrialsError(
                 "FairSearchCV: no trial gave a model, and the privacy cost was spent; try the settings on made-up "
                 "records."
             )
@@ -1468,7 +1438,7 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
     # Which settings are refitted is not known yet: at most the dearest.
     planned = folds * sum(costs) + (max(costs) if search.refit else 0.0)
     trainings = folds * len(settings) + bool(search.refit)
-    delta = final.delta or PrivacyTarget().delta
+    delta = final.delta or configuration.PrivacyTarget().delta
     odometer = Odometer()
     question = question_above(final.odometer, planned=planned, odometer=odometer, delta=delta, is_own=True)
     if question and odometer.limits(final.odometer):

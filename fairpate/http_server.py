@@ -21,6 +21,7 @@ import contextlib
 import contextvars
 import errno
 import http
+import itertools
 import json
 import logging
 import logging.handlers
@@ -35,7 +36,8 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +49,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -156,6 +159,7 @@ class RequestRate:
             raise ValueError(f"Expected per_s > 0 and burst >= 1, got {self.per_s} and {self.burst}.")
 
 
+NO_RATE = RequestRate()
 STRANGERS = RequestRate(per_s=2.0, burst=20.0)
 """The rate limit of one address whose requests have no known token; it slows down the guessing of tokens."""
 
@@ -197,25 +201,13 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
     """Return a :class:`Fault` as JSON; a long value is cut off after 80 characters."""
     if isinstance(value, bytes):
         value = value[: _MAX_VALUE_CHARACTERS + 1].decode("utf-8", "backslashreplace")
-    if isinstance(value, str):
-        text = value
-    else:
-        text = ""
+    elif not isinstance(value, str):
         # Encoded piece by piece: a value may have megabytes, and only its start is shown.
-        for piece in json.JSONEncoder(default=str).iterencode(value):
-            text += piece
-            if len(text) > _MAX_VALUE_CHARACTERS:
-                break
-    cut = text if len(text) <= _MAX_VALUE_CHARACTERS else text[:_MAX_VALUE_CHARACTERS] + "..."
+        pieces = json.JSONEncoder(default=str).iterencode(value)
+        value = "".join(itertools.islice(pieces, _MAX_VALUE_CHARACTERS + 1))
+    cut = value if len(value) <= _MAX_VALUE_CHARACTERS else value[:_MAX_VALUE_CHARACTERS] + "..."
     # JSON may contain half of a UTF-16 pair, which UTF-8 cannot encode.
     return {"field": field, "value": cut.encode("utf-8", "backslashreplace").decode(), "remedy": remedy}
-
-
-def field_of(error: Mapping[str, Any]) -> list[str]:
-    """Return the path of the field that one of pydantic's errors is about; empty if it is about the whole body."""
-    if error["type"] == "json_invalid":  # the remedy names the position in the text
-        return []
-    return [str(part) for part in error["loc"] if part not in ("body", "path", "query")]
 
 
 def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_records: int) -> int:
@@ -227,6 +219,7 @@ def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_re
     return max(record, min(_MAX_BODY_BYTES, most_records * record))
 
 
+@dataclass(eq=False)
 class Guard:
     """ASGI middleware in front of all routes: checks tokens, roles, request rates, and size and time of bodies.
 
@@ -237,26 +230,23 @@ class Guard:
     resolves to this machine (DNS rebinding).
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        tokens: Tokens | None,
-        max_body_bytes: Callable[[], int],
-        rate: RequestRate,
-        strangers: RequestRate = STRANGERS,
-        body_timeout_s: float = 30.0,
-    ) -> None:
-        self._app, self._tokens = app, tokens
-        self._rates, self._strangers = Buckets(rate), Buckets(strangers)
-        self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
+    app: ASGIApp
+    _: KW_ONLY
+    tokens: Tokens | None
+    max_body_bytes: Callable[[], int]
+    rate: RequestRate = NO_RATE
+    strangers: RequestRate = STRANGERS
+    body_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        self._rates, self._strangers = Buckets(self.rate), Buckets(self.strangers)
         self._large: Counter[str] = Counter()
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit the request, read its body, and pass both to the application; or refuse the request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         length = int(headers.get(b"content-length", "0"))  # the parser has checked that these are digits
@@ -273,51 +263,42 @@ class Guard:
             caller, name = self._admit(scope, headers, given, length)
 
             def is_admitted() -> bool:
-                if caller is None or self._tokens is None:
+                if caller is None or self.tokens is None:
                     return True
-                now = self._tokens.caller(given)
+                now = self.tokens.caller(given)
                 return now is not None and (now.name, now.role) == (caller.name, caller.role)
 
             # A stream checks again while it runs: its token may be revoked meanwhile.
             scope.setdefault("state", {}).update(caller=caller, is_admitted=is_admitted)
             # No open path uses a body, so the body of a stranger is never read.
             if length == 0 or scope["path"] in OPEN_PATHS:
-                await self._app(scope, receive, send_without_body)
+                await self.app(scope, receive, send_without_body)
                 return
-            is_large = length > _LARGE_BODY_BYTES
-            if is_large:
-                self._large[name] += 1
+            large = [name] if length > _LARGE_BODY_BYTES else []
+            self._large.update(large)
             try:
-                body = bytearray()
                 try:
                     # Before the turn below: a caller that sends slowly delays no other caller.
-                    async with asyncio.timeout(self._body_timeout_s):
-                        has_more = True
-                        while has_more:
-                            message = await receive()
-                            if message["type"] == "http.disconnect":
-                                return
-                            body += message.get("body", b"")
-                            has_more = message.get("more_body", False)
+                    async with asyncio.timeout(self.body_timeout_s):
+                        body = await Request(scope, receive).body()
+                except ClientDisconnect:
+                    return
                 except TimeoutError:
                     raise FaultError(408, "request", "no complete body", "Too slow; send it at once.") from None
-                if is_large:
+                if large:
                     # A pause before a large body is parsed lets the event loop answer other requests.
                     async with self._turn:
                         await asyncio.sleep(length / _LARGE_BYTES_PER_S)
-                messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+                messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
                 async def replay() -> Message:
                     # After the body come the real messages, which report when the caller leaves.
                     return messages.pop() if messages else await receive()
 
-                await self._app(scope, replay, send)
+                await self.app(scope, replay, send)
             finally:
-                if is_large:
-                    self._large[name] -= 1
-                    if not self._large[name]:
-                        # Names of strangers are addresses: kept at 0, they would fill the memory.
-                        del self._large[name]
+                # This subtraction drops names at 0. Names of strangers are addresses, which would fill the memory.
+                self._large -= Counter(large)
         except FaultError as refused:
             response = faults_response(refused.status_code, [refused.fault], refused.headers)
             await response(scope, receive, send_without_body)
@@ -326,7 +307,7 @@ class Guard:
         self, scope: Scope, headers: dict[bytes, str], token: str | None, length: int
     ) -> tuple[KnownCaller | None, str]:
         """Return the caller, and the name by which its requests are limited. FaultError for a refused request."""
-        tokens = self._tokens
+        tokens = self.tokens
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
@@ -355,7 +336,7 @@ class Guard:
             raise FaultError(411, "Transfer-Encoding", coding, "Send Content-Length instead.")
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
-        if length > (most := self._max_body_bytes()):
+        if length > (most := self.max_body_bytes()):
             raise FaultError(413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer records.")
         # Bodies being received are in memory. One caller may send few at once, so that a caller that sends slowly over
         # many connections cannot block others.
@@ -396,23 +377,22 @@ def new_app(
     *,
     title: str,
     description: str,
-    tokens: Tokens | None,
-    max_body_bytes: Callable[[], int],
-    rate: RequestRate,
-    strangers: RequestRate = STRANGERS,
+    tokens: Tokens | None = None,
     reasons: Callable[[], Awaitable[Sequence[str]]] | None = None,
     tracer: Any = None,
     on_response: OnResponse = lambda *_: None,
-    field_name: Callable[[Mapping[str, Any]], str] = lambda error: ".".join(field_of(error)) or "body",
+    field_name: Callable[[list[str]], str] = ".".join,
     unrouted: str = "see /docs.",
     lifespan: Any = None,
+    **guard: Any,
 ) -> FastAPI:
     """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``; the caller adds its
     own routes.
 
     :class:`Guard` and, around it, :class:`Observed` are in front of all routes, and get the arguments that they share
     with this function. ``reasons`` returns why the service cannot answer now; None: it always can. ``field_name``
-    returns the field that a pydantic error is about; ``unrouted`` ends the remedy for a path without a route.
+    returns the name of a field from its path in a pydantic error; ``unrouted`` ends the remedy for a path without a
+    route.
     """
     app = FastAPI(
         title=title,
@@ -441,7 +421,10 @@ def new_app(
             else:
                 text = expected(each)
                 remedy = f"{text[:1].upper()}{text[1:]}."
-            found.append(fault(field_name(each), each.get("input"), remedy))
+            # Of JSON that cannot be read the path is a position in the text, which the remedy names.
+            path = () if each["type"] == "json_invalid" else each["loc"]
+            parts = [str(part) for part in path if part not in ("body", "path", "query")]
+            found.append(fault(field_name(parts) or "body", each.get("input"), remedy))
         return faults_response(422, found)
 
     @app.exception_handler(HTTPException)
@@ -494,7 +477,7 @@ def new_app(
         return describe()
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.add_middleware(Guard, tokens=tokens, max_body_bytes=max_body_bytes, rate=rate, strangers=strangers)
+    app.add_middleware(Guard, tokens=tokens, **guard)
     # The middleware added last is outermost: requests that Guard refuses are logged, counted and traced too.
     app.add_middleware(Observed, tracer=tracer, on_response=on_response)
     return app
@@ -514,11 +497,9 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as one line of JSON."""
-        # From one whole number: rounded apart, a second and its milliseconds may not belong together.
-        seconds, milliseconds = divmod(int(1000 * record.created), 1000)
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+        moment = datetime.fromtimestamp(record.created, UTC).replace(tzinfo=None)
         line: dict[str, Any] = {
-            "time": f"{moment}.{milliseconds:03d}Z",
+            "time": f"{moment.isoformat(timespec='milliseconds')}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -589,16 +570,11 @@ class Observed:
                 from opentelemetry.trace import SpanKind
                 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-                span = opened.enter_context(
-                    self.tracer.start_as_current_span(
-                        method,
-                        context=TraceContextTextMapPropagator().extract(headers),
-                        kind=SpanKind.SERVER,
-                        # The text of an exception may contain private values: it goes to the log alone.
-                        record_exception=False,
-                        set_status_on_exception=False,
-                    )
-                )
+                # The text of an exception may contain private values: it goes to the log alone.
+                quiet = {"record_exception": False, "set_status_on_exception": False}
+                context = TraceContextTextMapPropagator().extract(headers)
+                started = self.tracer.start_as_current_span(method, context=context, kind=SpanKind.SERVER, **quiet)
+                span = opened.enter_context(started)
 
             async def observed(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -809,11 +785,10 @@ class LimitedProtocol(H11Protocol):
 
     def _refuse(self, status: int, found: dict[str, str]) -> None:
         """Write an error response directly, without the parser, which has no request to answer."""
-        body = json.dumps({"errors": [found]}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers += [(b"connection", b"close"), *_HEADERS[self.scheme or "http"]]
+        response = faults_response(status, [found], {"Connection": "close"})
+        headers = [*response.raw_headers, *_HEADERS[self.scheme or "http"]]
         head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
-        self.transport.write(head + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + body)
+        self.transport.write(head + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + response.body)
         self.finish(is_refused=True)
 
 
@@ -879,7 +854,7 @@ class HttpSettings:
     host: str = "127.0.0.1"
     port: int = 8517
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    rate: RequestRate = field(default_factory=RequestRate)
+    rate: RequestRate = NO_RATE
     strangers: RequestRate = STRANGERS
     tls: TlsFiles | None = None
     log_file: Path | None = None

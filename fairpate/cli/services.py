@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -21,9 +21,14 @@ from typer.core import TyperCommand
 from fairpate.cli import base
 from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output, write_atomically
-from fairpate.pages import delta_text
+from fairpate.pages import counted, delta_text
 from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, say, waiting
-from fairpate.types import READING_TELLS, UNITS, UsageError, strict
+from fairpate.types import READING_TELLS, UNITS, Later, UsageError, strict
+
+if TYPE_CHECKING:
+    from fairpate.run import serve as serving
+else:  # imported when a command first uses it
+    serving = Later("fairpate.run.serve")
 
 data_app = base.Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
 
@@ -112,8 +117,6 @@ def declare_data(
         text = draft_declaration(
             file, public, folder, label=label, group=group, person=person, test=test, reads_private=read_private
         )
-    from fairpate.pages import counted
-
     facts, questions = {"declaration": text, "file": output}, open_questions(text)
     if output is None:
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
@@ -150,10 +153,8 @@ ledger_app = base.Commands(
 @ledger_app.command("verify")
 def verify_ledger(path: base.RunOrLedger) -> Output:
     """Verify the hash chain of all entries of a ledger; a service may write to it meanwhile."""
-    from fairpate.run.serve import verified_facts
-
     with waiting("ledger"):
-        return Output(facts=verified_facts(path))
+        return Output(facts=serving.verified_facts(path))
 
 
 @ledger_app.command("audit")
@@ -189,9 +190,7 @@ def audit_ledger(
     # JSON lines are read line by line; one document of an endless log would never be complete.
     if follow and is_for_program():
         raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
-    from fairpate.run.serve import audit_lines
-
-    lines = audit_lines(path, follow=follow, out=out)
+    lines = serving.audit_lines(path, follow=follow, out=out)
     # Both are lazy and share one iterator: only one of them is ever printed.
     return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
 
@@ -205,11 +204,8 @@ def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()
     """
     # Before the imports, which take a second: a wrong name is refused at once.
     check_output(out, "out", is_file=True, suffixes=(".sqlite",))
-    from fairpate.pages import counted
-    from fairpate.run.serve import back_up_run
-
     with waiting("ledger"):
-        entries = back_up_run(path, out)
+        entries = serving.back_up_run(path, out)
     return Output(facts={"file": out, "entries": entries}, words=f"{out}: {counted(entries, 'entry', 'entries')}")
 
 
@@ -222,10 +218,9 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
         to: Restore to postgresql://HOST/DATABASE#NAME; default: where the ledger was.
     """
     from fairpate.run.context import run_at
-    from fairpate.run.serve import restore
 
     with waiting("ledger"):
-        place = restore(run_at(folder), copy, to=to)
+        place = serving.restore(run_at(folder), copy, to=to)
     return Output(facts={"run": folder, "ledger": place}, words=f"The ledger of {folder} is now {place}")
 
 
@@ -239,10 +234,9 @@ def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
     """
     from fairpate.run.context import run_at
-    from fairpate.run.serve import add_anchor
 
     with waiting("ledger"):
-        anchor = add_anchor(run_at(folder), place)
+        anchor = serving.add_anchor(run_at(folder), place)
     words = f"The last entry of {folder} is recorded at {anchor}"
     return Output(facts={"run": folder, "anchor": anchor}, words=words)
 
@@ -255,10 +249,8 @@ def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]
         out: A .parquet or .json file.
     """
     check_output(out, "out", is_file=True, suffixes=(".parquet", ".json"))
-    from fairpate.run.serve import export
-
     with waiting("ledger"):
-        export(path, out)
+        serving.export(path, out)
     return Output(facts={"file": out}, words=str(out))
 
 
@@ -269,10 +261,8 @@ def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)
     Args:
         last: Number of charges.
     """
-    from fairpate.run.serve import last_charges
-
     with waiting("ledger"):
-        return last_charges(path, last)
+        return serving.last_charges(path, last)
 
 
 _DELTA = "--delta: expected 0 < delta < 1, got {}."
@@ -286,12 +276,10 @@ def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
         data: Only this data set.
         delta: Delta at which the sums are stated.
     """
-    from fairpate.run.serve import describe_totals
-
     if not 0 < delta < 1:
         raise ConfigError(_DELTA.format(delta))
     with waiting("total"):
-        return describe_totals(data=data, delta=delta)
+        return serving.describe_totals(data=data, delta=delta)
 
 
 @ledger_app.command("limit")
@@ -402,7 +390,6 @@ def _serve_aggregator(
     take_over: bool = False,
 ) -> None:
     from aggregator.session import QuotaRule
-    from fairpate.run import serve as serving
 
     with base.checked_arguments():
         settings = replace(settings, quota=QuotaRule(max_queries=quota))
@@ -413,14 +400,10 @@ def _serve_aggregator(
 def _serve_student(
     folder: base.RunFolder, settings: Any, replicas: Annotated[int | None, typer.Option(min=1)] = None
 ) -> None:
-    from fairpate.run import serve as serving
-
     serving.serve_student_of(folder, settings, num_replicas=replicas)
 
 
 def _stop(folder: base.RunFolder) -> Output:
-    from fairpate.run import serve as serving
-
     serving.stop_aggregator(folder)
     return Output(facts={"stopped": [folder]}, words="")
 
@@ -525,8 +508,6 @@ def add_token(
         role: What the token gives access to.
         expires: When the token expires: 30d, 12h, or a date; default: never.
     """
-    from fairpate.run import serve as serving
-
     limit = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
     token = serving.change_tokens(folder, "add", name, role=role, limit=limit, when=expires)
     return _shown_once(name, token)
@@ -535,8 +516,6 @@ def add_token(
 @tokens_app.command("list")
 def list_tokens(folder: base.RunFolder) -> Output:
     """Print the names, roles, expiry and limits of all tokens, and limits of names without a token."""
-    from fairpate.run import serve as serving
-
     with waiting("ledger"):
         return serving.describe(folder)
 
@@ -546,8 +525,6 @@ def limit_name(
     folder: base.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
     """Replace the limit of a token's owner; earlier charges count towards it."""
-    from fairpate.run import serve as serving
-
     own = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
     serving.change_tokens(folder, "limit", name, limit=own)
     return Output(facts={"name": name, "limit": own}, words=f"{name}: has this limit from now on")
@@ -560,8 +537,6 @@ def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer
     Args:
         when: When the tokens expire: 30d, 12h, 0s, a date, or never.
     """
-    from fairpate.run import serve as serving
-
     serving.change_tokens(folder, "expire", name, when=when)
     return Output(facts={"name": name, "ends": when}, words=f"{name}: its tokens end {when}")
 
@@ -573,16 +548,12 @@ def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Ou
     Args:
         keep_old: How long the old token stays valid: 1h, 2d.
     """
-    from fairpate.run import serve as serving
-
     return _shown_once(name, serving.change_tokens(folder, "rotate", name, when=keep_old))
 
 
 @tokens_app.command("revoke")
 def revoke_tokens(folder: base.RunFolder, name: Name) -> Output:
     """Delete all tokens of an owner, whose charges stay in the ledger."""
-    from fairpate.run import serve as serving
-
     serving.change_tokens(folder, "revoke", name)
     return Output(facts={"name": name, "revoked": True}, words=f"{name}: all tokens are revoked")
 

@@ -23,7 +23,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from fairpate.config import ConfigError, Section
+from fairpate.config import ConfigError, Section, read_yaml
 from fairpate.data import REGISTRY, DatasetDescription
 from fairpate.data.registry import Check
 from fairpate.files import PlaceError, check_output
@@ -237,19 +237,15 @@ def findings() -> Iterator[Finding]:
     }
     yield from (Finding(name=name, value=value) for name, value in known.items())
     # Runs are written below the working directory unless --out says otherwise.
-    free = shutil.disk_usage(Path.cwd()).free
-    room = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
-    if free < _LITTLE_DISK:
-        yield Finding(name="disk", value=f"{room}: make room, or give --out elsewhere", level="fix")
-    else:
-        yield Finding(name="disk", value=room)
+    free, here = shutil.disk_usage(Path.cwd()).free, Path.cwd()
+    is_full, remedy = free < _LITTLE_DISK, ": make room, or give --out elsewhere"
+    room = f"{free / 2**30:.1f} GiB free in {here}{remedy * is_full}"
+    yield Finding(name="disk", value=room, level="fix" if is_full else "ok")
     folder = os.environ.get("FAIRPATE_DATA")
-    if not folder:
-        yield Finding(name="data folder", value="FAIRPATE_DATA is not set; data sets with files need --data-dir")
-    elif Path(folder).is_dir():
-        yield Finding(name="data folder", value=folder)
-    else:
-        yield Finding(name="data folder", value=f"FAIRPATE_DATA: {folder} is not a folder; create it", level="fix")
+    value = folder or "FAIRPATE_DATA is not set; data sets with files need --data-dir"
+    if is_missing := bool(folder) and not Path(value).is_dir():
+        value = f"FAIRPATE_DATA: {folder} is not a folder; create it"
+    yield Finding(name="data folder", value=value, level="fix" if is_missing else "ok")
     try:
         check_output(state_folder(), "FAIRPATE_STATE")
         yield Finding(name="state folder", value=str(state_folder()))
@@ -337,22 +333,6 @@ _FILES = {
     "test_project.txt": "test_project.py",
 }
 _LONGEST = 64
-_BESIDE: Mapping[Kind, str] = {
-    "table": "",
-    "images": "| `pictures/` | the pictures that the tables name by path |\n",
-    "embeddings": "| `example_*.npy` | a vector for each row of the table of that name |\n",
-}
-_FIRST_STEP: Mapping[Kind, str] = {
-    "table": """\
-`fairpate data declare PRIVATE.csv --public PUBLIC.csv -o yours.yaml` drafts a declaration with questions; only
-   the header of the private file is read. Replace `data.yaml` by the draft, or change the columns there.""",
-    "images": """\
-Write tables with the paths of your pictures and what is known of each, or give folders instead of tables; set in
-   `data.yaml` the size at which they are read. With `features: oriented_gradients` each becomes 900 numbers.""",
-    "embeddings": """\
-Write tables of your records, with vectors in an array next to them or in a list column of Parquet, and set their
-   length in `data.yaml`. A public model makes them, one record at a time.""",
-}
 
 
 class ProjectError(UsageError, ValueError):
@@ -372,7 +352,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
         raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")
     if name in [*REGISTRY]:  # without loading entries
         raise ProjectError(f"NAME: {name} is the name of a known data set; give another, such as my_{name}.")
-    words = {"name": name, "beside": _BESIDE[kind], "first_step": _FIRST_STEP[kind]}
+    words = {"name": name, **read_yaml(_TEMPLATES / "words.yaml")[kind]}
     contents = {
         target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words).encode()
         for source, target in _FILES.items()

@@ -22,29 +22,16 @@ import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fairpate.config import unread_because_of
+from fairpate.config import merge, read_yaml, unread_because_of
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import decimal, delta_text, epsilon_text, most_often_right, percent, strength
-from fairpate.report.frontier import (
-    OBJECTIVES,
-    Objective,
-    Panel,
-    Point,
-    PrivacyClass,
-    attainment_surface,
-    baselines,
-    by_panel,
-    by_series,
-    defined,
-    frontier,
-    matrix,
-    rounded_up,
-    sets_by_seed,
-)
+from fairpate.report import frontier
+from fairpate.report.frontier import OBJECTIVES, Objective, Panel, Point, PrivacyClass, by_panel, by_series
 from fairpate.report.records import STRENGTHS, upper
 from fairpate.types import FloatArray, NotionName, strict
 
@@ -56,18 +43,8 @@ DASHES = ((1, 0), (4, 2), (1, 1.5), (4, 1.5, 1, 1.5), (8, 3), (8, 2, 1, 2), (2, 
 """Dash patterns of lines: lengths drawn and left out, in half pixels of a page."""
 
 
-SHAPES: Mapping[str, str] = {
-    "circle": "M0 -.7a.7 .7 0 1 0 .001 0z",
-    "square": "M-.625 -.625h1.25v1.25H-.625z",
-    "diamond": "M0 -.875l.875 .875 -.875 .875 -.875 -.875z",
-    "triangle-up": "M0 -.75l.825 1.425H-.825z",
-    "triangle-down": "M0 .75L-.825 -.675h1.65z",
-    "star": "M0-.875l.263.6 .65.062-.487.425 .138.637L0 .512l-.562.338 .138-.637L-.912-.213l.65-.062z",
-    "cross": "M-.25 -.75h.5v.5h.5v.5h-.5v.5H-.25v-.5H-.75V-.25h.5z",
-    "x": "M-.44-.75L0-.31 .44-.75 .75-.44 .31 0 .75.44 .44.75 0 .31-.44.75-.75.44-.31 0-.75-.44z",
-    "hexagon": "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z",
-    "pentagon": "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z",
-}
+_LOOKS = read_yaml(Path(__file__).with_name("looks.yaml"))
+SHAPES: Mapping[str, str] = _LOOKS["shapes"]
 """Shapes of marks by name: SVG paths in the square from -1 to 1, as Vega expects them."""
 
 
@@ -84,45 +61,7 @@ class Family:
     take_when: str
 
 
-FAMILIES = (
-    Family(
-        title="PATE family",
-        shape=SHAPES["circle"],
-        methods={"fairpate": 0, "pate": 4, "pate_s_pre": 5, "pate_s_in": 3, "sf_pate": 1, "own_votes": 6},
-        take_when="records for hundreds of teachers, and labels that a service may be asked for later",
-    ),
-    Family(
-        title="Records vote",
-        shape=SHAPES["diamond"],
-        methods={
-            "weighted_votes": 3,
-            "residual_votes": 0,
-            "record_votes": 5,
-            "private_knn": 1,
-            "ada_ssp": 2,
-            "teacher_votes": 4,
-        },
-        take_when="the most accurate model at a small epsilon, of a table or of embedded pictures",
-    ),
-    Family(
-        title="DP-SGD family",
-        shape=SHAPES["square"],
-        methods={"dp_sgd": 2, "fair_dp_sgd": 1, "dp_fermi": 5, "raco_dp": 3, "pf_ld": 4, "f_ld": 0, "sgd": 6},
-        take_when="a network that learns from the private records themselves, at a larger epsilon",
-    ),
-    Family(
-        title="Noisy rates and labels",
-        shape=SHAPES["cross"],
-        methods={"dp_postprocessing": 4, "dp_oracle_learner": 2, "randomised_response": 0},
-        take_when="groups that are secret, in records whose features and labels are not",
-    ),
-    Family(
-        title="Constrained regression",
-        shape=SHAPES["x"],
-        methods={"covariance_constraint": 0},
-        take_when="a linear rule, to compare with",
-    ),
-)
+FAMILIES = tuple(Family(**each | {"shape": SHAPES[each["shape"]]}) for each in _LOOKS["families"])
 # A second shape is used only if other packages bring more methods than there are colours.
 _OTHER_SHAPES = tuple(SHAPES[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
@@ -218,7 +157,7 @@ def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
     """Return the levels of epsilon of ``points``: their guaranteed epsilons, ascending, without values that are up to
     5 % below a larger one."""
     # Noise that is calibrated to 1 costs a little less, by method: these are one level.
-    values = {rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
+    values = {frontier.rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
     levels: list[float] = []
     for value in sorted(values, reverse=True):
         if not levels or value < levels[-1] * 0.95:
@@ -234,7 +173,7 @@ def middle_level(points: Sequence[Point]) -> int:
 def level_of(point: Point, levels: Sequence[float]) -> int:
     """Return the index in ``levels`` of the level that the point's epsilon belongs to."""
     # A level is the largest epsilon in it, so it is the first one that is no smaller.
-    return bisect_left(levels, rounded_up(point.value("epsilon")))
+    return bisect_left(levels, frontier.rounded_up(point.value("epsilon")))
 
 
 def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
@@ -257,7 +196,7 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
     """Return the coordinates (N, 4) at which the points are drawn: position of epsilon, disparity, accuracy and
     coverage."""
-    drawn_N4 = matrix(points, OBJECTIVES)
+    drawn_N4 = frontier.matrix(points, OBJECTIVES)
     drawn_N4[:, EPSILON] = [axis.position(epsilon) for epsilon in drawn_N4[:, EPSILON].tolist()]
     drawn_N4[:, [ACCURACY, COVERAGE]] = 1 - drawn_N4[:, [ACCURACY, COVERAGE]]
     return drawn_N4
@@ -371,8 +310,8 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
     members = set()
     for found in by_panel(sound(points)).values():
         published = [point for point in found if not point.epsilon_is_data_dependent]
-        members |= {id(point) for point in frontier(published).members}
-        members |= {id(point) for point in frontier(found).members if point.epsilon_is_data_dependent}
+        members |= {id(point) for point in frontier.frontier(published).members}
+        members |= {id(point) for point in frontier.frontier(found).members if point.epsilon_is_data_dependent}
     return members
 
 
@@ -583,9 +522,9 @@ class PanelView:
         series = by_series(points)
         self.looks = {name: look for name, look in known.items() if name in series}
         self.axis = EpsilonAxis(points)
-        self.complete, _ = defined(points, OBJECTIVES)
+        self.complete, _ = frontier.defined(points, OBJECTIVES)
         self.drawn_N4 = coordinates(self.complete, self.axis)
-        compared = baselines(points)
+        compared = frontier.baselines(points)
         named = {"most common class": compared.majority, "best without privacy": compared.unprotected}
         self.lines = {name: accuracy for name, accuracy in named.items() if not math.isnan(accuracy)}
         self.ends = extents(self.drawn_N4, self.axis, tuple(self.lines.values()))
@@ -649,23 +588,18 @@ class PanelView:
 
         rows = []
         for name, found in by_series(sound(self.points)).items():
-            sets = sets_by_seed(found, pair)
+            sets = frontier.sets_by_seed(found, pair)
             # The best seed alone, at least half of the seeds, all of them.
             for kind, num_seeds in zip(("best", "median", "worst"), (1, -(-len(sets) // 2), len(sets)), strict=True):
-                for order, corner in enumerate(attainment_surface(sets, num_seeds=num_seeds).tolist()):
+                for order, corner in enumerate(frontier.attainment_surface(sets, num_seeds=num_seeds).tolist()):
                     x, y = map(drawn, pair, corner)
                     rows.append({"s": name, "k": kind, "o": order, "x": x, "y": y})
         return rows
 
 
 # A page's colours are variables of its style sheet; a figure for a paper has these instead.
-_ON_PAPER = {
-    **{f"var(--m{place})": colour for place, colour in enumerate(COLOURS)},
-    "var(--ink)": COLOURS[-1],
-    "var(--muted)": "#5b6672",
-    "var(--line)": "#e4e7ea",
-    "var(--paper)": "white",
-}
+_ON_PAPER = {f"var(--m{place})": colour for place, colour in enumerate(COLOURS)}
+_ON_PAPER |= {"var(--ink)": COLOURS[-1], **_LOOKS["inks"]}
 _PAPER_SCALE = 0.42  # a mark on paper is smaller than on a screen
 # The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
 _FIELDS = "edac"
@@ -853,31 +787,9 @@ def _axis(
 
 def chart_config(font_size: float, *, paper: bool = False) -> dict[str, Any]:
     """Return the Vega configuration of all charts of a page or for a paper; all text has size ``font_size``."""
-    thin = 0.5 if paper else 1.0
-    text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
-    return {
-        "font": "Liberation Sans, Arial, Helvetica, sans-serif" if paper else "system-ui, sans-serif",
-        # A page has a background of its own, light or dark.
-        "background": "white" if paper else None,
-        "padding": 1 if paper else 4,
-        "view": {"stroke": None},
-        "axis": {
-            **text,
-            "titleFontWeight": "normal",
-            "labelColor": "var(--muted)",
-            "titleColor": "var(--ink)" if paper else "var(--muted)",
-            "domainColor": "var(--muted)",
-            "tickColor": "var(--muted)",
-            "tickSize": 3,
-            "gridColor": "var(--line)",
-            "gridWidth": thin,
-            "domainWidth": thin,
-            "tickWidth": thin,
-        },
-        "legend": {**text, "labelColor": "var(--ink)", "labelLimit": 0, "orient": "bottom", "symbolSize": 30},
-        "title": {"fontSize": font_size, "fontWeight": "normal", "color": "var(--muted)", "anchor": "start"},
-        "text": {"fontSize": font_size},
-    }
+    labels, text = {"labelFontSize": font_size, "titleFontSize": font_size}, {"fontSize": font_size}
+    sizes = {"axis": labels, "legend": labels, "title": text, "text": text}
+    return merge(merge(_LOOKS["chart"], _LOOKS["paper"] if paper else {}), sizes)
 
 
 _LETTER = 0.56  # mean width of a letter, in font sizes

@@ -18,6 +18,7 @@ Shapes: N points (M of another series), O objectives, S seeds, P corners.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -245,17 +246,14 @@ def points_of(
         panel: frozenset.intersection(*(frozenset(point.groups.unmeasured) for point in of_panel))
         for panel, of_panel in by_panel(points).items()
     }
-    shown = []
-    for point in points:
-        compared = point
+    for place, point in enumerate(points):
         # A gap that leaves out a group which another point measures is smaller for that reason alone: it is undefined.
         if not point.groups.unmeasured.keys() <= unmeasured_by_all[point.panel]:
             values_SO = point.values_SO.copy()
             values_SO[:, _DISPARITY] = math.nan
             rates = {name: value_S for name, value_S in point.fairness_S.items() if NOTIONS[name].bounds_rate}
-            compared = replace(point, values_SO=values_SO, fairness_S=rates)
-        shown.append(compared.seen_by(notion))
-    return shown
+            points[place] = replace(point, values_SO=values_SO, fairness_S=rates)
+    return [point.seen_by(notion) for point in points]
 
 
 def notion_value(record: RunRecord, notion: NotionName) -> float | None:
@@ -312,9 +310,8 @@ def rounded_up(epsilon: float) -> float:
 
 def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:
     """Split points into those with all objectives defined and those without."""
-    lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1).tolist()
-    have = [point for point, lacks in zip(points, lacking_N, strict=True) if not lacks]
-    return have, [point for point, lacks in zip(points, lacking_N, strict=True) if lacks]
+    lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1)
+    return list(itertools.compress(points, ~lacking_N)), list(itertools.compress(points, lacking_N))
 
 
 def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> Frontier:
@@ -323,8 +320,8 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
     have, lacking = defined(points, objectives)
     mask_N = pareto_mask(matrix(have, objectives, guaranteed=True))
     return Frontier(
-        members=tuple(point for point, kept in zip(have, mask_N, strict=True) if kept),
-        dominated=tuple(point for point, kept in zip(have, mask_N, strict=True) if not kept),
+        members=tuple(itertools.compress(have, mask_N)),
+        dominated=tuple(itertools.compress(have, ~mask_N)),
         undefined=tuple(lacking),
     )
 
@@ -400,8 +397,7 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
     first = FIRST[setting]
     # Epsilons are compared as they are guaranteed, not as they were calibrated.
     first_N = matrix(eligible, [first], guaranteed=True)[:, 0]
-    is_level_N = first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING
-    level = [point for point, is_level in zip(eligible, is_level_N, strict=True) if is_level]
+    level = itertools.compress(eligible, first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING)
     # Rounded: means that differ only by the order of their sum are equal, and the next objective decides.
     return min(level, key=lambda point: [round(point.value(name), 9) for name in THEN])
 
@@ -491,25 +487,22 @@ def dominance(points: Sequence[Point]) -> list[Dominance]:
     series = by_series(defined(points, OBJECTIVES)[0])
     values = {name: matrix(found, OBJECTIVES, guaranteed=True) for name, found in series.items()}
     pairs = []
-    for winner, better_NO in values.items():
-        for loser, worse_MO in values.items():
-            if winner == loser:
-                continue
-            # Every point of one series against every point of the other: (N, 1, O) against (M, O).
-            nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
-            somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
-            beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)
-            beaten = [point for point, is_beaten in zip(series[loser], beaten_M, strict=True) if is_beaten]
-            pairs.append(
-                Dominance(
-                    winner=winner,
-                    loser=loser,
-                    num_dominated=len(beaten),
-                    num_points=len(worse_MO),
-                    share=len(beaten) / len(worse_MO),
-                    epsilons=tuple(sorted({point.value("epsilon") for point in beaten})),
-                )
+    for (winner, better_NO), (loser, worse_MO) in itertools.permutations(values.items(), 2):
+        # Every point of one series against every point of the other: (N, 1, O) against (M, O).
+        nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
+        somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
+        beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)
+        epsilons = [point.value("epsilon") for point in itertools.compress(series[loser], beaten_M)]
+        pairs.append(
+            Dominance(
+                winner=winner,
+                loser=loser,
+                num_dominated=len(epsilons),
+                num_points=len(worse_MO),
+                share=len(epsilons) / len(worse_MO),
+                epsilons=tuple(sorted(set(epsilons))),
             )
+        )
     return pairs
 
 

@@ -24,33 +24,8 @@ import numpy as np
 
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.pages import count, counted, decimal, epsilon_text, percent, render, strength
-from fairpate.report import figures
-from fairpate.report.frontier import (
-    FAILED,
-    FIRST,
-    OBJECTIVES,
-    THEN,
-    Baselines,
-    Objective,
-    Panel,
-    Point,
-    PrivacyClass,
-    Row,
-    SelectionRule,
-    Setting,
-    Threshold,
-    baselines,
-    best_error,
-    by_panel,
-    by_series,
-    dominance,
-    frontier,
-    is_seeded,
-    left_out_by,
-    matrix,
-    points_of,
-    select,
-)
+from fairpate.report import figures, frontier
+from fairpate.report.frontier import Objective, Panel, Point, PrivacyClass, Row, Setting, Threshold, by_series
 from fairpate.report.records import fair_words, listed
 from fairpate.types import FairRule, MetricsKind, NotionName
 
@@ -58,7 +33,7 @@ _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
 _MOST_COLUMNS, _MOST_LISTED = 5, 2000
 _PERCENT = "\u00a0%"
-_RULE = SelectionRule()
+_RULE = frontier.SelectionRule()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +81,7 @@ def findings(points: Sequence[Point]) -> Findings:
             reason = "ε depends on private votes"
         elif point.num_undefined:
             words = names | {"disparity": NOTIONS[point.notion].measure}
-            undefined = [words.get(name, name) for name in OBJECTIVES if np.isnan(point.value(name))]
+            undefined = [words.get(name, name) for name in frontier.OBJECTIVES if np.isnan(point.value(name))]
             reason = f"{_listed(undefined)} undefined"
         elif math.isinf(point.value("epsilon")):
             reason = "no finite ε"
@@ -192,24 +167,24 @@ def ranked(points: Sequence[Point]) -> list[Point]:
         if not (point.degenerate or point.epsilon_is_data_dependent or point.groups.unmeasured)
         and not np.isnan(point.mean_O).any()
     ]
-    return sorted(offered, key=lambda point: [round(point.value(name), 9) for name in THEN])
+    return sorted(offered, key=lambda point: [round(point.value(name), 9) for name in frontier.THEN])
 
 
 def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
     """Return one configuration per method of a panel for each of the paper's three settings, the best method first."""
-    least = best_error(points, _RULE)
+    least = frontier.best_error(points, _RULE)
     chosen = {}
-    for setting, first in FIRST.items():
+    for setting, first in frontier.FIRST.items():
         # Every method is judged by the panel's best accuracy, not by its own.
-        found = [select(own, setting, rule=_RULE, best_error=least) for own in by_series(points).values()]
+        found = [frontier.select(own, setting, rule=_RULE, best_error=least) for own in by_series(points).values()]
         chosen[setting] = sorted(
             (point for point in found if point is not None),
-            key=lambda point: matrix([point], (first, "error"), guaranteed=True)[0].tolist(),
+            key=lambda point: frontier.matrix([point], (first, "error"), guaranteed=True)[0].tolist(),
         )
     return chosen
 
 
-def baseline_words(found: Baselines) -> str:
+def baseline_words(found: frontier.Baselines) -> str:
     """Return the baselines of a panel in a sentence; empty if none is known."""
     words = [] if math.isnan(found.majority) else [f"always the most common class: {percent(found.majority)}"]
     if not math.isnan(found.unprotected):
@@ -220,7 +195,7 @@ def baseline_words(found: Baselines) -> str:
 def left_out_words(points: Sequence[Point]) -> str:
     """Return a sentence that names the series without a choice in any setting, with the thresholds that they miss;
     empty if every series has one."""
-    least = best_error(points, _RULE)
+    least = frontier.best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(_RULE.min_coverage)}",
         "accuracy": f"accuracy below {percent(1 - least - _RULE.max_accuracy_loss)}",
@@ -229,7 +204,7 @@ def left_out_words(points: Sequence[Point]) -> str:
     }
     names_by: dict[str, list[str]] = {}
     for name, found in by_series(points).items():
-        below = left_out_by(found, rule=_RULE, best_error=least)
+        below = frontier.left_out_by(found, rule=_RULE, best_error=least)
         if below:
             names_by.setdefault(" or ".join(words[b] for b in words if b in below), []).append(name)
     left_out = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in names_by.items())
@@ -276,7 +251,7 @@ class FrontierReport:
         """Return the points of the page: the finished rows, joined over seeds."""
         done = [(row.record, row.command) for row in self.shown if row.record is not None]
         records, commands = [record for record, _ in done], [command for _, command in done]
-        return points_of(records, commands=commands, notion=self.notion)
+        return frontier.points_of(records, commands=commands, notion=self.notion)
 
     def is_public(self, row: Row) -> bool:
         """Return True if the row may be published."""
@@ -293,7 +268,7 @@ def frontier_report(report: FrontierReport) -> str:
     known = {name for point in points for name, value_S in point.fairness_S.items() if not np.isnan(value_S).all()}
     notions = tuple(dict.fromkeys((report.notion, *(name for name in NAMES if name in known or name == DEFAULT))))
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
-    by_notion = [by_panel(found) for found in seen]
+    by_notion = [frontier.by_panel(found) for found in seen]
     done = [row for row in shown if row.record is not None]
     failed = [row for row in shown if row.record is None]
     # Which runs have metrics that a guarantee covers.
@@ -329,7 +304,7 @@ def frontier_report(report: FrontierReport) -> str:
         num_by_votes=sum(row.is_private for row in secret),
         num_unprotected=sum(row.is_unprotected for row in secret),
         unprotected_methods=list(dict.fromkeys(row.method for row in secret if row.is_unprotected)),
-        num_seeded=sum(is_seeded(row.config) for row in done if not row.is_unprotected),
+        num_seeded=sum(frontier.is_seeded(row.config) for row in done if not row.is_unprotected),
         figures=[
             ("Methods", count(len(methods)), ", ".join(methods)),
             ("Data sets", count(len(data_sets)), ", ".join(data_sets)),
@@ -370,7 +345,7 @@ def frontier_report(report: FrontierReport) -> str:
         cells=cells,
         class_label=figures.class_label,
         epsilons_words=epsilons_words,
-        failed_words=FAILED,
+        failed_words=frontier.FAILED,
         model=figures.script_data(points, notions=notions) | {"fair": asdict(report.fair_at)},
         library=_library(),
     )
@@ -397,7 +372,7 @@ def _class_view(
     for number, (panel, points) in enumerate(by_notion[0].items()):
         if panel.privacy != privacy:
             continue
-        compared = baseline_words(baselines(points))
+        compared = baseline_words(frontier.baselines(points))
         # By printed text: two epsilons with one text are one choice.
         texts = {epsilon_text(point.value("epsilon")) for point in ranked(points)}
         budgets = {math.inf if text == "∞" else float(text): text for text in texts}
@@ -405,7 +380,7 @@ def _class_view(
         private = [budget for budget in budgets if strength(budget, privacy.delta) == "bounded"]
         seen = []
         for found in (panels_of_notion[panel] for panels_of_notion in by_notion):
-            num_undefined = len(frontier(found).undefined)
+            num_undefined = len(frontier.frontier(found).undefined)
             undefined = f"Left out, because a value is undefined: {counted(num_undefined, 'configuration')}."
             seen.append(
                 {
@@ -414,7 +389,7 @@ def _class_view(
                     "choice_words": " ".join(filter(None, (compared, left_out_words(found)))),
                     "choices": choices(found),
                     "ranked": ranked(found),
-                    "dominance": {(pair.winner, pair.loser): pair for pair in dominance(figures.sound(found))},
+                    "dominance": {(pair.winner, pair.loser): pair for pair in frontier.dominance(figures.sound(found))},
                 }
             )
         panels.append(

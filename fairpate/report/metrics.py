@@ -313,22 +313,16 @@ def evaluate(
         apart_N=None if apart_N is None else np.asarray(apart_N, np.bool_),
     )
     kept = shown.kept_N
-    records: dict[str, Any] = {
-        "groups_N": groups[kept],
-        "labels_N": labels[kept],
-        "answered_N": answered[kept],
-        **sizes,
-    }
-    joint_GYC = rates.joint_table(np.asarray(predictions)[kept], **records)
+    predicted = np.asarray(predictions)[kept]
+    records = {"groups_N": groups[kept], "labels_N": labels[kept], "answered_N": answered[kept], **sizes}
+    joint_GYC = rates.joint_table(predicted, **records)
     drawn: dict[str, Any] = {"generator": generator}
     drawn_of: dict[str, FloatArray] = {}
     if rule is None:
         drawn["persons_N"] = None if persons_N is None else np.asarray(persons_N)[kept]
         if not shown.by_label:
-            drawn_of = _drawn_apart(np.asarray(predictions)[kept], records, drawn, num_replicates)
-        joint_RGYC = rates.resampled_tables(
-            np.asarray(predictions)[kept], **records, **drawn, num_replicates=num_replicates
-        )
+            drawn_of = _drawn_apart(predicted, records, drawn, num_replicates)
+        joint_RGYC = rates.resampled_tables(predicted, **records, **drawn, num_replicates=num_replicates)
     else:
         # The gate's answers depend on earlier ones, so it decides again on every resampled set of records. Resampling
         # only the answered records would undo the balance that the gate keeps, and miss the gap that it allows.

@@ -19,35 +19,12 @@ from typing import Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 
+from fairpate import pages, types
 from fairpate.fairness import rates
 from fairpate.fairness.rates import Population, PopulationEstimate, estimated_gap, estimated_rates
-from fairpate.pages import (
-    count,
-    counted,
-    decimal,
-    delta_text,
-    epsilon_text,
-    interval,
-    meaning,
-    most_often_right,
-    percent,
-    strength,
-)
+from fairpate.pages import counted, decimal, delta_text, epsilon_text, interval, percent
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
-from fairpate.types import (
-    FOUR_FIFTHS,
-    IN_PARALLEL,
-    UNITS,
-    FairRule,
-    FloatArray,
-    GateRule,
-    PrivacyStatement,
-    QueryOutcomes,
-    Relation,
-    Unit,
-    restored,
-    strict,
-)
+from fairpate.types import FairRule, FloatArray, GateRule, PrivacyStatement, QueryOutcomes, Relation, Unit, strict
 
 Fairness = Literal["fair", "fair among some", "perhaps fair", "not fair", "unknown", "degenerate"]
 Mood = Literal["good", "doubtful", "bad", "none"]
@@ -164,7 +141,7 @@ class Guarantee:
     @property
     def strength(self) -> tuple[str, Mood]:
         """A word for the strength of the guarantee, and its mood (the colour of the word)."""
-        return STRENGTHS[strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
+        return STRENGTHS[pages.strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
 
     @property
     def words(self) -> GuaranteeWords:
@@ -186,8 +163,8 @@ class Guarantee:
                 chosen = "no ε is finite" if adaptive is None else f"it is ε = {epsilon_text(adaptive)}"
                 earlier += (
                     f" it is ε = {epsilon_text(epsilon)}, and a guess is right at most "
-                    f"{most_often_right(epsilon, self.delta)} of the time, if all were fixed beforehand; if each was "
-                    f"chosen in view of the earlier ones, {chosen}."
+                    f"{pages.most_often_right(epsilon, self.delta)} of the time, if all were fixed beforehand; if each "
+                    f"was chosen in view of the earlier ones, {chosen}."
                 )
         return {
             "epsilon": epsilon_text(self.epsilon) if math.isfinite(self.epsilon) else "none",
@@ -195,7 +172,7 @@ class Guarantee:
             "why_not_private": "No ε is finite" if is_private_noise else f"Its noise: {self.noise}",
             "protected": protected,
             "several_records": several,
-            "attested": "" if self.unit in UNITS else attested,
+            "attested": "" if self.unit in types.UNITS else attested,
             "with_earlier": earlier,
             "uncharged_tuning": "" if self.tuning_accounted else tuning,
         }
@@ -203,7 +180,7 @@ class Guarantee:
     @property
     def limits(self) -> list[str]:
         """Sentences that qualify the guarantee; what is not protected comes first, as it matters most."""
-        limits = [remark for remark in self.remarks if remark != IN_PARALLEL]  # it extends the claim
+        limits = [remark for remark in self.remarks if remark != types.IN_PARALLEL]  # it extends the claim
         if self.noise != "os_entropy":
             limits.insert(0, f"Noise: {self.noise}. This model is not private; ε is what fresh noise would give.")
         if self.not_protected is not None:
@@ -214,7 +191,7 @@ class Guarantee:
     def meaning(self) -> str:
         """The bound on what an attacker can learn about one unit; without private noise, the bound for fresh noise."""
         seen = "all that is published"
-        bound = meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
+        bound = pages.meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
             return bound
         why = self.words["why_not_private"]
@@ -385,7 +362,7 @@ class MeasuredClaims:
                 "" if fair == "not fair" else self._too_few,
                 perfect,
                 unknown,
-                f"Smallest cell: {count(gap.min_cell_size)}{left_out}.",
+                f"Smallest cell: {pages.count(gap.min_cell_size)}{left_out}.",
             ]
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
@@ -533,7 +510,7 @@ def upper(words: str) -> str:
 def fair_words(rule: FairRule) -> str:
     """Return the user's rule of fairness as a noun phrase."""
     measure = rates.NOTIONS[rule.notion].measure
-    named = ", the four-fifths rule" if rule == FOUR_FIFTHS else ""
+    named = ", the four-fifths rule" if rule == types.FOUR_FIFTHS else ""
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
 
 
@@ -628,7 +605,7 @@ class PrivatePopulation:
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> PrivatePopulation:
         """Return the estimates that :meth:`to_json` wrote. TypeError when fields are missing or unknown."""
-        return restored(cls, {name: plain[name] for name in plain if name != "format"})
+        return types.restored(cls, {name: plain[name] for name in plain if name != "format"})
 
     @property
     def words(self) -> str:

@@ -27,36 +27,14 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from fairpate import pages
 from fairpate.fairness.rates import NOTIONS
-from fairpate.pages import (
-    compared_costs,
-    count,
-    counted,
-    delta_text,
-    epsilon_text,
-    made_words,
-    percent,
-    render,
-    scale_end,
-)
+from fairpate.pages import count, counted, delta_text, epsilon_text, percent, render
 from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
+from fairpate.report import records
 from fairpate.report.figures import SHAPES, chart_config
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
-from fairpate.report.records import (
-    OUTCOMES,
-    AnsweredQueries,
-    Guarantee,
-    PrivatePopulation,
-    PrivateReport,
-    PublicReport,
-    Rows,
-    RunStatement,
-    interval_words,
-    listed,
-    majority_words,
-    small_cell_words,
-    upper,
-)
+from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
 from fairpate.types import STOPPED_BY_VOTES, TELLS_SIZE, FloatArray, GateRule, restored
 
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
@@ -237,7 +215,7 @@ def public_report(report: PublicReport) -> str:
         gate=_gate,
         budget_curve=budget_curve,
         released_CG=released_CG,
-        outcomes=OUTCOMES,
+        outcomes=records.OUTCOMES,
         stopped_by_votes=STOPPED_BY_VOTES,
         population=report.private_population,
     )
@@ -294,10 +272,10 @@ def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]
     return {
         "shapes": list(SHAPES.values()),
         "gap_names": GAP_NAMES,
-        "gap_end": scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
+        "gap_end": pages.scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
         "answered": answered_words,
-        "baseline": majority_words,
-        "small_cells": small_cell_words,
+        "baseline": records.majority_words,
+        "small_cells": records.small_cell_words,
         "prediction_words": predictions,
     }
 
@@ -364,7 +342,7 @@ def private_report(report: PrivateReport) -> str:
             title=f"{'Three ledgers' if num_ledgers > 1 else 'The ledger'} against submitted queries",
         ),
         **queries,
-        outcomes=OUTCOMES,
+        outcomes=records.OUTCOMES,
     )
 
 
@@ -376,7 +354,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
     voted_Q, names = outcomes_Q != "free", report.public.headline.group_names
-    compared, total = compared_costs(cost_Q, worst_Q, voted_Q), float(cost_Q.sum())
+    compared, total = pages.compared_costs(cost_Q, worst_Q, voted_Q), float(cost_Q.sum())
 
     consensus = "No query was voted on."
     if voted_Q.any():
@@ -396,7 +374,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
 
     def stacked(share_Q: FloatArray, *, x_label: str, title: str) -> Markup:
         stacks: dict[str, list[int]] = {
-            each: np.histogram(100 * share_Q[outcomes_Q == each], bins=edges)[0].tolist() for each in OUTCOMES
+            each: np.histogram(100 * share_Q[outcomes_Q == each], bins=edges)[0].tolist() for each in records.OUTCOMES
         }
         ticks = range(0, 101, 20)
         return histogram(edges.tolist(), stacks, x_label=x_label, y_label="queries", title=title, ticks=ticks)
@@ -419,7 +397,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         (
             f"№ {count(query + 1)}",
             names[report.groups_Q[query]],
-            OUTCOMES[report.outcomes_Q[query]],
+            records.OUTCOMES[report.outcomes_Q[query]],
             f"{report.plurality_votes_Q[query]} : {report.runner_up_votes_Q[query]}",
             percent(float(compared.of_worst_Q[query]), digits=0),
             percent(float(cost_Q[query]) / total, digits=2),
@@ -435,7 +413,8 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     if not votes_Q:
         voters = "Nobody was asked."
     elif voting.voters != "teachers":
-        voters = f"{upper(voting.voters)} that voted on a query: {count(min(votes_Q))} to {count(max(votes_Q))}."
+        least, most = count(min(votes_Q)), count(max(votes_Q))
+        voters = f"{records.upper(voting.voters)} that voted on a query: {least} to {most}."
     elif fewer := sum(votes < voting.num_teachers for votes in votes_Q):
         voters = (
             f"Not all {count(voting.num_teachers)} teachers voted on {counted(fewer, 'query', 'queries')}: "
@@ -545,7 +524,7 @@ class Card:
     use: IntendedUse
     evaluation: Evaluation
     refusals: CardRefusals | None = None
-    private_population: PrivatePopulation | None = None
+    private_population: records.PrivatePopulation | None = None
 
     @property
     def statement(self) -> RunStatement:
@@ -555,7 +534,7 @@ class Card:
     def protected_records(self) -> str:
         """The private records that the guarantee covers, in words."""
         parts = [part for part in ("validation", "test") if part in self.privacy.parts]
-        return f"private {listed(['training', *parts])} records"
+        return f"private {records.listed(['training', *parts])} records"
 
     @property
     def sentences(self) -> dict[str, Any]:
@@ -570,12 +549,10 @@ class Card:
         model, data, (*others, last) = self.model, self.data, self.model.classes
         shown = [*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])]
         classes = f"one of {count(len(others) + 1)} classes: {', '.join(shown)} or {last}"
-        records = (
-            _KINDS.get(data.kind, f"{data.kind} records") + " that were given from Python" * data.given_from_python
-        )
+        inputs = _KINDS.get(data.kind, f"{data.kind} records") + " that were given from Python" * data.given_from_python
         task = f" Task: {data.task}." if data.task else ""
         description = (
-            f"For {records} like those of {data.name} it predicts {classes}.{task} Method: "
+            f"For {inputs} like those of {data.name} it predicts {classes}.{task} Method: "
             f"{model.method_title or model.method}. Groups: those of {model.sensitive_attribute} "
             f"({', '.join(model.groups)})."
         )
@@ -614,7 +591,7 @@ class Card:
             *(f"Degenerate: on the test records the model {words}." for words in measured.degenerate),
             *(f"On the test records the model {words}." for words in measured.underserved),
             *(f"Gaps leave out {name}: too few answered test records." for name in measured.not_measured),
-            *filter(None, (small_cell_words(measured),)),
+            *filter(None, (records.small_cell_words(measured),)),
             *([alone] if privacy.protects else []),
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if measured.is_measured
@@ -640,7 +617,7 @@ class Card:
         }
 
     @property
-    def data_rows(self) -> Rows:
+    def data_rows(self) -> records.Rows:
         """The facts about the data set, as pairs of name and value."""
         data = self.data
         unknown = "not known: the records were given from Python" if data.given_from_python else "not stated"
@@ -670,13 +647,13 @@ def card_page(card: Card) -> str:
         card=card,
         sentences=card.sentences,
         statement=card.statement,
-        made=made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
+        made=pages.made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
         gap_names=GAP_NAMES,
         words_of={notion.reading: notion.words for notion in NOTIONS.values()},
         answered=answered_words,
         error_rate_words=f"Of all groups together, {of}, among {answered_words(measured)}.",
-        baseline=majority_words(measured),
-        interval=interval_words,
+        baseline=records.majority_words(measured),
+        interval=records.interval_words,
         population=card.private_population,
     )
 
@@ -736,7 +713,7 @@ class AuditedRelease:
     @property
     def title(self) -> str:
         """The kind of release in words, as a title."""
-        return f"{upper(self.release)}{' of test records' if self.part == 'test' else ''}"
+        return f"{records.upper(self.release)}{' of test records' if self.part == 'test' else ''}"
 
     @property
     def noise_words(self) -> str:

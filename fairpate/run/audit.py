@@ -44,31 +44,16 @@ from fairpate.methods.pate import GnmaxMethod
 from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
 from fairpate.methods.residual_votes import AdaSsp, RecordSums, ResidualVotes, indicators, votes_themselves
 from fairpate.nn.models import scale_bytes
+from fairpate.privacy import mechanism_events
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, PoissonGaussians
 from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.laplace import LaplaceReleases
-from fairpate.privacy.mechanism_events import (
-    MomentSums,
-    PoissonGaussianLaplaces,
-    PredictionTables,
-    VoteTables,
-    event_from,
-    event_json,
-    of_teachers,
-)
+from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, PredictionTables, event_from, event_json
 from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, audit_page
+from fairpate.run import context
 from fairpate.run.bundle import alike
-from fairpate.run.context import (
-    DataRecord,
-    RunDirectory,
-    read_statement,
-    read_votes,
-    require_data,
-    require_data_by_name,
-    write_json,
-    write_text,
-)
+from fairpate.run.context import DataRecord, RunDirectory, require_data_by_name
 from fairpate.run.folder import finished_run, load_for
 from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
@@ -121,7 +106,7 @@ def audit_run(
     guarantee, for a method without an attack here, and for too few canaries to detect half the noise.
     """
     run, config = finished_run(root)
-    statement = read_statement(run) if run.statement.is_file() else None
+    statement = context.read_statement(run) if run.statement.is_file() else None
     if not config.is_private or statement is None or statement.noise != OS_ENTROPY or not statement.epsilon:
         raise AuditError(
             f"{root}: has no privacy guarantee (method {config.method}, noise "
@@ -155,8 +140,8 @@ def audit_run(
         releases=tuple(audited),
     )
     folder = run.private if on_private else run.public
-    write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
-    write_text(folder / run.audit_page.name, audit_page(found), private=on_private)
+    context.write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
+    context.write_text(folder / run.audit_page.name, audit_page(found), private=on_private)
     return found, folder / run.audit_page.name
 
 
@@ -276,7 +261,7 @@ def shadows_of(
 
     ``part``: the records that the releases read, "private" or "test". AuditError if no attack is known for the method.
     """
-    facts = require_data(run)
+    facts = context.require_data(run)
     loaded = None
     if on_private:
         require_data_by_name(run)
@@ -444,7 +429,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     canaries = (public_x[torch.from_numpy(at_M)], row_M % num_classes, row_M // num_classes)
     setting = _setting(facts, public_x, canaries, **options)
     event: Any = known.events[0]
-    added_1M = np.full((1, len(row_M)), 1.0 if isinstance(event, VoteTables) else float(UNITS))
+    added_1M = np.full((1, len(row_M)), 1.0 if isinstance(event, mechanism_events.VoteTables) else float(UNITS))
 
     def cells(released: Released) -> IntArray:
         arrays = released.arrays
@@ -476,7 +461,7 @@ def _sums(
     coordinate."""
     if isinstance(config, ResidualVotes):
         # The run's released sums chose the curvature; those of a shadow release might choose the other.
-        kind = "private" if any(isinstance(event, MomentSums) for event in events) else "public"
+        kind = "private" if any(isinstance(event, mechanism_events.MomentSums) for event in events) else "public"
         own = config.residual_votes.model_copy(update={"curvature": kind})
         config = config.model_copy(update={"residual_votes": own})
     if loaded is not None and loaded.embedding is None:
@@ -624,7 +609,7 @@ def _votes(
         )
     mechanism = mechanism.scaled(noise_share)
     num_voters, queries = config.num_voters, stated.count
-    event: Any = of_teachers(mechanism.worst_case(queries), stated.unit)
+    event: Any = mechanism_events.of_teachers(mechanism.worst_case(queries), stated.unit)
     # So few canaries that the votes of the others hide one no more than the noise does.
     num_canaries = max(1, min(_MOST_EACH, num_voters // 4, int(event.noise_stddev_votes**2 / 4)))
     generator = np.random.default_rng(0)
@@ -638,7 +623,7 @@ def _votes(
     votes_QC[:, 1] = rest - votes_QC[:, 0]
     if on_private:
         # The run's own votes, without as many votes for the leading class as there are canaries.
-        votes_QC = read_votes(run.votes).votes_QC.copy()
+        votes_QC = context.read_votes(run.votes).votes_QC.copy()
         queries, leader_Q = len(votes_QC), votes_QC.argmax(axis=1)
         led_Q = np.arange(queries), leader_Q
         votes_QC[led_Q] = np.maximum(votes_QC[led_Q] - num_canaries, 0)

@@ -39,39 +39,18 @@ from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
 from fairpate.files import PathIn, private_folder, write_atomically
 from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream, stream_seed
-from fairpate.privacy import accountant
+from fairpate.privacy import accountant, discrete_gaussian
 from fairpate.privacy.accountant import Event
-from fairpate.privacy.discrete_gaussian import (
-    OS_ENTROPY,
-    NoiseSource,
-    OsEntropy,
-    SeededSource,
-    sample_discrete_gaussian,
-)
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.laplace import PureReleases, choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
-from fairpate.run.context import (
-    RunDirectory,
-    RunDirectoryError,
-    RunFolderError,
-    changed_fields,
-    read_json,
-    sole_worker,
-    write_json,
-)
+from fairpate.run import context
+from fairpate.run import run as runs
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
 from fairpate.run.release_log import Odometer, Origin, Released, ReleaseLog, arrays_digest, read_receipt, read_release
-from fairpate.run.run import (
-    announce_spending,
-    check_data,
-    check_model_files,
-    one_release,
-    publish_trained,
-    run_method,
-    trained_student,
-    with_pinned_weights,
-)
+from fairpate.run.run import one_release, publish_trained, run_method, trained_student, with_pinned_weights
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError, heard_by
 from student.student import Student, load_student, save_student
@@ -252,7 +231,7 @@ class Trials:
 
     def with_noise(self, exact: int, source: NoiseSource) -> int:
         """Return the score ``exact`` plus the planned noise."""
-        return exact + sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
+        return exact + discrete_gaussian.sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
 
 
 def with_epsilon(config: PrivateMethod, epsilon: float) -> PrivateMethod:
@@ -370,10 +349,10 @@ def select_by_trials(
 
     with reporter.stage("data"):
         for config in candidates:
-            check_data(config, data_of(config))
+            runs.check_data(config, data_of(config))
             require_kept_names(config, data_of(config))
             # Quiet: each candidate would report its weights file again.
-            check_model_files(config, data_of(config), Reporter(quiet=True))
+            runs.check_model_files(config, data_of(config), Reporter(quiet=True))
     first, dataset = candidates[0], data_of(candidates[0])
     weights = group_weights(dataset, group_shares)
 
@@ -393,7 +372,7 @@ def select_by_trials(
         "parts": dataset.parts,
     }
     out.mkdir(parents=True, exist_ok=True)
-    with sole_worker(out, "fairpate select"):
+    with context.sole_worker(out, "fairpate select"):
         folder, of_scores = _TrialsFolder(root=run.root), _ScoresFolder(root=run.root)
         state_file = folder.workplace / "state.json"
         # The best model is published and its trials are erased: only files that follow from it may be missing.
@@ -431,8 +410,8 @@ def select_by_trials(
             drawn = [source.randbelow(len(planned)) for _ in range(plan.trainings.draw(source))]
             # With the date: a run that is dated by its last trial would show how long all of them took, a hint of K.
             begun = {"settings": settings, "drawn": drawn, "environment": environment()}
-            write_json(state_file, begun, private=True)
-        state = read_json(state_file)
+            context.write_json(state_file, begun, private=True)
+        state = context.read_json(state_file)
         changes = changed_fields(state["settings"], settings)
         if changes:
             raise RunFolderError(
@@ -480,7 +459,7 @@ def charge_trials(
     # All limits before the first charge: a refusal later would leave charges without a model.
     for log, event in counted:
         log.check([event], noise=OS_ENTROPY)
-    announce_spending(cost, data, reporter, is_own=is_own)
+    runs.announce_spending(cost, data, reporter, is_own=is_own)
     if also_tests:
         logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
     for log, event in counted:
@@ -518,8 +497,8 @@ def _best_trial(
                     outcome = {"score": plan.with_noise(exact, source), "remarks": list(trained.remarks)}
                     write_atomically(model, partial(save_student, bare), private=True)
                 # Written last, since this file marks the trial as done: by now its model is stored.
-                write_json(path, outcome, private=True)
-            outcomes.append(read_json(path))
+                context.write_json(path, outcome, private=True)
+            outcomes.append(context.read_json(path))
     # Of equal scores the first: trials are exchangeable, so that this is a fair draw among them.
     scores = [-math.inf if each["score"] is None else each["score"] for each in outcomes]
     best = scores.index(max(scores))

@@ -41,32 +41,15 @@ from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.records import RunStatement
+from fairpate.run import release_log
+from fairpate.run import sweep as sweeps
 from fairpate.run.context import RunDirectory, read_json, read_votes, sole_worker, write_json, write_text, write_votes
 from fairpate.run.folder import create_run_directory, finished_run, load_for, read_student
 from fairpate.run.private_metrics import Assessment, assess
 from fairpate.run.publication import comparison_html, read_claims, write_reports
-from fairpate.run.release_log import (
-    LimitReachedError,
-    MetricsFolder,
-    Odometer,
-    OdometerError,
-    Release,
-    read_receipt,
-    spent,
-    spent_since,
-)
+from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, question_above, run_method, with_pinned_weights
-from fairpate.run.sweep import (
-    Cell,
-    SweepFolder,
-    cells_of,
-    load_sweep,
-    open_sweep_folder,
-    parse_sweep,
-    read_rows,
-    stems,
-    write_rows,
-)
+from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say, waiting
 from fairpate.types import FairRule, GateRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored, torch
 from student.student import Student, save_student
@@ -138,8 +121,8 @@ def compare_methods(
     folder (None: the one that it names, or ``runs/TITLE``). ConfigError lists every fault before anything runs.
     """
     folder = folder or Path()
-    config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep))
-    cells = cells_of(config, folder=folder, data_dir=data_dir)
+    config = sweep if isinstance(sweep, SweepConfig) else sweeps.parse_sweep(dict(sweep))
+    cells = sweeps.cells_of(config, folder=folder, data_dir=data_dir)
     root = out or config.out or Path("runs") / title
     comparison = compare(config, cells, root, reporter or Reporter())
     write_frontier_reports(comparison, title=title)
@@ -166,10 +149,10 @@ def compare(
     notion = sweep.notion if "notion" in sweep.model_fields_set else rules[0].notion
     shown: dict[str, Any] = {"notion": notion, "fair_at": rules[0]}
     # An absolute path, because workers have other working directories.
-    folder = open_sweep_folder(root.resolve(), sweep)
+    folder = sweeps.open_sweep_folder(root.resolve(), sweep)
     with sole_worker(folder.root, "fairpate compare"):
         write_text(folder.config, yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False))
-        finished = stems(folder.parts)
+        finished = sweeps.stems(folder.parts)
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
             return Comparison(folder=folder, changed=False, **shown)
@@ -191,10 +174,8 @@ def compare(
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
-    released = tuple(
-        words for data, delta in data_sets.items() if (words := spent_since(before[data], data, odometer, delta=delta))
-    )
-    return Comparison(folder=folder, changed=True, spent=released, **shown)
+    said = [release_log.spent_since(before[data], data, odometer, delta=delta) for data, delta in data_sets.items()]
+    return Comparison(folder=folder, changed=True, spent=tuple(filter(None, said)), **shown)
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
@@ -219,7 +200,7 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
             if len(known) == len(targets)
             else "some without a target"
         )
-        before = spent(data, odometer, delta=targets[0].delta)
+        before = release_log.spent(data, odometer, delta=targets[0].delta)
         yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
         is_own = next(iter(found.values())).config.data.declaration is not None
         question = question_above(data, planned=sum(known), odometer=odometer, delta=targets[0].delta, is_own=is_own)
@@ -482,7 +463,7 @@ def _compute(
 ) -> tuple[list[Row], list[Release]]:
     rows = compute(cell, out, shared, torch_threads)
     # Of the model and of private metrics; a choice among settings is never made in a cell.
-    receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, MetricsFolder))
+    receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, release_log.MetricsFolder))
     return rows, [receipt for receipt in receipts if receipt is not None]
 
 
@@ -541,9 +522,6 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
     write_text(folder.report, frontier_report(public))
 
 
-_NAMES = ("method", "data", "seed", "digest")
-
-
 def comparison_outcome(comparison: Comparison) -> Output:
     """Return the output of `fairpate compare`: the ranges of results by data set and method, warnings, and files.
 
@@ -592,45 +570,43 @@ def comparison_outcome(comparison: Comparison) -> Output:
         tables.append(table)
         data_sets.append({"data": data, "majority_accuracy": majority, "methods": methods})
 
-    degenerate = [row for row in comparison.rows if row.record is not None and row.record.degenerate]
+    degenerate = [
+        (row, row.record.degenerate) for row in comparison.rows if row.record is not None and row.record.degenerate
+    ]
     withheld = Counter(row.method for row in comparison.withheld)
+    files = {"results": folder.results, "report": folder.report, "operator_only": folder.private}
     found = {
         "notion": notion,
         "fair_at": comparison.fair_at,
         "data_sets": data_sets,
-        "degenerate": [
-            {name: getattr(row, name) for name in _NAMES} | {"words": row.record.degenerate}
-            for row in degenerate
-            if row.record
-        ],
-        "failed": [
-            {name: getattr(row, name) for name in (*_NAMES, "command")} | {"cause": row.error} for row in failed
-        ],
+        "degenerate": [_identity(row) | {"words": words} for row, words in degenerate],
+        "failed": [_identity(row) | {"command": row.command, "cause": row.error} for row in failed],
         "left_out": withheld,
-        "files": {"results": folder.results, "report": folder.report, "operator_only": folder.private},
+        "files": files,
         "spent": comparison.spent,
     }
     lines = [
         *(
-            f"degenerate: {row.method} on {row.data}, seed {row.seed}, {row.digest}: {'; '.join(row.record.degenerate)}"
-            for row in degenerate
-            if row.record
+            f"degenerate: {row.method} on {row.data}, seed {row.seed}, {row.digest}: {'; '.join(words)}"
+            for row, words in degenerate
         ),
         *groups,
         *(f"failed: {row.command}\n    {row.error}" for row in failed),
     ]
-    files = Table.grid(padding=(0, 2))
-    if withheld:
-        left_out = f"{counted(withheld.total(), 'result')} without privacy: {', '.join(withheld)}"
-        files.add_row("left out", left_out)
-    for name, path in (("results", folder.results), ("report", folder.report), ("operator only", folder.private)):
-        files.add_row(name, str(path))
-    for spent_words in comparison.spent:
-        files.add_row("spent", spent_words)
+    left_out = f"{counted(withheld.total(), 'result')} without privacy: {', '.join(withheld)}"
+    last = [
+        *([("left out", left_out)] if withheld else []),
+        *((name.replace("_", " "), str(path)) for name, path in files.items()),
+        *(("spent", each) for each in comparison.spent),
+    ]
     # Commands are not wrapped, so that they can be copied.
-    words = Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines), files)
+    words = Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines), facts(last))
     trouble = f"{counted(len(failed), 'cell')} failed; the same command tries them again." if failed else None
     return Output(facts=found, words=words, code=int(bool(failed)), failure=trouble)
+
+
+def _identity(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("method", "data", "seed", "digest")}
 
 
 def _range(values: Iterable[float | None]) -> list[float] | None:
@@ -689,7 +665,7 @@ def demo(sweep: Path, out: Path) -> Output:
     below it is read from what the runs published.
     """
     say(_DEMO)
-    comparison = compare_methods(load_sweep(sweep), out=out, title="demo")
+    comparison = compare_methods(sweeps.load_sweep(sweep), out=out, title="demo")
     if comparison.failed:
         return comparison_outcome(comparison)
     models: dict[str, tuple[RunDirectory, Method, RunStatement]] = {}
@@ -729,13 +705,9 @@ def demo(sweep: Path, out: Path) -> Output:
     files = {"all models": out / comparison.folder.report.name, "this model": part.public_report}
     rows = {name: models[name][2] for name in private}
     rows |= {f"{without}, not private": bare, f"{chosen}, may reject": rejecting}
+    names = ("accuracy", "disparity", "coverage")
     numbers = {
-        name: {
-            "epsilon": each.guarantee.epsilon,
-            "accuracy": each.measured.accuracy,
-            "disparity": each.measured.disparity,
-            "coverage": each.measured.coverage,
-        }
+        name: {"epsilon": each.guarantee.epsilon} | {of: getattr(each.measured, of) for of in names}
         for name, each in rows.items()
     }
     measured = rows[private[0]].measured

@@ -45,29 +45,12 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
 from fairpate.methods.base import Method, NoisySum, Price, Stream, stream_seed
+from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
-from fairpate.privacy.discrete_gaussian import (
-    OS_ENTROPY,
-    NoiseSource,
-    OsEntropy,
-    SeededSource,
-    sample_discrete_gaussian,
-)
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, sample_discrete_gaussian
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
-from fairpate.report.metrics import (
-    GAPS,
-    NOT_MEASURED,
-    Estimate,
-    Evaluation,
-    GapResult,
-    GroupResult,
-    RejectOptionSpread,
-    describe_cell,
-    evaluate,
-    reject_option_spread,
-    shown_records,
-    with_words,
-)
+from fairpate.report import metrics
+from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import MetricsFolder, Released, ReleaseLog, read_receipt, read_release
 from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement
@@ -159,7 +142,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         rule: GateRule | None = None,
         apart_N: npt.NDArray[np.bool_] | None = None,
     ) -> Evaluation:
-        measured = evaluate(
+        measured = metrics.evaluate(
             predictions,
             labels_N=test.y.numpy(),
             groups_N=groups,
@@ -175,7 +158,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         )
         return replace(measured, metrics=settings.metrics, fair_at=settings.rule)
 
-    kept = shown_records(
+    kept = metrics.shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
     ).kept_N
     # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.
@@ -310,7 +293,7 @@ def release_table(
     """
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
-    if noise != OS_ENTROPY:
+    if noise != discrete_gaussian.OS_ENTROPY:
         source = SeededSource(stream_seed(config.seed, Stream.METRICS))
     edges = config.evaluation.score_edges
 
@@ -420,7 +403,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         value, low, high = (max(0.0, size + by) for by in (0.0, -reach, reach))
         estimates.append(Estimate(name=f"size of {name}", kind="count", value=value, low=low, high=high))
         estimates.append(right.estimate(f"accuracy for {name}", 0, place))
-        group, accuracy = GroupResult(name=name), estimates[-1].value
+        group, accuracy = metrics.GroupResult(name=name), estimates[-1].value
         if not math.isnan(accuracy):  # the group stands out
             number = round(size)
             group = replace(group, num_records=number, num_answered=number, coverage=1.0, accuracy=accuracy)
@@ -440,7 +423,8 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         **names,
         groups=tuple(groups),
         gaps={
-            name: gap_of(metric, table_GYC, stddev, partial(describe_cell, **names)) for name, metric in GAPS.items()
+            name: gap_of(metric, table_GYC, stddev, partial(metrics.describe_cell, **names))
+            for name, metric in GAPS.items()
         },
         # Sums of squares, to which noise adds: no estimate.
         ermi=math.nan,
@@ -452,7 +436,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         per_person=event.unit == "person",
         estimates=(*estimates, *calibration),
     )
-    return with_words(measured) if total else measured
+    return metrics.with_words(measured) if total else measured
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
@@ -606,7 +590,7 @@ class _Shares(NamedTuple):
 
 def gap_of(
     metric: rates.Metric, table_GYC: FloatArray, stddev: float, described: Callable[[rates.GroupCell | None], str]
-) -> GapResult:
+) -> metrics.GapResult:
     """Return a fairness gap (or error rate) of a noisy table with its interval: the largest difference between groups.
 
     ``described`` puts the cell with the largest difference into words.
@@ -644,7 +628,7 @@ def gap_of(
     found, alone = metric.events(table_GYC), ends(_deviations(), table_GYC)
     value = alone.value_EG
     if np.isnan(value).all():
-        return replace(NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
+        return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
     shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations())
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
@@ -652,7 +636,7 @@ def gap_of(
     # The largest high end lies above the true largest difference as soon as that one interval holds it.
     high = np.nanmax(alone.high_EG)
     largest = max(0.0, float(np.nanmax(value)))
-    return GapResult(
+    return metrics.GapResult(
         value=largest,
         low=float(np.clip(low, 0.0, largest)),
         high=float(np.clip(high, largest, 1.0)),

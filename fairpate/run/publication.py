@@ -28,40 +28,15 @@ from fairpate.methods.pate import Spending
 from fairpate.pages import counted, epsilon_text, made_words, render
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
+from fairpate.report import records, run_page
 from fairpate.report.figures import class_label, slices_picture
 from fairpate.report.frontier import by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
-from fairpate.report.records import (
-    OUTCOMES,
-    AnsweredQueries,
-    Guarantee,
-    PrivatePopulation,
-    PrivateReport,
-    PublicReport,
-    RunStatement,
-)
-from fairpate.report.run_page import (
-    Card,
-    CardData,
-    CardModel,
-    CardRefusals,
-    IntendedUse,
-    card_page,
-    private_report,
-    public_report,
-)
-from fairpate.run.context import (
-    RunDirectory,
-    RunDirectoryError,
-    read_json,
-    read_statement,
-    require_data,
-    require_student_of,
-    run_at,
-    write_json,
-    write_text,
-)
+from fairpate.report.records import Guarantee, PrivatePopulation, RunStatement
+from fairpate.report.run_page import Card, CardData, CardModel, CardRefusals, IntendedUse
+from fairpate.run import context
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, write_json, write_text
 from fairpate.run.private_metrics import Assessment
 from fairpate.terminal import Reporter
 from fairpate.types import FloatArray, PrivacyStatement, stepwise, strict, tell
@@ -192,12 +167,12 @@ def write_card(
     A use that the caller leaves out is shown as not stated. RunFolderError for a folder without a run,
     RunDirectoryError for a run that published nothing.
     """
-    run = run_at(root)
+    run = context.run_at(root)
     card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
     tell(1, 3)
     write_json(run.card, card_values(card))
     tell(2, 3)
-    write_text(run.card_page, card_page(card))
+    write_text(run.card_page, run_page.card_page(card))
     tell(3, 3)
     return run.card_page, run.card
 
@@ -222,16 +197,11 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
                 f"{path}: missing; a card describes a published student, so finish the run first. A run of a method "
                 "without privacy publishes nothing."
             )
-    if "least_cell" not in read_json(run.metrics):
-        raise RunDirectoryError(
-            f"{run.metrics}: measured by an earlier version, which included groups of any size; repeat the run's "
-            "command, which measures the same model again and charges nothing."
-        )
     # Read as plain values: a card needs the method's name, not the package that defines it.
     config = read_yaml(run.config)
-    trained_on = require_data(run)
+    trained_on = context.require_data(run)
     # The file may have been replaced by the model of another run.
-    require_student_of(run, trained_on, read_student_card(run.student))
+    context.require_student_of(run, trained_on, read_student_card(run.student))
     data = CardData(name=trained_on.name, kind=trained_on.kind, given_from_python=True)
     if not trained_on.given_from_python:
         # Without the folder of the data: a card can be made where the records are not.
@@ -337,7 +307,7 @@ def write_reports(
             for last in asked
             if last.outcome is not None and last.outcome.label is not None
         )
-        voting = AnsweredQueries(
+        voting = records.AnsweredQueries(
             mechanism=terms.mechanism.describe(),
             gate=terms.gate,
             num_teachers=terms.num_teachers,
@@ -345,10 +315,10 @@ def write_reports(
             num_public_records=len(dataset.public),
             **vars(queries),
             epsilon_course=course,
-            outcomes_GO=[[outcomes[group, each] for each in OUTCOMES] for group in range(terms.num_groups)],
+            outcomes_GO=[[outcomes[group, each] for each in records.OUTCOMES] for group in range(terms.num_groups)],
             answered_GC=[[labels[group, k] for k in range(terms.num_classes)] for group in range(terms.num_groups)],
         )
-    public = PublicReport(
+    public = records.PublicReport(
         title=dataset.name,
         method=method_title(statement.method),
         guarantee=Guarantee.of(statement),
@@ -374,7 +344,7 @@ def write_reports(
             )
             as_in_paper = _course(spending, spending.as_in_paper)
         ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in asked]
-        operators = PrivateReport(
+        operators = records.PrivateReport(
             public=public,
             rdp_order=best.order,
             rdp_Q=[
@@ -394,8 +364,8 @@ def write_reports(
             callers_Q=[reservation.asker.caller for reservation in asked],
             without_privacy=without_privacy,
         )
-        write_text(run.private_report, private_report(operators))
-    write_text(run.public_report, public_report(public))
+        write_text(run.private_report, run_page.private_report(operators))
+    write_text(run.public_report, run_page.public_report(public))
 
 
 def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list[tuple[float, float]]:
@@ -436,15 +406,15 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
         return
     # The graph contains the embedding, so it is checked on public records as they were before that.
     if dataset.before_embedding is not None:
-        student, records = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
+        student, pool = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
     else:
-        records = completed_pool(dataset)[:_MOST_RECORDS]
-    if not len(records):
+        pool = completed_pool(dataset)[:_MOST_RECORDS]
+    if not len(pool):
         reporter.note("onnx", "no model.onnx: there are no public records to check it on")
         return
     try:
         with reporter.stage("onnx"):
-            made = portable(student, records, encoding=encoding_of(dataset, tuple(records.shape[1:])))
+            made = portable(student, pool, encoding=encoding_of(dataset, tuple(pool.shape[1:])))
     except PortableError as error:
         reporter.note("onnx", str(error))
         return

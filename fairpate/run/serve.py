@@ -31,61 +31,26 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI
 
-from aggregator import audit
+from aggregator import audit, store
 from aggregator.ledger import NO_LIMIT, Ledger, LedgerState, OwnLimit, back_end, noted_at, read_ledger
-from aggregator.service import auth
+from aggregator.service import auth, server
 from aggregator.service.api import Facts
 from aggregator.service.auth import LiveTokens, TokenStore
-from aggregator.service.server import (
-    Backend,
-    Service,
-    ServiceSettings,
-    check_exposure,
-    find_service,
-    is_restarted,
-    start_service,
-)
+from aggregator.service.server import Backend, Service, ServiceSettings, start_service
 from aggregator.session import AggregatorSession, PublicPool
-from aggregator.store import (
-    Head,
-    Header,
-    LedgerError,
-    Place,
-    Row,
-    head_path,
-    ledger_files,
-    lock,
-    noted_head,
-    rows_after,
-    shown,
-)
+from aggregator.store import Head, Header, LedgerError, Place, Row, head_path, ledger_files, lock, shown
 from fairpate.config import ConfigError, QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import CODEBOOKS
 from fairpate.data.tables import RecordForm, feature_codes, form_of
 from fairpate.http_server import HttpServer, Role, ServiceError
+from fairpate.methods import pate
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.pate import (
-    LedgerPlace,
-    VotingMethod,
-    choose_queries,
-    missing_labels,
-    open_ledger,
-    parsed,
-    place_of,
-    state_for_service,
-)
+from fairpate.methods.pate import LedgerPlace, VotingMethod, place_of
 from fairpate.pages import delta_text
-from fairpate.run.context import (
-    RunDirectory,
-    RunDirectoryError,
-    RunFolderError,
-    read_json,
-    require_data_by_name,
-    run_at,
-    write_json,
-)
+from fairpate.run import context
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, run_at
 from fairpate.run.folder import as_trained, finished_run, load_for, open_run_directory, record_data
 from fairpate.run.release_log import COLUMNS, LedgerMeter, Odometer, OdometerError, ReleaseLog, state_folder
 from fairpate.terminal import Output, listing, require_extra, say, show
@@ -103,7 +68,7 @@ def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
     ``takes_posted``: whether the voters can also vote on records that are sent in a request.
     """
     # Without a number of queries and an admission rule, so that every record is offered, not the run's selection.
-    public = choose_queries(dataset, QueriesConfig())
+    public = pate.choose_queries(dataset, QueriesConfig())
     embedding = dataset.embedding
 
     def place(features: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
@@ -178,18 +143,18 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         if take_over:
             audit.note_action(run.actions, "take over")
         # Never made here: a run whose ledger was deleted must not begin to count from zero.
-        ledger = open_ledger(run, terms, plan.queries, create=False, meter=ledger_meter, take_over=take_over)
+        ledger = pate.open_ledger(run, terms, plan.queries, create=False, meter=ledger_meter, take_over=take_over)
         return ledger, AggregatorSession(ledger, source=plan.source)
 
     try:
         # An actor that Ray restarts takes nothing over, because a third writer may have done so meanwhile.
-        ledger, session = open_books(take_over=take_over and not is_restarted())
+        ledger, session = open_books(take_over=take_over and not server.is_restarted())
     except BaseException:
         # Their actors would outlive a service that never started.
         voters.close()
         raise
     # Before the service can answer: a crash after an answer must not leave a claim that is too small.
-    state_for_service(run, terms)
+    pate.state_for_service(run, terms)
     public = public_pool(dataset, takes_posted=config.votes_on_anything)
     return Backend(
         ledger=ledger,
@@ -217,10 +182,10 @@ def serve_aggregator(
     """
     # Before the check: the run's token store, too, lets a service listen beyond this machine.
     settings = replace(settings, tokens=replace(settings.tokens, store=RunDirectory(root=root.absolute()).tokens))
-    check_exposure(settings)
+    server.check_exposure(settings)
     run, config = _run_with_votes(root)
     if not isinstance(config, OwnVotes):
-        require_data_by_name(run)
+        context.require_data_by_name(run)
     is_in_folder = place_of(run).is_in_folder
     if take_over and is_in_folder:
         raise UsageError(
@@ -305,7 +270,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
                 f"--replicas: Ray Serve would ignore {name}; leave it out and put a proxy in front, or serve one copy "
                 "without --replicas."
             )
-    server: HttpServer | None = None
+    http: HttpServer | None = None
     with ExitStack() as stack:
         if num_replicas is None:
             # The form for records of a table, by its declaration alone; none for pictures, and if it is gone.
@@ -313,8 +278,8 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             path = CODEBOOKS / f"{data.name}.yaml" if data.declaration is None else data.declaration.path
             if path.exists() and not (table := read_declaration(path)).pictures:
                 form = form_of(feature_codes(table.visible(entry_for(data).complete_options(data.options))))
-            server = HttpServer(partial(student_app, run.student, form), settings)
-            stack.callback(server.stop)
+            http = HttpServer(partial(student_app, run.student, form), settings)
+            stack.callback(http.stop)
         else:
             require_extra("serve", "--replicas")
             from student.server import student_served
@@ -337,7 +302,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
         show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": False}]}, words=""))
         with suppress(KeyboardInterrupt):
             # Ray Serve restarts failed copies.
-            while server is None or server.is_alive():
+            while http is None or http.is_alive():
                 time.sleep(_WATCH_INTERVAL_S)
             raise ServiceError(f"{settings.url}: the HTTP server stopped by itself; serve the run again.")
 
@@ -355,7 +320,7 @@ def stop_aggregator(root: Path) -> None:
     run, config = _run_with_votes(root)
     with _ray(config.ray, detach=True):
         name = service_name(run)
-        actor = find_service(name)
+        actor = server.find_service(name)
         if actor is None:
             raise ServiceError(
                 f"{root}: is not served on this cluster, so there is nothing to stop; check RAY_ADDRESS."
@@ -442,7 +407,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
     """
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
-    target = LedgerPlace(ledger=before.ledger if to is None else parsed(to), anchor=before.anchor)
+    target = LedgerPlace(ledger=before.ledger if to is None else pate.parsed(to), anchor=before.anchor)
     with ExitStack() as held:
         # A writer of files keeps the head locked: under that lock nothing is charged.
         if head_path(run.ledger).exists():
@@ -454,12 +419,11 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                 # Always true: what cannot be read raises.
                 is_readable = bool(verified(before.ledger, None))
             if is_readable:
-                store = back_end(before.ledger).store(before.ledger, "", create=False, take_over=False)
-                held.callback(store.close)
+                held.callback(back_end(before.ledger).store(before.ledger, "", create=False, take_over=False).close)
         # Under the lock: a service that ended a moment ago may have charged after a look without it.
         heads, known = {Head(number, digest) for number, _, _, digest in rows}, []
         with suppress(LedgerError):
-            known.append(noted_head(head_path(run.ledger)))
+            known.append(store.noted_head(head_path(run.ledger)))
         with suppress(LedgerError):
             # Without the anchor: what a ledger holds was charged, even if it lacks its anchor's entry.
             present = verified(before.ledger, None)[1]
@@ -472,7 +436,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                     "would replace, so charges would be forgotten; give a backup made later."
                 )
         # The statement may be all that is left of a ledger whose files are lost.
-        stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+        stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if num_outcomes < stated:
             raise RunDirectoryError(
                 f"{shown(copy)}: contains the outcomes of {num_outcomes} queries, but {stated} are stated in "
@@ -502,7 +466,7 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
     noted = noted_at(anchor)
     with closing(back_end(place).reader(place)) as reader:
         noted = (reader.noted, *noted)
-        rows = list(rows_after(reader))
+        rows = list(store.rows_after(reader))
         return reader.header, rows, len(LedgerState(shown(place), reader.header, noted, rows).outcome_of)
 
 
@@ -533,7 +497,7 @@ def add_anchor(run: RunDirectory, text: str) -> str:
     """
     if not has_ledger(run):
         raise RunFolderError(f"{run.root}: has no ledger; give a run of a method that asks teachers.")
-    place, anchor = place_of(run), parsed(text)
+    place, anchor = place_of(run), pate.parsed(text)
     if place.anchor is not None:
         raise ConfigError(
             f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}, and can have only one; leave it "
@@ -556,7 +520,7 @@ def note_place(run: RunDirectory, place: LedgerPlace) -> None:
         for name, value in dataclasses.asdict(place).items()
         if value is not None and value != run.ledger
     }
-    write_json(run.ledger_place, values, private=True)  # an address may hold a password
+    context.write_json(run.ledger_place, values, private=True)  # an address may hold a password
 
 
 def has_ledger(run: RunDirectory) -> bool:
@@ -603,7 +567,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
             # The chain holds: a data set that cannot be read is reported, and is no fault of the ledger.
             held = f"not compared, because the data set cannot be read ({error})"
         else:
-            total, lost = missing_labels(run, config.plan(dataset).queries, outcome)
+            total, lost = pate.missing_labels(run, config.plan(dataset).queries, outcome)
             if lost:
                 raise RunDirectoryError(
                     f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore the ledger from a "
@@ -726,22 +690,22 @@ def change_tokens(
     elif change in ("expire", "limit"):
         facts = {"when": when} if change == "expire" else {"limit": dataclasses.asdict(own)}
 
-    def made(store: TokenStore) -> tuple[TokenStore, str]:
+    def made(kept: TokenStore) -> tuple[TokenStore, str]:
         now_s = time.time()
         match change:
             case "add":
-                return auth.added(store, name, role=role, limit=own, before=before, expires_s=ends_s, now_s=now_s)
+                return auth.added(kept, name, role=role, limit=own, before=before, expires_s=ends_s, now_s=now_s)
             case "rotate":
                 assert ends_s is not None
-                return auth.rotated(store, name, old_expires_s=ends_s, now_s=now_s)
+                return auth.rotated(kept, name, old_expires_s=ends_s, now_s=now_s)
             case "expire":
-                return auth.expired(store, name, expires_s=ends_s), ""
+                return auth.expired(kept, name, expires_s=ends_s), ""
             case "revoke":
-                return auth.revoked(store, name), ""
-        is_operator = any(token.name == name and token.role == "operator" for token in store.tokens)
+                return auth.revoked(kept, name), ""
+        is_operator = any(token.name == name and token.role == "operator" for token in kept.tokens)
         if is_operator and own.per_day is not None:
             raise UsageError(_NO_QUOTA)
-        return auth.limited(store, name, own), ""
+        return auth.limited(kept, name, own), ""
 
     # The journal first: a crash in between leaves a note without a change, never a change without a note.
     audit.note_action(run.actions, "tokens", change=change, name=name, **facts)
@@ -752,19 +716,19 @@ def describe(root: Path) -> Output:
     """Return a table of a run's tokens with name, role, expiry and limit, and of the limits of names without a
     token."""
     run, now_s = run_at(root), time.time()
-    store = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
+    kept = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
     in_ledger: Mapping[str, OwnLimit] = {}
     try:
         in_ledger = read_ledger(place_of(run).ledger).limits if has_ledger(run) else {}
     except LedgerError as error:  # tokens can be listed while the ledger's database is down
         say(f"limits that are in the ledger alone are not shown: {error}")
     # A change waits in the store until a service writes it into the ledger, which keeps it.
-    limits = {**in_ledger, **store.limits}
-    others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in store.tokens})
-    if not store.tokens and not others:
+    limits = {**in_ledger, **kept.limits}
+    others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in kept.tokens})
+    if not kept.tokens and not others:
         return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
     found: list[dict[str, Any]] = []
-    for token in store.tokens:
+    for token in kept.tokens:
         made, ends = (
             None if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
             for at_s in (token.created_s, token.expires_s)

@@ -24,25 +24,9 @@ from rich.text import Text
 
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS, notion_named
 from fairpate.pages import epsilon_text, in_two_lines
+from fairpate.report import frontier
 from fairpate.report.figures import class_label, with_spread
-from fairpate.report.frontier import (
-    OBJECTIVES,
-    THEN,
-    Baselines,
-    Objective,
-    Panel,
-    Point,
-    baselines,
-    by_panel,
-    defined,
-    frontier,
-    hypervolume,
-    matrix,
-    pareto_mask,
-    points_of,
-    reference_point,
-    rounded_up,
-)
+from fairpate.report.frontier import OBJECTIVES, Baselines, Objective, Panel, Point, by_panel
 from fairpate.report.frontier_page import baseline_words
 from fairpate.run.sweep import read_rows
 from fairpate.types import NotionName, UsageError, stepwise, strict
@@ -209,7 +193,7 @@ def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
         if value >= limit if name in _LEAST else value <= limit:
             continue
         if name == "epsilon":
-            value = rounded_up(value)
+            value = frontier.rounded_up(value)
         excess = math.inf if math.isnan(value) else abs(value - limit) / (limit or _ZERO_SCALE)
         # A limit that is missed by the rounding of a mean counts as met.
         if excess > _ROUNDING:
@@ -228,21 +212,19 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     nearest: list[Offer] = []
     if offers and not met:
         gaps = [[each.point.seen_by(name).value("disparity") for each in offers] for name in demand.notions]
-        compared = matrix([o.point for o in offers], ("epsilon", "error", "refused"), guaranteed=True)
+        compared = frontier.matrix([o.point for o in offers], ("epsilon", "error", "refused"), guaranteed=True)
         values_NO = np.column_stack([compared, *gaps])
-        is_defined_N = ~np.isnan(values_NO).any(axis=1)
-        candidates = [each for each, is_defined in zip(offers, is_defined_N, strict=True) if is_defined]
-        if candidates:
-            # Undefined points are left out before: one that compares with none would be dominated by none.
-            mask_N = pareto_mask(values_NO[is_defined_N])
-            nearest = [each for each, kept in zip(candidates, mask_N, strict=True) if kept]
+        # Undefined points are left out before: one that compares with none would be dominated by none.
+        (defined_K,) = np.nonzero(~np.isnan(values_NO).any(axis=1))
+        if len(defined_K):
+            nearest = [offers[place] for place in defined_K[frontier.pareto_mask(values_NO[defined_K])].tolist()]
     return Achievable(
         met=tuple(sorted(met, key=_rank)),
         nearest=tuple(sorted(nearest, key=_rank)[:num_nearest]),
         num_points=len(points),
         num_undefined=len(points) - len(offers),
         num_degenerate=sum(bool(each.point.degenerate) for each in met),
-        baselines=baselines(points),
+        baselines=frontier.baselines(points),
     )
 
 
@@ -250,7 +232,7 @@ def _rank(found: Offer) -> tuple[float, ...]:
     """Return the sort key: degenerate predictors last, then by distance (0 if the demand is met), then by accuracy."""
     # Rounded: distances that differ by floating point alone are equal, and accuracy decides.
     missed = (round(found.distance, 9), round(sum(found.missed.values()), 9))
-    values = [found.point.value(name) for name in THEN]
+    values = [found.point.value(name) for name in frontier.THEN]
     return bool(found.point.degenerate), *missed, *(math.inf if math.isnan(value) else value for value in values)
 
 
@@ -265,15 +247,16 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
     if there is not None and best is not None and not there.missed and not best.missed:
         # A difference of errors is one of accuracies, positive where the choice is worse.
         regret = there.point.value("error") - best.point.value("error")
-    members = frontier(source, OBJECTIVES).members
+    members = frontier.frontier(source, OBJECTIVES).members
     images = [_image(point, source, target) for point in members]
     # Without undefined points, which have no hypervolume.
-    found, _ = defined([image for image in images if image is not None], OBJECTIVES)
-    everything, _ = defined(target, OBJECTIVES)
+    found, _ = frontier.defined([image for image in images if image is not None], OBJECTIVES)
+    everything, _ = frontier.defined(target, OBJECTIVES)
     # One corner for both volumes: under different ones they do not compare.
-    reference_O = reference_point(target)
+    reference_O = frontier.reference_point(target)
     transferred, own = (
-        hypervolume(matrix(reached, OBJECTIVES), reference_O=reference_O) for reached in (found, everything)
+        frontier.hypervolume(frontier.matrix(reached, OBJECTIVES), reference_O=reference_O)
+        for reached in (found, everything)
     )
     return Transfer(
         chosen=chosen,
@@ -450,7 +433,7 @@ def _points(table: Path, data: str | None, notion: NotionName) -> list[Point]:
     done = [(row.record, row.command) for row in rows if row.record is not None and data in (None, row.data)]
     if not done:
         raise SpecifyError(f"{table}: has no finished run whose epsilon may be published; {_MAKE_ONE}.")
-    return points_of([record for record, _ in done], commands=[command for _, command in done], notion=notion)
+    return frontier.points_of([record for record, _ in done], commands=[command for _, command in done], notion=notion)
 
 
 def fairness_limits(given: Sequence[str]) -> dict[NotionName, float]:

@@ -52,20 +52,8 @@ from fairpate.data import REGISTRY, DataError, entry_for, request_of
 from fairpate.data.dataset import locate
 from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, private_folder, write_atomically
-from fairpate.methods.base import (
-    Method,
-    all_methods,
-    config_digest,
-    configured,
-    determining_values,
-    find_method,
-    fitted,
-    read_of,
-    refused,
-    require_trusted,
-    unread_by,
-    why_unread,
-)
+from fairpate.methods import base
+from fairpate.methods.base import Method, determining_values, find_method, read_of, refused, unread_by
 from fairpate.report.frontier import FAILED, Row
 from fairpate.run.context import RunDirectoryError
 from fairpate.types import RunRecord, UserError, strict
@@ -318,7 +306,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
                 split = config.data.model_copy(update={"seed": seed}) if sweep.split_by_seed else config.data
                 of_seed = config.model_copy(update={"seed": seed, "data": split})
                 # A data set that the sweep calls by two names has a cell, and rows, under each.
-                digest = config_digest(of_seed) + ("" if config.data.name == data else f"-{data}")
+                digest = base.config_digest(of_seed) + ("" if config.data.name == data else f"-{data}")
                 cells[digest] = Cell(data=data, config=of_seed, digest=digest)
     if faults:
         raise ConfigError("\n".join(faults))
@@ -436,7 +424,9 @@ def _config(
         settings = flattened(config.model_dump(mode="json"))
         beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
         unread = [
-            path for path in flattened(values).keys() & beneath.keys() if why_unread(config, path, settings) is not None
+            path
+            for path in flattened(values).keys() & beneath.keys()
+            if base.why_unread(config, path, settings) is not None
         ]
         if unread:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
@@ -482,14 +472,14 @@ def _nested(layer: _Layer) -> dict[str, Any]:
 @lru_cache
 def _fitted_values(method: str, data_json: str) -> Values:
     # One mapping for all callers, which merge it and never write into it.
-    return fitted(DataConfig.model_validate_json(data_json), method)
+    return base.fitted(DataConfig.model_validate_json(data_json), method)
 
 
 @lru_cache
 def _start(method: str, data_json: str) -> Method:
     """Return the configuration that `fairpate run --method METHOD --data NAME` starts from."""
     name = DataConfig.model_validate_json(data_json).name
-    return configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
+    return base.configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
@@ -505,14 +495,14 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     # Before the values are checked, because that imports the class of a method of another package.
     methods = values.get("methods")
     for method in methods if isinstance(methods, dict | list) else ():
-        require_trusted(method, path)
+        base.require_trusted(method, path)
     return parse_sweep(values)
 
 
 def parse_sweep(values: Values) -> SweepConfig:
     """Return the sweep that ``values`` describe. ConfigError lists all faults of its own fields; :func:`cells_of`
     checks the settings of methods."""
-    fields_of_a_run = {name for schema in all_methods().values() for name in schema.model_fields}
+    fields_of_a_run = {name for schema in base.all_methods().values() for name in schema.model_fields}
     of_a_run = [name for name in values if name in fields_of_a_run - SweepConfig.model_fields.keys()]
     if of_a_run and not {"methods", "data_sets"} & values.keys():
         raise ConfigError(

@@ -388,11 +388,11 @@ class Coordinator:
     def __init__(self, draw: Draw, store: Store) -> None:
         self._draw, self._store = draw, store
         # After a stop, all messages that were answered are in the store.
-        self._messages: dict[Step, dict[int, bytes]] = {step: {} for step in STEPS}
-        for step in STEPS:
-            for place in range(len(draw.sites)):
-                if (message := store.get(f"{step}/{place}")) is not None:
-                    self._messages[step][place] = message
+        places = range(len(draw.sites))
+        self._messages: dict[Step, dict[int, bytes]] = {
+            step: {place: found for place in places if (found := store.get(f"{step}/{place}")) is not None}
+            for step in STEPS
+        }
 
     def receive(self, step: Step, place: int, message: bytes) -> None:
         """Store a site's message; storing the same message again has no effect.
@@ -560,8 +560,7 @@ def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:
     # Tested before they are added: an addition that wraps would look small.
     if max(np.abs(each).max(initial=0) for each in (exact_D, noise_D)) > most // 2:
         raise SumError(f"Expected numbers of at most {most // 2} for {len(draw.sites)} sites; the sum could wrap.")
-    noisy_D: IntArray = exact_D + noise_D
-    return noisy_D
+    return exact_D + noise_D
 
 
 def _exchanged(own: X25519PrivateKey, other: bytes, place: int) -> bytes:

@@ -190,7 +190,7 @@ def test_a_damaged_or_lost_model_is_never_released_twice(trained, tmp_path, leng
     with pytest.raises(RunDirectoryError, match=r"student\.safetensors.*second release.*--out"):
         train(folder.root, "dp_sgd")
     folder.student.unlink()
-    with pytest.raises(RunDirectoryError, match=r"student\.safetensors: gone.*second release"):
+    with pytest.raises(RunDirectoryError, match=r"student\.safetensors: missing.*second release"):
         train(folder.root, "dp_sgd")
     assert folder.statement.read_bytes() == statement
     assert not folder.student.exists()
