@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from method_kinds import quick_and_slow
 from priced import priced
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -238,7 +239,9 @@ class TestPersons:
 
 
 class TestTeachers:
-    @pytest.mark.parametrize("name", ["fairpate", "pate", "pate_s_in", "pate_s_pre"])
+    @pytest.mark.parametrize(
+        "name", quick_and_slow(["fairpate", "pate", "pate_s_in", "pate_s_pre"], ["fairpate", "pate"])
+    )
     def test_a_member_of_the_family_learns_within_its_target(self, name: str) -> None:
 
         pool = {key: values[:200] for key, values in PUBLIC.items()}
@@ -276,7 +279,7 @@ class TestTeachers:
         twice = {"X": np.concatenate([MANY_X, MANY_X[:5]]), "y": np.concatenate([MANY_Y, MANY_Y[:5]])}
         assert FairClassifier("pate", **ASKING).fit(**twice, **PUBLIC).score(MANY_X, MANY_Y) > 0.7
 
-    @pytest.mark.parametrize("variant", ["sf_s", "sf_t"])
+    @pytest.mark.parametrize("variant", quick_and_slow(["sf_s", "sf_t"], ["sf_s"]))
     def test_the_attribute_is_what_sf_pate_protects(self, variant: str) -> None:
         quick = FAIR.model_copy(update={"epochs": 8})
         model = FairClassifier("sf_pate", **ASKING, f_ld=quick, training=SGD_TRAINING, sf_pate={"variant": variant})

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from method_kinds import quick_and_slow
 from priced import priced
 from rich.console import Console
 from scipy.stats import norm
@@ -78,7 +79,7 @@ def trained(
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", quick_and_slow([2, 3], [3]))
 @pytest.mark.parametrize("multipliers", ["absolute", "two_sided"])
 def test_without_noise_and_clips_and_with_exact_sizes_it_is_f_ld(
     constraint: MeanConstraint, classes: int, multipliers: str

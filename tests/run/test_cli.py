@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from fairpate import __version__
-from fairpate.config import apply_override
+from fairpate.config import DUMPER, apply_override, read_yaml
 from fairpate.data import find_entry
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy.accountant import PoissonGaussians
@@ -145,6 +146,8 @@ def test_what_fails_for_another_reason_than_the_request_ends_in_exit_code_1(fair
         ("teachers: {num_teachers: 5, num_teachers: 6}\n", ["num_teachers is given twice"]),
         ("- a\n", ["mapping of sections", "list"]),
         ("[" * 1000, ["nested too deeply"]),
+        ("- " * 100_000, ["nested too deeply"]),
+        ("data: {name: adult\nseed: 1\n", ["line 2", "seed: 1"]),  # the line is quoted
         ("\0", ["cannot be read as YAML"]),
         ("1: 2\n", ["1: unknown field"]),
         ("data:\n", ["data", "expected a mapping"]),
@@ -155,6 +158,19 @@ def test_a_file_that_is_no_configuration_is_refused(fairpate, tmp_path, text, wo
     code, output, errors = fairpate("run", "sp ace é.yaml")
     assert (code, output) == (2, "")
     assert all(word in errors for word in words), errors
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was installed without libyaml")
+def test_libyaml_reads_and_writes_what_the_slow_parser_does():
+    for path in (
+        "fairpate/glossary.yaml",
+        "fairpate/data/codebooks/adult.yaml",
+        "configs/frontier.yaml",
+        "cluster.yaml",
+    ):
+        slow = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+        assert read_yaml(ROOT / path) == slow
+        assert yaml.safe_load(yaml.dump(slow, Dumper=DUMPER, sort_keys=False)) == slow
 
 
 def test_a_folder_is_no_configuration(fairpate, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,8 @@ def holds_with_power(found: Audit) -> bool:
 SLOW = ("residual_votes", "ada_ssp", "dp_postprocessing")
 
 
-def methods(*without: str) -> list[Any]:
-    return [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in KINDS if each not in without]
+def methods(*without: str, slow: Sequence[str] = SLOW) -> list[Any]:
+    return [pytest.param(each, marks=[pytest.mark.slow] * (each in slow)) for each in KINDS if each not in without]
 
 
 def halve_noise(patched: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def count_twice(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(private_metrics, "records_of_unit", lambda records: np.full(len(records), 0.5))
 
 
-@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("method", methods(slow=(*SLOW, "dp_sgd")))
 def test_a_correct_release_stays_below_its_claim_and_its_control_does_not(runs: Any, method: str) -> None:
     found = audited(runs(method), wanted=holds_with_power, num_canaries=KINDS[method][1])
     assert holds_with_power(found)

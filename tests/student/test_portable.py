@@ -27,12 +27,10 @@ pytestmark = pytest.mark.usefixtures("quick_graphs")
 TABLE, PICTURES = (6,), (3, 32, 32)
 MODELS = [
     ("logistic", TABLE),
-    ("bounded_logistic", TABLE),
-    ("cnn", PICTURES),
-    pytest.param("mlp", TABLE, marks=pytest.mark.slow),
+    *(pytest.param(name, TABLE, marks=pytest.mark.slow) for name in ("bounded_logistic", "mlp")),
     *(
         pytest.param(name, PICTURES, marks=pytest.mark.slow)
-        for name in ("logistic", "hog_logistic", "lenet", "tanh_cnn", "resnet18")
+        for name in ("cnn", "logistic", "hog_logistic", "lenet", "tanh_cnn", "resnet18")
     ),
 ]
 
