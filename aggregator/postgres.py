@@ -7,10 +7,10 @@ new writer takes the next epoch in one transaction that locks the ledger's row, 
 commits. Every new entry is one transaction that locks the row, checks epoch and last entry, updates the last entry and
 inserts. So a write of an earlier writer, even after a long pause, finds another epoch and changes nothing.
 
-An advisory lock refuses a second writer that was started by mistake. The lock is not part of the guarantee;
-``take_over`` ends the connection that holds it. A server that confirms commits before they are on its disk is refused,
-and so is a standby. If the server has a synchronous standby, a commit waits for it too; if the server stopped waiting,
-the commit comes with a warning and counts as failed.
+An advisory lock refuses a second writer that was started by mistake. ``take_over`` ends the connection that holds it.
+The guarantee does not depend on this lock. A server that confirms commits before they are on its disk is refused, and
+so is a standby. If the server has a synchronous standby, a commit waits for it too; if the server stopped waiting, the
+commit comes with a warning and counts as failed.
 """
 
 import time

@@ -13,7 +13,7 @@ object that is truncated or altered counts as missing. Teachers memorise their s
 by their owner only. A shard is sent only to the worker that trains it.
 
 **Votes.** ``predictions_TQ`` is private and never leaves the worker; the vote counts stay with the operator, and only
-the aggregator's noise may turn them into labels. This module computes no privacy cost.
+the aggregator's noise may turn them into labels.
 
 Shapes: T teachers, N records, Q queries, C classes, F features, B records of a batch.
 """

@@ -1,9 +1,9 @@
 """Fixed features of records, computed from public records alone: components, neighbours, gradients, prototypes.
 
 An :class:`Embedding` is fitted to public records: principal components of the public pool (:class:`Components`), and
-for pictures also the position in the pool's graph of neighbours (:class:`Graph`). If a declared table has few public
-records or none, made-up ones that are spread evenly over the declared values complete them. :class:`Prototypes` are
-centres of public records, to which records are assigned for votes.
+for pictures also the position in the pool's graph of neighbours (:class:`Graph`). A table with few public records is
+completed by made-up ones, spread evenly over its declared values. :class:`Prototypes` are centres of public records, to
+which records are assigned for votes.
 
 The coordinates of a record depend on that record and on public ones alone, bit for bit, so that embedding costs no
 privacy. A floating-point product of matrices does not have that property: the rounding of a row depends on its position

@@ -8,10 +8,8 @@ Descriptions and checks count private records exactly: they are for people who m
 under `public/`.
 
 **The embedded table** (:func:`applications`): applications for loans by invented customers, made from a fixed seed.
-Older customers earn and save more, have permanent work or a pension, and own their homes; students and temporary
-workers are mostly young. Whether a loan is repaid on time depends on these, on the instalment's share of the income, on
-earlier late payments, on a habit of the customer that no column contains, and on chance; never on the age group itself.
-Predictions differ between age groups all the same.
+Whether a loan is repaid on time depends on work, savings, income, earlier late payments, a habit that no column
+contains, and chance; never on the age group itself. Predictions differ between age groups all the same.
 """
 
 import datetime

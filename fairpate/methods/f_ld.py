@@ -44,9 +44,8 @@ linear function of theta, so the problem is convex. It is a proxy for demographi
 mean distance. With ``max_covariance`` 0 the loss is minimised without constraints in the subspace in which all
 covariances are 0; any other value uses sequential quadratic programming, as the authors do.
 
-Deviations of the baseline: ``ridge`` is added, as the paper's minimum need not be unique or attained. Left out are
-accuracy under a business necessity clause (its Section 3.3), support vector machines, and later constraints on
-misclassification rates (Zafar et al. 2017, WWW), which are not convex.
+Deviations of the baseline: ``ridge`` is added, as the paper's minimum need not be unique or attained. Left out are the
+business necessity clause (its Section 3.3) and support vector machines.
 
 Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one, J
 constraints.

@@ -3,13 +3,13 @@
 This module registers Renyi curves and loss distributions with :mod:`fairpate.privacy.accountant`: for steps of
 training, and for tables of the records' own votes, which have exact discrete Gaussian noise on whole numbers.
 
-Discrete noise is not continuous noise, so each pair of output distributions is computed from its definition. Let u be
-the noise of a count with standard deviation s. If one unit raises the count by one, the privacy loss is (1 + 2 u) / (2
-s^2). If it raises one count and lowers another, the loss is (d + 1) / s^2, where d is the difference of the two noises.
-A threshold check on the same sample adds a loss on a second lattice. A change of one count is a marginal of a change of
-two. Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any
-sample of the other records by joint convexity. Renyi curves of discrete Gaussians never exceed the continuous ones,
-which are used (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
+The pairs of output distributions under discrete noise are computed from their definition. Let u be the noise of a count
+with standard deviation s. If one unit raises the count by one, the privacy loss is (1 + 2 u) / (2 s^2). If it raises
+one count and lowers another, the loss is (d + 1) / s^2, where d is the difference of the two noises. A threshold check
+on the same sample adds a loss on a second lattice. A change of one count is a marginal of a change of two. Sampling is
+applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any sample of the
+other records by joint convexity. Renyi curves of discrete Gaussians never exceed the continuous ones, which are used
+(Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 
 **The best of a secret random number of private trials** and what its publication costs: Papernot and Steinke 2022,
 "Hyperparameter Tuning with Renyi Differential Privacy" (arXiv 2110.03620, ICLR 2022), Theorem 2. K is drawn from a
