@@ -3,8 +3,8 @@
 **Shards.** PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher
 of a record is ``BLAKE2b(key, unit_id) mod num_teachers``: it does not depend on any other record, so adding or removing
 a record changes exactly one shard. Where persons are protected, person ids replace record ids: all records of a person
-reach one teacher. Ids do not depend on the sensitive attribute, so changing an attribute moves no record. Shards differ
-in size and may be empty.
+reach one teacher. Ids do not depend on the sensitive attribute, so changing an attribute moves no record. A shard may
+be empty.
 
 **Blocks.** Training and voting are maps over blocks of teachers on a :class:`BlockPool`: this process, or Ray actors
 (:mod:`teachers.ray_pool`). A block is stored as one safetensors object, named by a hash of everything that determines

@@ -25,7 +25,7 @@ and a distance does not depend on the other records of a computation. Equal dist
 record's (or person's) id, then by label. So the nearest records of all blocks, merged, are the same however the records
 are divided into blocks. A sample is drawn when the counts are requested and is not stored: a caller releases at most
 one result per sample. Samples come from the operating system's entropy (``seed`` None), or for experiments from a seed
-and the name of the query.
+and the query's name.
 
 Shapes: N records, Q queries, D coordinates, K neighbours, C classes.
 """

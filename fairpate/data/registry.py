@@ -4,12 +4,9 @@ The project has loaders of pictures, and tables that the YAML files in `codebook
 declared the same way. Loaders scale by public constants, and the division into splits uses only record names. Nothing
 is fitted to private records, and to public ones only if an embedding is configured.
 
-Descriptions and checks count private records exactly: they are for people who may see the data, and must not be put
-under `public/`.
+Descriptions and checks count private records exactly: they are for people who may see the data, never for `public/`.
 
-**The embedded table** (:func:`applications`): applications for loans by invented customers, made from a fixed seed.
-Whether a loan is repaid on time depends on work, savings, income, earlier late payments, a habit that no column
-contains, and chance; never on the age group itself. Predictions differ between age groups all the same.
+One table is made here from a fixed seed: applications for loans by invented customers (:func:`applications`).
 """
 
 import datetime
@@ -115,7 +112,11 @@ def _bell(uniform_N3: Floats) -> Floats:
 
 
 def applications() -> pa.Table:
-    """Return every application as the columns of a file: text, in the order of customers."""
+    """Return the applications for loans of invented customers as the columns of a file: text, ordered by customer.
+
+    Whether a loan is repaid on time depends on work, savings, income, earlier late payments, a habit that no column
+    contains, and chance; never on the age group itself. Predictions differ between age groups all the same.
+    """
     # The order of draws is part of the table: another order makes other records under the same name. Only uniform
     # numbers are drawn, because numpy keeps their stream from version to version.
     generator = np.random.default_rng(_SEED)

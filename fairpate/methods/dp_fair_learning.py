@@ -10,7 +10,7 @@ except the reference group,
 The learner gets prices: predicting 1 for a record of group a in event e costs, in addition to its error, W[a, e] / q[a,
 e]. W is the difference of the two multipliers (for the reference group, minus the sum of these differences) and q[a, e]
 is that cell's share of all records. With exact q, the mean cost of a rule h is its error plus sum lambda (+-)(rate_a -
-rate_ref). The outcome is the uniform mixture of the learner's answers. :func:`play` is the game, for two classes of
+rate_ref). The outcome is the uniform mixture of the learner's answers. :func:`play` is the game, for two kinds of
 rules:
 
 **Linear rules** (:func:`linear_sides`), which do not need the attribute at prediction:

@@ -1,5 +1,4 @@
-"""Fairness by Lagrange multipliers: F-LD without privacy, PF-LD with privacy for the sensitive attribute; and a
-covariance baseline.
+"""Fairness by Lagrange multipliers: F-LD, and PF-LD, which protects the sensitive attribute; and a covariance baseline.
 
 Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual Approach",
 arXiv 2009.12562. Both methods run :func:`alternate`, with different violations and gradients. With v_i the violation of

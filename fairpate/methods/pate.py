@@ -13,8 +13,8 @@ Algorithm 3), or in the student's loss (``pate_s_in``). ``aggregator.gate`` is t
 
 **Labels.** This module is the only way from ``private/`` to ``public/`` for a method whose voters answer public
 queries: it turns votes into released labels and their events. A repeated query gets the answer stored in the ledger,
-without new noise. Once labels were released, a ledger that is missing or incomplete is never replaced: its charges
-would be forgotten.
+without new noise. Once labels were released, a missing or incomplete ledger is never replaced: its charges would be
+forgotten.
 
 Teachers are trained on shards of private records and vote on public ones. Queries may be submitted in rounds: after
 each round, a student of the labels released so far determines the next queries. Only public records, released labels

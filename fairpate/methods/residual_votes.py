@@ -40,8 +40,8 @@ Deviations from the paper: indicators of several labels instead of one number, a
 noisy moments are the private curvature of :class:`ResidualVotes`. r = .15 instead of 1: the bound on the noise is twice
 its typical norm (docs/training.md). A third of the squared sensitivity over variance for each release, composed in the
 accountant, instead of a third of epsilon and delta for each: less noise. Noise off the diagonal has half the variance,
-because the Frobenius norm counts these numbers twice. Negative eigenvalues of G are set to 0, and the ridge is at least
-the weight of one record.
+as the Frobenius norm counts these numbers twice. Negative eigenvalues of G are set to 0, and the ridge is at least the
+weight of one record.
 
 Shapes: N private records, M public ones, C classes, W numbers per class.
 """

@@ -26,17 +26,16 @@ curve R, publication has, for every order b >= 1,
 A trial draws its settings at random, with replacement, from a list that was fixed beforehand. Its divergence at any
 order is at most the largest of the list. This cost holds only if K and the trials that were not chosen stay secret.
 
-**Publishing a data-dependent cost.** The cost of Confident-GNMax on given votes depends on the votes and must not be
-published as it is. Papernot et al. 2018 (arXiv 1802.08908, Section 5.2 and appendices) publish its Renyi cost at one
-order by the smooth sensitivity of Nissim, Raskhodnikova and Smith 2007: a bound on how far one record moves the cost,
-for votes up to d records away, discounted by exp(-beta d), scales Gaussian noise. One record moves at most one vote of
-every query at once; sensitivities are therefore maximised within a query and then added over queries. The cost is the
-sum over queries of threshold bit (Theorem 6 on two outcomes) and noisy argmax (Theorem 6), each charged for every query
-submitted: looser than the joint cost ``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both are the
-cost of queries that were fixed in advance; where later queries depended on earlier answers the sum is an estimate.
+**Publishing a data-dependent cost.** The cost of Confident-GNMax on given votes reveals something of the votes.
+Papernot et al. 2018 (arXiv 1802.08908, Section 5.2 and appendices) publish its Renyi cost at one order with Gaussian
+noise in proportion to its smooth sensitivity (Nissim, Raskhodnikova and Smith 2007): a bound on how far one record
+moves the cost, for votes up to d records away, discounted by exp(-beta d). One record moves at most one vote of every
+query at once, so sensitivities are maximised within a query and then added over queries. The cost is the sum over
+queries of threshold bit and noisy argmax (Theorem 6), each charged for every query submitted. It is above the joint
+cost ``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both hold for queries that were fixed in
+advance; where later queries depended on earlier answers they are estimates.
 
-Shapes: A orders, B orders b, Q queries, C classes, U distinct vote histograms, D numbers of moved votes 0 .. number of
-teachers.
+Shapes: A orders, B orders b, Q queries, C classes, U distinct vote histograms, D numbers of moved votes.
 """
 
 import math
