@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from fairpate.config import ModelConfig
@@ -51,6 +52,7 @@ class StudentCard:
     mixing: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     num_training_labels: int | None = None
     embedding: str | None = None
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     def __post_init__(self) -> None:
         groups, classes = len(self.group_names), len(self.label_names)
@@ -89,10 +91,8 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
     expected = values.pop("sha256", None)
     if expected not in (None, content_digest(values, weights)):
         raise ValueError("its content does not match its checksum")
-    values.pop("format")
-    model, idp3 = ModelConfig.model_validate(values.pop("model")), values.pop("idp3")
-    fields: Any = {name: _tuples(value) for name, value in values.items()}
-    card = StudentCard(**fields, model=model, idp3=None if idp3 is None else GateRule(**idp3))
+    del values["format"]
+    card = TypeAdapter(StudentCard).validate_python(values)
     if card.embedding is not None:
         beside = path.with_name(EMBEDDING_FILE)
         if hashlib.sha256(beside.read_bytes()).hexdigest() != card.embedding:
@@ -120,7 +120,3 @@ def content_digest(card: Mapping[str, object], weights: Weights) -> str:
         digest.update(json.dumps([name, f"torch.{array.dtype}", list(array.shape)]).encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _tuples(value: object) -> object:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

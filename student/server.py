@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.http_server import Body, FaultError, RequestRate, Tokens, largest_body_bytes, new_app
+from fairpate.http_server import Body, FaultError, largest_body_bytes, new_app
 from fairpate.types import GateRule, torch
 from student.card import read_card
 from student.student import load_student
@@ -159,17 +159,11 @@ def read_features(
     return values.astype(np.uint8 if is_image else np.float32)
 
 
-def student_app(
-    replica: Callable[[], StudentReplica],
-    *,
-    tokens: Tokens | None = None,
-    rate: RequestRate | None = None,
-    tracer: Any = None,
-) -> FastAPI:
+def student_app(replica: Callable[[], StudentReplica], **options: Any) -> FastAPI:
     """Return the HTTP application; ``replica()`` returns the copy of the student that serves a request.
 
-    Without ``tokens`` every caller is admitted. ``rate`` limits one caller: the name of a token, or an address if no
-    token is needed.
+    ``options`` are tokens, rate and tracer as in :func:`fairpate.http_server.new_app`. Without tokens every caller is
+    admitted. The rate limits one caller: the name of a token, or an address if no token is needed.
     """
 
     async def reasons() -> Sequence[str]:
@@ -180,12 +174,10 @@ def student_app(
         title="FairPATE student",
         description="Predictions of a published model: any number of them costs no further privacy.",
         reasons=reasons,
-        tokens=tokens,
         max_body_bytes=lambda: replica().max_body_bytes,
-        rate=rate or RequestRate(),
-        tracer=tracer,
         # A client of an aggregator shows this to the user who gave it this URL.
         unrouted="a published student is served here, not an aggregator: it answers POST /v1/predictions, see /docs.",
+        **options,
     )
 
     @app.post("/v1/predictions")
@@ -201,23 +193,17 @@ def student_app(
     return app
 
 
-def student_in_one_process(
-    path: Path,
-    *,
-    form: RecordForm | None = None,
-    tokens: Tokens | None = None,
-    rate: RequestRate | None = None,
-    tracer: Any = None,
-) -> FastAPI:
+def student_in_one_process(path: Path, *, form: RecordForm | None = None, **options: Any) -> FastAPI:
     """Return the HTTP application of the student in the file ``path``, with its gate.
 
-    With ``form``, a record may be given as values by column. StudentFileError if the file is missing or damaged.
+    With ``form``, a record may be given as values by column; ``options`` as in :func:`student_app`. StudentFileError if
+    the file is missing or damaged.
     """
     card, offer = read_card(path), None
     if card.idp3 is not None:
         offer = SharedGate(card.idp3, len(card.group_names), len(card.label_names)).offer
     replica = StudentReplica(path, offer, form)
-    return student_app(lambda: replica, tokens=tokens, rate=rate, tracer=tracer)
+    return student_app(lambda: replica, **options)
 
 
 class ServedStudent(BaseModel):

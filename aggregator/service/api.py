@@ -34,36 +34,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pyarrow import csv
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, create_model
 
+from aggregator import session
 from aggregator.audit import note_action
 from aggregator.ledger import NO_LIMIT, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
-from aggregator.service.page import Advice, Latest, States, Streams, page
-from aggregator.service.writer import Batcher, Readiness, Snapshot, Verification, Writer
-from aggregator.session import (
-    UNLIMITED,
-    BudgetStatus,
-    OverBudget,
-    PublicPool,
-    Question,
-    QuotaExceededError,
-    VotesUnavailableError,
-    epsilon_data_independent,
-    epsilon_fixed_beforehand,
-    most_queries,
-)
+from aggregator.service.page import Advice, Latest, States, charge_json, page
+from aggregator.service.writer import Batcher, Snapshot
+from aggregator.session import BudgetStatus, OverBudget, PublicPool, Question, QuotaExceededError, VotesUnavailableError
 from aggregator.store import LedgerError, UnreachableError
-from fairpate.http_server import (
-    Body,
-    FaultError,
-    Faults,
-    Health,
-    KnownCaller,
-    fault,
-    faults_response,
-    field_of,
-    json_response,
-)
+from fairpate.http_server import Body, FaultError, Faults, Health, KnownCaller, fault, faults_response, json_response
 from fairpate.pages import delta_text, meaning
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import strict, worded
@@ -474,7 +454,7 @@ class Facts:
 
 def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: KnownCaller) -> dict[str, Any]:
     """Return the :class:`About` of a service as JSON, for this ``caller``."""
-    form, epsilon = pool.form, epsilon_fixed_beforehand(terms)
+    form, epsilon = pool.form, session.epsilon_fixed_beforehand(terms)
     if epsilon is None:
         guarantee = "The budget ends when the votes say so, which leaks: no guarantee was fixed beforehand."
     else:
@@ -547,24 +527,15 @@ class ServiceMetrics:
         # Not the library's global one, which holds facts of the process and allows one service per process.
         self._registry, self._private = prometheus.CollectorRegistry(), prometheus.CollectorRegistry()
         # By route, not by path: each key in a path would be another time series.
-        self._requests = prometheus.Counter(
-            "fairpate_http_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry
-        )
-        self._queries = prometheus.Counter("fairpate_queries_received", "Queries in requests.", registry=self._registry)
-        self.groups = prometheus.Counter(
-            "fairpate_groups", "Groups of requests processed together.", registry=self._registry
-        )
-        self._started = prometheus.Gauge(
-            "fairpate_started_seconds", "When the process started, in seconds since 1970.", registry=self._registry
-        )
-        self._started.set_to_current_time()
-        self._latency = prometheus.Histogram(
-            "fairpate_request_seconds",
-            "Time from a request to its reply.",
-            ["route"],
-            buckets=_BUCKETS_S,
-            registry=self._private,
-        )
+        counter = functools.partial(prometheus.Counter, registry=self._registry)
+        self._requests = counter("fairpate_http_requests", "Requests answered.", ["method", "route", "status"])
+        self._queries = counter("fairpate_queries_received", "Queries in requests.")
+        self.groups = counter("fairpate_groups", "Groups of requests processed together.")
+        when = "When the process started, in seconds since 1970."
+        started = prometheus.Gauge("fairpate_started_seconds", when, registry=self._registry)
+        started.set_to_current_time()
+        timing = functools.partial(prometheus.Histogram, buckets=_BUCKETS_S, registry=self._private)
+        self._latency = timing("fairpate_request_seconds", "Time from a request to its reply.", ["route"])
         self._last_s: deque[float] = deque(maxlen=1000)
 
     def count_request(self, facts: Mapping[str, Any], seconds: float) -> None:
@@ -648,16 +619,15 @@ _FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Faults} for stat
 Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's content hash.")]
 
 
-def field_name(error: Mapping[str, Any]) -> str:
-    """Return the name of the field to which an error of pydantic refers, without the tags of unions."""
-    parts = field_of(error)
+def field_name(parts: list[str]) -> str:
+    """Return the name of a field from its path in an error of pydantic, without the tags of unions."""
     # pydantic puts the tag of a union before its fields, as in `queries.queries`.
     if parts[:2] in (["queries", "queries"], ["count", "count"]):
         parts = parts[1:]
     names = [
         part for before, part in zip(["", *parts], parts, strict=False) if not (before.isdigit() and part in _TAGS)
     ]
-    return ".".join(names) or "body"
+    return ".".join(names)
 
 
 def add_error_bodies(app: FastAPI) -> None:
@@ -690,18 +660,10 @@ def add_error_bodies(app: FastAPI) -> None:
 
 
 def add_analyst_routes(
-    app: FastAPI,
-    facts: Facts,
-    pool: PublicPool,
-    writer: Writer,
-    batcher: Batcher,
-    health: Readiness,
-    counters: ServiceMetrics,
-    states: States,
-    streams: Streams,
-    tokens: LiveTokens,
+    app: FastAPI, facts: Facts, states: States, batcher: Batcher, counters: ServiceMetrics, tokens: LiveTokens
 ) -> None:
     """Add the analysts' routes and the page to ``app``."""
+    writer, pool, streams = states.writer, states.pool, states.streams
     queries_type, estimate_type = bodies_for(pool)
 
     async def submit(request: Request, body: Any) -> Response:
@@ -765,7 +727,7 @@ def add_analyst_routes(
     @app.get("/metrics", response_class=Response, responses=_METRICS)
     async def prometheus() -> Response:
         """Return the metrics that do not depend on votes, for Prometheus."""
-        text = counters.render(writer.snapshot.budget_status(), health.reasons())
+        text = counters.render(writer.snapshot.budget_status(), states.health.reasons())
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     state = Latest(states.for_analyst, max_age_s=_ANALYSTS_AGE_S)
@@ -798,15 +760,15 @@ def add_analyst_routes(
         ledger = writer.books.ledger
         # The store's limit first: a change enters the ledger with the next new query.
         own = tokens.stored.limits.get(caller.name, ledger.limits.get(caller.name, NO_LIMIT))
-        queries, most = ledger.charged_to[caller.name], most_queries(ledger.terms, own)
-        epsilon = epsilon_data_independent(ledger.terms, num_queries=queries)
+        queries, most = ledger.charged_to[caller.name], session.most_queries(ledger.terms, own)
+        epsilon = session.epsilon_data_independent(ledger.terms, num_queries=queries)
         return json_response(
             {
                 "name": caller.name,
                 "scope": caller.role,
                 "limit": dataclasses.asdict(own),
                 "spent": {"queries": queries, "epsilon": strict(epsilon)},
-                "left": None if most == UNLIMITED else {"queries": max(0, most - queries)},
+                "left": None if most == session.UNLIMITED else {"queries": max(0, most - queries)},
                 "expires_s": caller.expires_s,
             }
         )
@@ -819,7 +781,7 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "unit": terms.unit,
         "relation": terms.relation,
         "delta": status.delta,
-        "epsilon": strict(epsilon_fixed_beforehand(terms)),
+        "epsilon": strict(session.epsilon_fixed_beforehand(terms)),
         "epsilon_submitted": strict(status.epsilon_submitted),
         "queries_submitted": status.queries_submitted,
         "noise": terms.noise,
@@ -835,16 +797,9 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def add_operator_routes(
-    app: FastAPI,
-    pool: PublicPool,
-    writer: Writer,
-    verification: Verification,
-    counters: ServiceMetrics,
-    states: States,
-    streams: Streams,
-) -> None:
+def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics) -> None:
     """Add the operators' routes to ``app``."""
+    writer, pool, streams = states.writer, states.pool, states.streams
 
     @app.get("/v1/operator/ledger", response_model=LedgerPage)
     async def ledger(request: Request, page: Annotated[PageOfLedger, Query()]) -> Response:
@@ -856,19 +811,10 @@ def add_operator_routes(
         # Noted before anything is read, so that no reading goes unrecorded. In a thread: it waits for the disk.
         await asyncio.to_thread(note_action, books.ledger.actions, "read", caller=caller.name, charges=[start, stop])
         entries = []
-        for number, (key, group, outcome, asked) in enumerate(books.ledger.charged(start, stop), start):
-            entries.append(
-                {
-                    "number": number,
-                    "key": key,
-                    "group": pool.group_names[group],
-                    "verdict": "open" if outcome is None else outcome.verdict,
-                    "label": None if outcome is None else outcome.label,
-                    "caller": asked.asker.caller,
-                    "request": asked.asker.request,
-                    "at_s": asked.at_s,
-                }
-            )
+        for number, charge in enumerate(books.ledger.charged(start, stop), start):
+            key, _, outcome, asked = charge
+            own = {"key": key, "label": None if outcome is None else outcome.label, "request": asked.asker.request}
+            entries.append(charge_json(number, charge, pool) | own)
         epsilon = await asyncio.to_thread(books.epsilon, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
 
@@ -876,7 +822,7 @@ def add_operator_routes(
     async def verify() -> Response:
         """Verify all entries of the ledger now, while queries are answered. Status 503 if the ledger cannot be read."""
         try:
-            return json_response(await verification.verify_now())
+            return json_response(await states.verification.verify_now())
         except UnreachableError as error:
             remedy = f"The ledger cannot be read now, so it was not verified; try again later. {error}"
             raise FaultError(503, "ledger", "", remedy) from error

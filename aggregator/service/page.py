@@ -31,7 +31,8 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from aggregator.ledger import NOBODY, Ledger
+from aggregator.ledger import NOBODY, Asked, Ledger
+from aggregator.mechanism import Outcome
 from aggregator.service.writer import Books, Readiness, Verification, Writer
 from aggregator.session import PublicPool
 from fairpate import __version__
@@ -232,8 +233,16 @@ def _queries(number: int) -> str:
     return f"{number:,} {'query' if number == 1 else 'queries'}"
 
 
+Charge = tuple[str, int, Outcome | None, Asked]
 _NUM_BINS = 20
 _MOST_CALLERS = 20
+
+
+def charge_json(number: int, charge: Charge, pool: PublicPool) -> dict[str, Any]:
+    """Return as JSON what every view of an operator shows of a charge, one of :meth:`Ledger.charged`."""
+    _, group, outcome, asked = charge
+    verdict, name = "open" if outcome is None else outcome.verdict, pool.group_names[group]
+    return {"number": number, "group": name, "verdict": verdict, "caller": asked.asker.caller, "at_s": asked.at_s}
 
 
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
@@ -247,19 +256,10 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
     found = compared_costs(cost_Q, np.full(len(cost_Q), worst), voted_Q)
     total, charges = float(cost_Q.sum()), []
     for number in found.dearest:
-        ((_, group, outcome, asked),) = ledger.charged(number, number + 1)
-        charges.append(
-            {
-                "number": number + 1,
-                "group": pool.group_names[group],
-                "verdict": "open" if outcome is None else outcome.verdict,
-                "votes": sorted(ledger.votes_QC[number].tolist(), reverse=True)[:2],
-                "of_worst": float(found.of_worst_Q[number]),
-                "of_total": float(cost_Q[number]) / total,
-                "caller": asked.asker.caller,
-                "at_s": asked.at_s,
-            }
-        )
+        (charge,) = ledger.charged(number, number + 1)
+        shares = {"of_worst": float(found.of_worst_Q[number]), "of_total": float(cost_Q[number]) / total}
+        votes = sorted(ledger.votes_QC[number].tolist(), reverse=True)[:2]
+        charges.append(charge_json(number + 1, charge, pool) | {"votes": votes} | shares)
     return {
         "order": books.order,
         "words": found.words,
@@ -268,6 +268,7 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
     }
 
 
+@dataclass(eq=False)
 class States:
     """Computes the states that the page shows: the analyst's and the operator's.
 
@@ -275,20 +276,16 @@ class States:
     None for never.
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        health: Readiness,
-        verification: Verification,
-        pool: PublicPool,
-        latency: Callable[[], Mapping[str, float | int | None]],
-        *,
-        last_backup: Callable[[], float | None],
-    ) -> None:
-        self._writer, self._health, self._pool, self._latency = writer, health, pool, latency
-        self._verification, self._last_backup = verification, last_backup
-        self._started_s = time.time()
-        snapshot = writer.snapshot
+    writer: Writer
+    health: Readiness
+    verification: Verification
+    pool: PublicPool
+    streams: "Streams"
+    latency: Callable[[], Mapping[str, float | int | None]]
+    last_backup: Callable[[], float | None]
+
+    def __post_init__(self) -> None:
+        self._started_s, snapshot = time.time(), self.writer.snapshot
         self._history = History(num_groups=snapshot.terms.num_groups, num_classes=snapshot.terms.num_classes)
         self._history.begin(snapshot.books.ledger, snapshot.num_charges, now_s=self._started_s)
 
@@ -296,27 +293,27 @@ class States:
         """Add a point to the history every ``interval_s`` seconds."""
         while True:
             await asyncio.sleep(interval_s)
-            snapshot = self._writer.snapshot
+            snapshot = self.writer.snapshot
             self._history.look(snapshot.books.ledger, snapshot.num_charges, now_s=time.time())
 
     async def for_analyst(self) -> dict[str, Any]:
         """Return a :class:`aggregator.service.api.State` as JSON."""
-        snapshot = self._writer.snapshot
+        snapshot = self.writer.snapshot
         status = snapshot.budget_status()
         # The room of a budget that ends by votes reveals how they voted.
         left = None if status.kind == "data_dependent" else snapshot.room
-        return {"budget": status.to_json(), "queries_left": left, "health": self._health.to_json()}
+        return {"budget": status.to_json(), "queries_left": left, "health": self.health.to_json()}
 
     async def for_operator(self) -> dict[str, Any]:
         """Return a :class:`aggregator.service.api.Overview` as JSON."""
-        now_s, snapshot, history = time.time(), self._writer.snapshot, self._history
+        now_s, snapshot, history = time.time(), self.writer.snapshot, self._history
         ledger, num_charges, status = snapshot.books.ledger, snapshot.num_charges, snapshot.budget_status()
         history.look(ledger, num_charges, now_s=now_s)
         is_exact = status.kind != "data_dependent"
         ahead = forecast(history.points, left=snapshot.room, is_exact=is_exact, now_s=now_s)
-        chain = self._verification.chain
+        chain = self.verification.chain
         advised = advice(
-            self._health.reasons(),
+            self.health.reasons(),
             left=snapshot.room,
             total=status.queries_submitted + snapshot.room,
             lasts_s=ahead.lasts_s,
@@ -325,8 +322,8 @@ class States:
         )
         # In this order: costs are those of the charges that the running price has priced.
         price = await asyncio.to_thread(snapshot.books.epsilon, num_charges)
-        costs = await asyncio.to_thread(costs_of, snapshot.books, num_charges, self._pool)
-        groups = zip(self._pool.group_names, history.by_group(), strict=True)
+        costs = await asyncio.to_thread(costs_of, snapshot.books, num_charges, self.pool)
+        groups = zip(self.pool.group_names, history.by_group(), strict=True)
         spenders = sorted(ledger.charged_to.items(), key=lambda each: -each[1])[:_MOST_CALLERS]
         disk_free_bytes = None
         if isinstance(ledger.place, Path):  # the disk of a database is not visible from here
@@ -338,7 +335,7 @@ class States:
         return {
             "at_s": now_s,
             "started_s": self._started_s,
-            "health": self._health.to_json(),
+            "health": self.health.to_json(),
             "advice": [each.model_dump() for each in advised],
             "forecast": ahead.words,
             "lasts_s": ahead.lasts_s,
@@ -350,10 +347,10 @@ class States:
             "groups": [{"group": name, **counts} for name, counts in groups],
             "callers": [{"name": name or "the run itself", "queries": queries} for name, queries in spenders],
             "open_reservations": len(history.open),
-            "latency": self._latency(),
+            "latency": self.latency(),
             "disk_free_bytes": disk_free_bytes,
             "chain": chain,
-            "last_backup_s": self._last_backup(),
+            "last_backup_s": self.last_backup(),
         }
 
 
@@ -436,8 +433,7 @@ class _Stream(StreamingResponse):
 
     def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
         # nginx would collect events in a buffer before it forwards any.
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -457,22 +453,11 @@ def page(*, needs_token: bool) -> tuple[str, dict[str, str]]:
     """Return the page and its HTTP headers; with ``needs_token`` the page first asks for a token."""
     script = _digest("service.js")
     policy = (
-        "default-src 'none'",
-        f"script-src {script}",
-        f"style-src {_digest(*_STYLES)}",
-        "connect-src 'self'",
-        "img-src data:",
+        f"default-src 'none'; script-src {script}; style-src {_digest(*_STYLES)}; connect-src 'self'; img-src data:; "
         # A user types a token here: no form may send it elsewhere, and no other site may frame the page.
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    headers = {
-        "Content-Security-Policy": "; ".join(policy),
-        "Cache-Control": "no-store",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
+    headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
     # The policy is in the page as well, in case the page is shown without its headers.
     inside = f"; script-src {script}; connect-src 'self'"
     return render("service.html", needs_token=needs_token, version=__version__, policy=inside), headers

@@ -20,15 +20,7 @@ import numpy as np
 from fastapi import FastAPI
 
 from aggregator.ledger import Ledger
-from aggregator.service.api import (
-    MAX_QUERIES_PER_REQUEST,
-    Facts,
-    ServiceMetrics,
-    add_analyst_routes,
-    add_error_bodies,
-    add_operator_routes,
-    field_name,
-)
+from aggregator.service import api
 from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
 from aggregator.service.page import States, Streams
 from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Verification, Writer
@@ -60,7 +52,7 @@ class Backend:
     voters_answer: Callable[[], bool] = lambda: True
     try_vote: Callable[[], object] | None = None
     close: Callable[[], None] = lambda: None
-    facts: Facts = field(default_factory=Facts)
+    facts: api.Facts = field(default_factory=api.Facts)
     last_backup: Callable[[], float | None] = lambda: None
 
     def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
@@ -71,7 +63,7 @@ class Backend:
         """
         pool = self.pool
         pool.questions[0]  # hashes all records now; the first request would wait for it
-        counters, tokens, streams = ServiceMetrics(), LiveTokens(settings.tokens), Streams()
+        counters, tokens, streams = api.ServiceMetrics(), LiveTokens(settings.tokens), Streams()
         writer = Writer(Books(ledger=self.ledger, session=self.session), reopen=self.reopen)
         verification = Verification(writer, interval_s=settings.verification_interval_s)
         health = Readiness(
@@ -90,7 +82,7 @@ class Backend:
             own_limits=lambda: tokens.stored.limits,
             on_group=counters.groups.inc,
         )
-        states = States(writer, health, verification, pool, counters.latency, last_backup=self.last_backup)
+        states = States(writer, health, verification, pool, streams, counters.latency, self.last_backup)
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -104,7 +96,7 @@ class Backend:
             await asyncio.to_thread(writer.close)
 
         max_bytes = largest_body_bytes(
-            pool.record_shape, is_bytes=pool.features.dtype == np.uint8, most_records=MAX_QUERIES_PER_REQUEST
+            pool.record_shape, is_bytes=pool.features.dtype == np.uint8, most_records=api.MAX_QUERIES_PER_REQUEST
         )
         app = new_app(
             title="FairPATE aggregator",
@@ -116,12 +108,12 @@ class Backend:
             strangers=settings.strangers,
             tracer=tracer,
             on_response=counters.count_request,
-            field_name=field_name,
+            field_name=api.field_name,
             lifespan=lifespan,
         )
-        add_analyst_routes(app, self.facts, pool, writer, batcher, health, counters, states, streams, tokens)
-        add_operator_routes(app, pool, writer, verification, counters, states, streams)
-        add_error_bodies(app)
+        api.add_analyst_routes(app, self.facts, states, batcher, counters, tokens)
+        api.add_operator_routes(app, states, counters)
+        api.add_error_bodies(app)
         app.state.streams = streams
         return app
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import sqlite3
@@ -32,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator import audit
+from aggregator import session as sessions
 from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.session import (
     AggregatorSession,
@@ -42,8 +44,6 @@ from aggregator.session import (
     QuotaExceededError,
     Quotas,
     Reply,
-    budget_status,
-    queries_that_fit,
 )
 from aggregator.store import DeposedError, LedgerError, UnreachableError
 from fairpate.http_server import KnownCaller
@@ -76,7 +76,7 @@ class Books:
         self._num_priced = 0
         # The order that gives the whole budget its smallest epsilon; it depends on no vote.
         # At least one query: a curve of zeros has no best order.
-        planned = [terms.mechanism.worst_case(queries_that_fit(terms, _MOST_PLANNED) or 1)]
+        planned = [terms.mechanism.worst_case(sessions.queries_that_fit(terms, _MOST_PLANNED) or 1)]
         order = accountant.epsilon(planned, target_delta=terms.budget.delta).order
         self._place = int(np.abs(_ORDERS_A - order).argmin())
         self.order = float(_ORDERS_A[self._place])
@@ -136,7 +136,7 @@ class Snapshot:
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
         """Return the budget as it would be after ``num_new_queries``, whether or not all of them have room."""
         count, closed = self.num_charges + num_new_queries, self.room <= num_new_queries
-        return budget_status(self.terms, num_queries=count, closed=closed)
+        return sessions.budget_status(self.terms, num_queries=count, closed=closed)
 
 
 class Writer:
@@ -345,6 +345,7 @@ class Probe:
         done.set_result(None)
 
 
+@dataclass(eq=False)
 class Readiness:
     """Reports whether a new query would be answered now; :meth:`watch` checks the conditions every ``interval_s``.
 
@@ -353,34 +354,28 @@ class Readiness:
     vote or on how much of the budget is spent.
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        *,
-        voters_answer: Callable[[], bool],
-        try_vote: Callable[[], object],
-        interval_s: float,
-        chain_fault: Callable[[], str] = str,
-    ) -> None:
-        self.votes_failed = False
-        self._writer = writer
-        self._voters_answer, self._try_vote = voters_answer, try_vote
-        self._interval_s, self._chain_fault = interval_s, chain_fault
-        self._has_room = True
-        self._looked_s = time.monotonic()
+    writer: Writer
+    _: KW_ONLY
+    voters_answer: Callable[[], bool]
+    try_vote: Callable[[], object]
+    interval_s: float
+    chain_fault: Callable[[], str] = str
+
+    def __post_init__(self) -> None:
+        self.votes_failed, self._has_room, self._looked_s = False, True, time.monotonic()
         self._ledger, self._cluster = Probe(self._check_ledger), Probe(_check_ray)
 
     def reasons(self) -> list[Reason]:
         """Return the reasons why a new query would not be answered, according to the last checks; empty if it would be
         answered."""
-        now_s, busy_since_s = time.monotonic(), self._writer.busy_since_s
+        now_s, busy_since_s = time.monotonic(), self.writer.busy_since_s
         facts: dict[Reason, bool] = {
             "busy": busy_since_s is not None and now_s - busy_since_s > _STUCK_S,
-            "chain": bool(self._chain_fault()),
+            "chain": bool(self.chain_fault()),
             "cluster": self._cluster.is_bad,
             "disk": not self._has_room,
-            "ledger": bool(self._writer.failure) or self._ledger.is_bad,
-            "votes": self.votes_failed or not self._voters_answer(),
+            "ledger": bool(self.writer.failure) or self._ledger.is_bad,
+            "votes": self.votes_failed or not self.voters_answer(),
             "unknown": now_s - self._looked_s > _STALE_S,
         }
         return [reason for reason, holds in facts.items() if holds]
@@ -393,21 +388,21 @@ class Readiness:
     async def watch(self) -> None:
         """Check the conditions of readiness every ``interval_s`` seconds, without end."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
             await self.look()
 
     async def look(self) -> None:
         """Check the conditions of readiness once, and try again to open the ledger or to vote if this failed before."""
         try:
             await self.reasons_now()
-            if self._writer.failure and self._has_room:
+            if self.writer.failure and self._has_room:
                 # Any call opens the ledger again; one that fails is repeated at the next look.
                 with contextlib.suppress(LedgerError):
-                    await self._writer.call(lambda _: None)
+                    await self.writer.call(lambda _: None)
             # Only once they answer: before, the trial vote would hold its thread until it timed out.
-            if self.votes_failed and self._voters_answer():
+            if self.votes_failed and self.voters_answer():
                 with contextlib.suppress(Exception):
-                    await asyncio.to_thread(self._try_vote)
+                    await asyncio.to_thread(self.try_vote)
                     self.votes_failed = False
             self._looked_s = time.monotonic()
         except Exception:  # noqa: BLE001 - the watch continues after any error
@@ -419,16 +414,16 @@ class Readiness:
         return self.reasons()
 
     def _check_ledger(self) -> None:
-        books = self._writer.books
+        books = self.writer.books
         self._has_room = books.ledger.store.has_room()
         # A failed ledger is checked by opening it again.
-        if self._writer.failure:
+        if self.writer.failure:
             return
         try:
             books.ledger.look()
         except LedgerError as error:
             _log.error("The check of the ledger failed: %s", error)
-            self._writer.fail(books, str(error))
+            self.writer.fail(books, str(error))
 
 
 def _check_ray() -> None:
@@ -494,13 +489,9 @@ class Batcher:
 
     async def _serve(self) -> None:
         while self._line:
+            totals = itertools.accumulate(len(request.questions) for request in self._line)
             # The first request, and those behind it that fit.
-            total, count = 0, 0
-            for request in self._line:
-                total += len(request.questions)
-                if count and total > _MAX_QUERIES_TOGETHER:
-                    break
-                count += 1
+            count = max(1, sum(total <= _MAX_QUERIES_TOGETHER for total in totals))
             group, self._line = self._line[:count], self._line[count:]
             self.on_group()
             results: Sequence[Sequence[Reply] | Exception]

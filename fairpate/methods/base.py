@@ -30,6 +30,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
@@ -853,7 +854,7 @@ def configured(
                 options = [field for field in fields if field.startswith(f"{dotted}.")] or [dotted]
                 found = [f"{option}: {name} does not read it; leave it out." for option in options]
             faults += found
-    full = merge(schema().model_dump(), values)
+    full = merge(deepcopy(_defaults(schema)), values)
     for override in overrides:
         apply_override(full, override)
     try:
@@ -923,7 +924,7 @@ def refused(path: Names, value: Any) -> list[str]:
     *sections, last = path
     for name in reversed(path):
         value = {name: value}
-    faults, names, inside, closest = [], dict[str, None](), dict[str, None](), 0
+    faults, names, others, closest = [], dict[str, None](), list[type[Method]](), 0
     for method in sorted(method_names(), key=lambda method: method != path[0]):
         try:
             other = find_method(method)
@@ -931,15 +932,15 @@ def refused(path: Names, value: Any) -> list[str]:
             if method in _OURS:
                 raise
             continue
-        fields = _fields(other)
-        inside |= {f"{name}.{last}": None for name, section in fields.items() if last in _fields(section)}
+        others.append(other)
+        fields: Mapping[str, Any] = _fields(other)
         for section in sections:
             fields = _fields(fields.get(section))
         names |= dict.fromkeys(fields)
         if last not in fields:
             continue
         try:
-            parse_config(merge(other().model_dump(), value), other)
+            parse_config(merge(_defaults(other), value), other)
         except ConfigError as error:
             found = str(error).splitlines()
             depth = max(fault.partition(":")[0].count(".") for fault in found)
@@ -947,18 +948,33 @@ def refused(path: Names, value: Any) -> list[str]:
                 faults, closest = found, depth
         else:
             return []
+    if faults:
+        return faults
     # A field without its section, such as `epsilon`.
-    meant = f"; did you mean {' or '.join(inside)}?" if inside and not sections else f"{nearest(last, names)}."
-    return faults or [f"{'.'.join(path)}: unknown field{meant}"]
+    of_methods = () if sections else (each for other in others for each in _fields(other).items())
+    inside = dict.fromkeys(f"{name}.{last}" for name, section in of_methods if last in _fields(section))
+    meant = f"; did you mean {' or '.join(inside)}?" if inside else f"{nearest(last, names)}."
+    return [f"{'.'.join(path)}: unknown field{meant}"]
 
 
-def _fields(annotation: Any) -> Values:
+@cache
+def _defaults(schema: type[Method]) -> Values:
+    """Return the values of a method's configuration without settings; not to be written into."""
+    return schema().model_dump()
+
+
+def _fields(annotation: Any) -> Mapping[str, Any]:
     """Return the types of a section's fields by name; ``annotation`` may be the type of a section that may be null."""
     # A section that may be null is a union, and one of its parts the section.
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
-            return {name: field.annotation for name, field in part.model_fields.items()}
+            return _fields_of_section(part)
     return {}
+
+
+@cache
+def _fields_of_section(schema: type[BaseModel]) -> Mapping[str, Any]:
+    return {name: field.annotation for name, field in schema.model_fields.items()}
 
 
 FITTED = "residual_votes"

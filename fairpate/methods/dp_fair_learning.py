@@ -192,8 +192,7 @@ def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
     # The 1 of the denominator is exp(0): shifted by the largest exponent of all, none overflows.
     largest = max(float(theta.max()), 0.0)
     weights = np.exp(theta - largest)
-    multipliers: FloatArray = dual_bound * weights / (math.exp(-largest) + weights.sum())
-    return multipliers
+    return dual_bound * weights / (math.exp(-largest) + weights.sum())
 
 
 def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_group: int) -> FloatArray:
@@ -202,16 +201,14 @@ def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_grou
     signed_OE = multipliers_SOE[0] - multipliers_SOE[1]
     # Every gap is measured to the reference, whose weight is therefore minus the sum of all others.
     weights_GE = np.insert(signed_OE, reference_group, -signed_OE.sum(axis=0), axis=0)
-    priced_GE: FloatArray = weights_GE / shares_GE
-    return priced_GE
+    return weights_GE / shares_GE
 
 
 def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int) -> FloatArray:
     """Return the violations (S, O, E): plus and minus the gap rate_a - rate_ref, less ``max_gap``, for each group a
     except the reference."""
     gap_OE = np.delete(rates_GE - rates_GE[reference_group], reference_group, axis=0)
-    violations: FloatArray = np.stack([gap_OE, -gap_OE]) - max_gap
-    return violations
+    return np.stack([gap_OE, -gap_OE]) - max_gap
 
 
 def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:
@@ -302,12 +299,8 @@ class Setting:
         totals = np.tensordot(inside_NE.astype(np.float64), values, axes=(0, 0))
         # Totals over groups are public, so the reference's row needs no release. Of two groups one row is left then; of
         # more, a record may leave one row for another. All rows are one release: one changed z moves them together.
-        noisy = add_laplace(
-            np.delete(cells.sums(values), reference, axis=0),
-            l1_sensitivity=(1.0 if cells.num_groups == 2 else 2.0) * norm,
-            epsilon=epsilon,
-            source=self.source,
-        )
+        moved, exact = (1.0 if cells.num_groups == 2 else 2.0) * norm, np.delete(cells.sums(values), reference, axis=0)
+        noisy = add_laplace(exact, l1_sensitivity=moved, epsilon=epsilon, source=self.source)
         return np.insert(noisy, reference, totals - noisy.sum(axis=0), axis=0)
 
     def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:
@@ -434,13 +427,10 @@ class GroupRules:
     def differences(self, prices_GE: FloatArray) -> list[list[Fraction]]:
         """Return the cost of predicting 1 minus that of predicting 0, (G, Y), as exact fractions, so that odds are not
         rounded."""
-        return [
-            [
-                Fraction(1 - 2 * label) + (Fraction(0) if event == NO_EVENT else Fraction(float(price_E[event])))
-                for label, event in enumerate(self._event_of_label)
-            ]
-            for price_E in prices_GE
-        ]
+        # A record in no event has the price 0.
+        priced = [{NO_EVENT: Fraction(0)} | dict(enumerate(map(Fraction, price_E))) for price_E in prices_GE.tolist()]
+        events = list(enumerate(self._event_of_label))
+        return [[Fraction(1 - 2 * label) + prices[event] for label, event in events] for prices in priced]
 
     def positives(self, rule_GJ: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
         """Return the noisy number of records of each group and event for which the rule predicts 1, (G, E)."""
@@ -464,17 +454,14 @@ def group_sides(setting: Setting) -> Sides:
     # The learner's releases, and the auditor's.
     round_epsilon, events, shares_GE = setting.begin(setting.rules.num_rounds, PureReleases, LaplaceReleases)
 
+    def answer(prices_GE: FloatArray) -> FloatArray:
+        return class_of_rules.choose(prices_GE, epsilon=round_epsilon, source=source)
+
     def violations(rule_GJ: FloatArray) -> FloatArray:
         positives_GE = class_of_rules.positives(rule_GJ, epsilon=round_epsilon, source=source)
         return setting.noisy_violations(positives_GE, shares_GE)
 
-    return Sides(
-        answer=lambda prices_GE: class_of_rules.choose(prices_GE, epsilon=round_epsilon, source=source),
-        violations=violations,
-        shares_GE=shares_GE,
-        events=events,
-        round_epsilon=round_epsilon,
-    )
+    return Sides(answer, violations, shares_GE, events, round_epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -572,13 +559,8 @@ class OracleLearner(PrivateMethod):
         if rate is None:
             # ln(4 G - 3), as in the paper: 4 (G - 1) multipliers of two signs and two labels, and the unused rest of B.
             rate = 0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds)
-        rules = GameRules(
-            num_rounds=num_rounds,
-            dual_bound=config.dual_bound,
-            learning_rate=rate,
-            max_gap=config.max_gap,
-            reference_group=config.reference_group,
-        )
+        shared = config.model_dump(include={"dual_bound", "max_gap", "reference_group"})
+        rules = GameRules(num_rounds=num_rounds, learning_rate=rate, **shared)
         setting = Setting(
             features=features,
             cells=cells,
@@ -694,15 +676,15 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
         raise ValueError(f"Expected reference_group < {num_groups}, got {reference}.")
     # Of two labels, the rate of one determines that of the other.
     labels = [1] if num_classes == 2 else list(range(num_classes))
+    all_G1C = counts_GYC.sum(axis=1, keepdims=True)
     # Counts of each event (G, E, C), and how many true labels an event merges.
-    events_GEC, merged = counts_GYC, 1
-    if config.constraint == "demographic_parity":
-        events_GEC, merged = counts_GYC.sum(axis=1, keepdims=True), num_labels
-    elif config.constraint == "equal_opportunity":
-        events_GEC = counts_GYC[:, labels]
-    elif config.constraint == "equal_false_positives":
+    events_GEC, merged = {
+        "demographic_parity": (all_G1C, num_labels),
+        "equalized_odds": (counts_GYC, 1),
+        "equal_opportunity": (counts_GYC[:, labels], 1),
         # The records of all labels but one.
-        events_GEC, merged = (counts_GYC.sum(axis=1, keepdims=True) - counts_GYC)[:, labels], num_labels - 1
+        "equal_false_positives": ((all_G1C - counts_GYC)[:, labels], num_labels - 1),
+    }[config.constraint]
     cells_GE = events_GEC.sum(axis=2)
     require_shares(cells_GE / counts_GYC.sum(), config.min_share)
     if config.constraint in ("equal_opportunity", "equal_false_positives"):
@@ -797,29 +779,19 @@ class Postprocessing(DpSgdFamily):
                 share, relation = config.count_share, target.record_relation
                 rest = target.model_copy(update={"epsilon": (1 - share) * target.epsilon})
                 steps = dp_sgd.calibrated_steps(self.dp_sgd, rest, num_records=len(private))
+                drawn = self.randomness()
                 base = dp_sgd.train_dp_sgd(
-                    model,
-                    private.x,
-                    private.y,
-                    steps,
-                    relation=relation,
-                    randomness=self.randomness(),
-                    on_progress=advance,
+                    model, private.x, private.y, steps, relation=relation, randomness=drawn, on_progress=advance
                 )
                 events = base.events
                 counted = LaplaceReleases(count=1, epsilon=share * target.epsilon, unit="record", relation=relation)
                 # One seeded source is enough to make the result not private, so its label is the one that is stated.
                 noise = source.label if base.noise == OS_ENTROPY else base.noise
             said_NC = said_labels(model, private.x)
+            truth_N, groups_N = private.y.numpy(), private.z.numpy()
+            numbers = {"num_groups": training.dataset.num_groups, "num_classes": said_NC.shape[1]}
             counts_GYC = released_counts(
-                said_NC,
-                private.y.numpy(),
-                private.z.numpy(),
-                epsilon=counted.epsilon,
-                relation=counted.relation,
-                source=source,
-                num_groups=training.dataset.num_groups,
-                num_classes=said_NC.shape[1],
+                said_NC, truth_N, groups_N, epsilon=counted.epsilon, relation=counted.relation, source=source, **numbers
             )
             # Both read the same records, so their events add up; the counts may depend on the base, which is released.
             events = (*events, counted)

@@ -47,7 +47,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -148,8 +148,7 @@ class MatrixGame:
         sums_EGC = self._sums_KC.cpu().numpy()[self.num_classes :].reshape(self.matrix_EGC.shape)
         # By event, the predictions of all records that play in it.
         played_E1C = np.add.reduce(sums_EGC, axis=1, keepdims=True)
-        gradient_EGC: FloatArray = self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
-        return gradient_EGC
+        return self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
 
     def ascend(self, noise: GaussianNoise, *, stddev: float, learning_rate: float) -> None:
         """Take one ascent step with the noisy gradient of all observed records, project, and clear the sums.
@@ -406,13 +405,7 @@ def calibrated_steps(
     def event(joint: float) -> Event:
         """Return the event of all steps, where both releases of a step cost as one Gaussian of multiplier ``joint``."""
         if config.mode == "all":
-            return PoissonGaussians(
-                count=plan.num_steps,
-                noise_multiplier=joint,
-                sampling_rate=plan.sampling_rate,
-                unit=unit,
-                relation=target.record_relation,
-            )
+            return dp_sgd.event_of(replace(plan, noise_multiplier=joint), unit=unit, relation=target.record_relation)
         # Plain SGD on public features and labels: no group was read.
         if not config.weight:
             return AttributeGaussians(count=0, attribute_noise_multiplier=1.0)
@@ -468,52 +461,38 @@ class DpFermi(DpSgdFamily):
     def train(self, training: Training) -> Trained:
         """Release the group shares, train the model and the matrices against each other, and return the model."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
-        randomness = self.randomness()
+        randomness, model = self.randomness(), training.model
         person_N = None if self.protects_attribute_only else private.person_N
+        drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
         # Modes that protect the attribute alone count records, not persons.
         unit: Unit = "record" if person_N is None else "person"
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected, unit=unit)
+        rule = settings.model_dump(include={"constraint", "positive_label"})
         cells = ParityCells.of(
-            private.y,
-            private.z,
-            num_groups=dataset.num_groups,
-            num_classes=dataset.num_classes,
-            constraint=settings.constraint,
-            positive_label=settings.positive_label,
+            private.y, private.z, num_groups=dataset.num_groups, num_classes=dataset.num_classes, **rule
         )
         relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
         training.reserve((steps.event, *share_events(settings, relation, unit)), randomness.label)
-        shares = release_shares(cells, settings, relation=relation, randomness=randomness, person_N=person_N)
+        shares = release_shares(cells, settings, relation=relation, **drawn)
         for remark in shares.remarks:
             training.reporter.note("shares", remark)
         game = MatrixGame(
             shares.shares_EG, num_classes=dataset.num_classes, weight=settings.weight, radius=settings.radius
         )
         cells_N = torch.from_numpy(cells.cells_N)
-        sampler = None
+        targets = watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells)
+        sampler, planned = None, (steps.event, *shares.events)
         if settings.mode == "sens_public_batches":
             # From the training seed: a public partition needs no secret randomness.
             generator = training.generator(Stream.TRAINING)
             sampler = partial(next, public_partitions(len(private), round(steps.steps.expected_batch_size), generator))
         with training.reporter.stage(self.method) as advance:
-            events = fermi_training(
-                training.model,
-                private.x,
-                watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells),
-                game,
-                steps,
-                settings,
-                randomness=randomness,
-                person_N=person_N,
-                sampler=sampler,
-                events=(steps.event, *shares.events),
-            ).run(averaged_share=settings.averaged_share, on_progress=advance)
+            playing = fermi_training(
+                model, private.x, targets, game, steps, settings, sampler=sampler, events=planned, **drawn
+            )
+            events = playing.run(averaged_share=settings.averaged_share, on_progress=advance)
         return FermiTrained(
-            model=training.model,
-            shares_EG=shares.shares_EG,
-            events=events,
-            noise=randomness.label,
-            remarks=shares.remarks,
+            model=model, shares_EG=shares.shares_EG, events=events, noise=randomness.label, remarks=shares.remarks
         )

@@ -46,17 +46,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive, PrivacyTarget, RecordTerms, Section
-from fairpate.methods.base import (
-    NO_NOISE,
-    PrivateMethod,
-    Progress,
-    Stream,
-    Trained,
-    Training,
-    UnprotectedMethod,
-    arguments,
-    noise_within,
-)
+from fairpate.methods import base
+from fairpate.methods.base import NO_NOISE, PrivateMethod, Progress, Stream, Trained, Training, UnprotectedMethod
 from fairpate.privacy.accountant import Event, PoissonGaussians
 from fairpate.types import Relation, Unit, torch
 
@@ -108,7 +99,7 @@ class Sgd(UnprotectedMethod):
     def train(self, training: Training) -> Trained:
         with training.reporter.stage(self.method) as advance:
             trained = train_sgd(
-                **arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance
+                **base.arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance
             )
         return trained.of_unit(training.dataset.unit)
 
@@ -153,12 +144,8 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
         num_steps=math.ceil(config.epochs * size / config.batch_size),
         sampling_rate=config.batch_size / size,
         expected_batch_size=config.batch_size,
-        clip_norm=config.clip_norm,
         noise_multiplier=noise_multiplier,
-        learning_rate=config.learning_rate,
-        momentum=config.momentum,
-        max_records=config.max_records,
-        records_per_person=config.records_per_person,
+        **config.model_dump(exclude={"epochs", "batch_size", "num_records"}),
     )
 
 
@@ -170,7 +157,7 @@ def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records:
     # The number of steps and their sampling rate do not depend on the noise.
     plan = plan_steps(config, num_records=num_records, noise_multiplier=0.0)
     silent = event_of(plan, unit="record", relation=target.record_relation)
-    noise = noise_within(target, lambda noise: [replace(silent, noise_multiplier=noise)])
+    noise = base.noise_within(target, lambda noise: [replace(silent, noise_multiplier=noise)])
     return replace(plan, noise_multiplier=noise)
 
 
@@ -197,27 +184,16 @@ def train_dp_sgd(
     from fairpate.nn.per_example import CrossEntropy, GradientClipper
     from fairpate.nn.private_fit import PrivateTraining, ShiftedClipper, StepPlan
 
-    shifted = public_gradient is not None and before_clipping
-    plan = StepPlan(
-        # A public vector changes each gradient's norm, so it is added before clipping.
-        clipper=partial(ShiftedClipper, public_gradient=public_gradient) if shifted else GradientClipper,
-        # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
-        events=(event_of(steps, unit="record" if person_N is None else "person", relation=relation),),
-    )
-    training = PrivateTraining(
-        model,
-        x,
-        y,
-        CrossEntropy(),
-        steps,
-        randomness=randomness,
-        # Added once: by the clipper before clipping, or by the loop after the noise.
-        public_gradient=None if shifted else public_gradient,
-        person_N=person_N,
-        plan=plan,
-    )
-    events = training.run(on_progress=on_progress)
-    return Trained(model=model, events=events, noise=randomness.label)
+    # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
+    event = event_of(steps, unit="record" if person_N is None else "person", relation=relation)
+    clipper: Any = GradientClipper
+    if public_gradient is not None and before_clipping:
+        # A public vector changes each gradient's norm, so it is added before clipping, and not after the noise too.
+        clipper, public_gradient = partial(ShiftedClipper, public_gradient=public_gradient), None
+    plan = StepPlan(clipper=clipper, events=(event,))
+    drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
+    training = PrivateTraining(model, x, y, CrossEntropy(), steps, public_gradient=public_gradient, plan=plan, **drawn)
+    return Trained(model=model, events=training.run(on_progress=on_progress), noise=randomness.label)
 
 
 def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonGaussians:

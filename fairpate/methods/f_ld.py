@@ -58,7 +58,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 from scipy.linalg import null_space
 from scipy.optimize import LinearConstraint, minimize
@@ -77,21 +76,13 @@ from fairpate.config import (
     StudentConfig,
 )
 from fairpate.data import Dataset
-from fairpate.methods.base import (
-    NO_NOISE,
-    PrivateMethod,
-    Progress,
-    Trained,
-    Training,
-    UnprotectedMethod,
-    arguments,
-    noise_within,
-)
+from fairpate.methods import base
+from fairpate.methods.base import NO_NOISE, PrivateMethod, Progress, Trained, Training, UnprotectedMethod
 from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
 from fairpate.privacy.accountant import Event, PoissonGaussians, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
-from fairpate.types import FloatArray, functional, torch
+from fairpate.types import FloatArray, IntArray, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -153,10 +144,7 @@ def parity_of(config: FldConfig, dataset: Dataset, reporter: Reporter | None = N
             f"max_multiplier below the smallest share, which is at most {1 / num_groups:.2g}.",
         )
     return MeanParity(
-        constraint=config.constraint,
-        num_groups=dataset.num_groups,
-        num_classes=dataset.num_classes,
-        sharpness=config.sharpness,
+        constraint=config.constraint, num_groups=num_groups, num_classes=dataset.num_classes, sharpness=config.sharpness
     )
 
 
@@ -310,13 +298,8 @@ class Descent:
 
         if len(x) != len(y) or not len(x):
             raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
-        fit = FitConfig(
-            epochs=config.warmup_epochs + config.epochs,
-            batch_size=config.batch_size,
-            optimizer=config.optimizer,
-            learning_rate=config.learning_rate,
-            schedule=config.schedule,
-        )
+        shared = config.model_dump(include={"batch_size", "optimizer", "learning_rate", "schedule"})
+        fit = FitConfig(epochs=config.warmup_epochs + config.epochs, **shared)
         self._x, self._generator, self._batch_size = x, generator, fit.batch_size
         self._sizes: list[int] = np.diff(batch_bounds(len(x), fit.batch_size)).tolist()
         self._learning_rates = [epoch_learning_rate(fit, epoch) for epoch in range(fit.epochs)]
@@ -369,7 +352,7 @@ class FLd(UnprotectedMethod):
         parity = parity_of(self.f_ld, training.dataset, training.reporter)
         with training.reporter.stage(self.method) as advance:
             trained = train_f_ld(
-                **arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
+                **base.arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
             )
         return trained.of_unit(training.dataset.unit)
 
@@ -564,7 +547,7 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
             size=scale / math.sqrt(config.size_share),
         )
 
-    return noise_at(noise_within(target, lambda scale: pf_ld_events(config, noise_at(scale), num_records)))
+    return noise_at(base.noise_within(target, lambda scale: pf_ld_events(config, noise_at(scale), num_records)))
 
 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
@@ -609,14 +592,10 @@ class PfLd(PrivateMethod):
         config = self.pf_ld
         parity = parity_of(config, training.dataset, training.reporter)
         noise = calibrated_noise(config, self.target, num_records=len(training.dataset.private))
+        records, randomness = base.arguments(training, groups=True), self.randomness()
         with training.reporter.stage(self.method) as advance:
             return train_pf_ld(
-                **arguments(training, groups=True),
-                config=config,
-                noise=noise,
-                parity=parity,
-                randomness=self.randomness(),
-                on_progress=advance,
+                **records, config=config, noise=noise, parity=parity, randomness=randomness, on_progress=advance
             )
 
 
@@ -636,12 +615,7 @@ class CovarianceConfig(Section):
 
 
 def coefficients(
-    features_ND: FloatArray,
-    labels_N: npt.NDArray[np.int64],
-    groups_N: npt.NDArray[np.int64],
-    config: CovarianceConfig,
-    *,
-    num_groups: int,
+    features_ND: FloatArray, labels_N: IntArray, groups_N: IntArray, config: CovarianceConfig, *, num_groups: int
 ) -> FloatArray:
     """Return the coefficients theta (D,) of the constrained logistic regression; the last feature is the constant.
 
@@ -678,24 +652,19 @@ def coefficients(
         return float(value), slope_D if basis_DK is None else basis_DK.T @ slope_D
 
     # The problem is convex, so the start changes the number of steps alone; at 0 every covariance is within bounds.
+    start_K = np.zeros(size if basis_DK is None else basis_DK.shape[1])
     found = minimize(
-        loss,
-        np.zeros(size if basis_DK is None else basis_DK.shape[1]),
-        jac=True,
-        method="SLSQP",
-        constraints=constraints,
-        options={"ftol": 1e-12, "maxiter": 2000},
+        loss, start_K, jac=True, method="SLSQP", constraints=constraints, options={"ftol": 1e-12, "maxiter": 2000}
     )
     if not found.success:
         raise ValueError(f"The solver found no minimum ({found.message}); raise ridge or scale the features.")
     return found.x if basis_DK is None else basis_DK @ found.x
 
 
-def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num_groups: int) -> FloatArray:
+def covariances(features_ND: FloatArray, groups_N: IntArray, *, num_groups: int) -> FloatArray:
     """Return the covariance of membership in each group with each feature, (G, D)."""
     member_NG = np.eye(num_groups)[groups_N]
-    covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
-    return covariance_GD
+    return (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
 
 
 class CovarianceConstraint(UnprotectedMethod):

@@ -156,10 +156,7 @@ class ParityCells:
         cell."""
         # An empty cell has no rate; 0 would count as one.
         count_GE = self.counts()
-        rate_GE: FloatArray = np.divide(
-            self.sums(positive_N), count_GE, out=np.full(count_GE.shape, np.nan), where=count_GE > 0
-        )
-        return rate_GE
+        return np.divide(self.sums(positive_N), count_GE, out=np.full(count_GE.shape, np.nan), where=count_GE > 0)
 
 
 @dataclass(frozen=True, kw_only=True)

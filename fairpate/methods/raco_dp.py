@@ -52,8 +52,8 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -221,8 +221,7 @@ class RateConstraints:
         sizes_U = np.where(of_all_U, histogram_QC.sum(), members_UQ @ histogram_QC.sum(axis=1))
         rates_UC = divide(members_UQ @ histogram_QC, sizes_U[:, None])
         # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
-        values_J: FloatArray = np.where(weights_JUC == 0, 0.0, weights_JUC * rates_UC).sum(axis=(1, 2))
-        return values_J
+        return np.where(weights_JUC == 0, 0.0, weights_JUC * rates_UC).sum(axis=(1, 2))
 
     def evaluate(
         self, probabilities_NC: npt.ArrayLike, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike
@@ -260,7 +259,7 @@ class Pricer:
         self._weights = weights_JUC.reshape(len(constraints.constraints), -1)
         self._scaled_members_QU = num_records * self._members_UQ.T
         self._least_sizes_U1 = np.where(of_all_U1, num_records, size_floor)
-        self._most_sizes_U1 = np.where(of_all_U1, num_records, np.inf) if of_all_U1.any() else None
+        self._most_sizes_U1 = np.where(of_all_U1, num_records, np.inf)
         # One product gives the masses by class and, in the last column, the sizes.
         self._with_sum_CK = np.hstack([np.eye(num_classes), np.ones((num_classes, 1))])
         self._shape, self._num_classes = (len(of_all_U1), num_classes), num_classes
@@ -274,9 +273,7 @@ class Pricer:
         # For a small model these calls take much of a step's time; ``dot`` is the fastest product.
         mass_UK = self._members_UQ.dot(histogram_QC.dot(self._with_sum_CK))
         # Sizes of unions are floored. Terms of all records are divided by one constant, which is both of their bounds.
-        sizes_U1 = np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1)
-        if self._most_sizes_U1 is not None:
-            sizes_U1 = np.minimum(sizes_U1, self._most_sizes_U1)
+        sizes_U1 = np.minimum(np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1), self._most_sizes_U1)
         values_J: FloatArray = self._weights.dot((mass_UK[:, : self._num_classes] / sizes_U1).reshape(-1))
         prices_UC = multipliers_J.dot(self._weights).reshape(self._shape) / sizes_U1
         prices_QC: FloatArray = self._scaled_members_QU.dot(prices_UC)
@@ -301,19 +298,14 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     if len(classes) != 1:
         raise ValueError(f"Expected parts over the same number of classes, got {sorted(classes)}.")
     partition = Partition(num_labels=labels, num_groups=groups)
+    labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), groups)
     constraints = []
     for part in parts:
-        coarse = part.partition
-        # The cells of the common partition inside each cell of this part's.
-        inside: dict[int, list[int]] = {cell: [] for cell in range(coarse.num_cells)}
-        for label in range(labels):
-            for group in range(groups):
-                # A part distinguishes all labels or has one: the remainder is the label, or 0. Groups likewise.
-                here = coarse.cell(label=label % coarse.num_labels, group=group % coarse.num_groups)
-                inside[here].append(partition.cell(label=label, group=group))
+        # The cell of this part's partition that each cell of the common one is in.
+        coarse_Q = part.partition.cells(labels_Q, groups_Q)
         for constraint in part.constraints:
             terms = [
-                replace(term, cells=tuple(fine for cell in term.cells for fine in inside[cell]))
+                replace(term, cells=tuple(np.flatnonzero(np.isin(coarse_Q, term.cells)).tolist()))
                 for term in constraint.terms
             ]
             constraints.append(replace(constraint, terms=tuple(terms)))
@@ -615,17 +607,9 @@ def priced_training(
         counts_labels=config.counts == "labels",
     )
     # A person's average row sums to 1 as a record's does: the same event holds for persons.
-    event = steps.event if person_N is None else replace(steps.event, unit="person")
-    return PrivateTraining(
-        model,
-        x,
-        loss.targets(labels, cells),
-        loss,
-        steps.gradient,
-        randomness=randomness,
-        person_N=person_N,
-        plan=StepPlan(events=(event,)),
-    )
+    plan = StepPlan(events=(steps.event if person_N is None else replace(steps.event, unit="person"),))
+    targets = loss.targets(labels, cells)
+    return PrivateTraining(model, x, targets, loss, steps.gradient, randomness=randomness, person_N=person_N, plan=plan)
 
 
 def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
@@ -636,8 +620,7 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
         return histogram_QC
     # The covariance of an entry with the row's misfit, over the misfit's variance: that of C entries and of the size.
     weight = variance / (histogram_QC.shape[1] * variance + size_noise**2)
-    nearest_QC: FloatArray = histogram_QC + weight * (sizes_Q - histogram_QC.sum(axis=1))[:, None]
-    return nearest_QC
+    return histogram_QC + weight * (sizes_Q - histogram_QC.sum(axis=1))[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -702,21 +685,14 @@ def calibrated_steps(
     # 1 / joint^2 = 1 / multiplier^2 + 1 / scale^2. Where noise is large, each release costs about half its inverse
     # square, so that `histogram_share` is the histogram's part of the budget.
     of_gradient, of_histogram = math.sqrt(1 - config.histogram_share), math.sqrt(config.histogram_share)
-    silent = plan_steps(training, config, num_records=num_records, noise_multiplier=0.0, laplace_scale=0.0).event
+    planned = partial(plan_steps, training, config, num_records=num_records)
+    silent = planned(noise_multiplier=0.0, laplace_scale=0.0).event
 
-    joint = noise_within(
-        target,
-        lambda joint: [
-            replace(silent, gradient_noise_multiplier=joint / of_gradient, laplace_scale=joint / of_histogram)
-        ],
-    )
-    return plan_steps(
-        training,
-        config,
-        num_records=num_records,
-        noise_multiplier=joint / of_gradient,
-        laplace_scale=joint / of_histogram,
-    )
+    def event(joint: float) -> PoissonGaussianLaplaces:
+        return replace(silent, gradient_noise_multiplier=joint / of_gradient, laplace_scale=joint / of_histogram)
+
+    joint = noise_within(target, lambda joint: [event(joint)])
+    return planned(noise_multiplier=joint / of_gradient, laplace_scale=joint / of_histogram)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -831,22 +807,16 @@ class RacoDp(DpSgdFamily):
         with training.reporter.stage(self.method) as advance:
             steps = calibrated_steps(self.dp_sgd, config, self.target, num_records=private.num_protected)
             constraints = constraints_of(config, num_classes=dataset.num_classes, num_groups=dataset.num_groups)
-            lagrangian = Lagrangian(constraints, config, steps)
-            events = priced_training(
-                training.model,
-                private.x,
-                private.y,
-                torch.from_numpy(constraints.partition.cells(private.y.numpy(), private.z.numpy())),
-                steps,
-                config,
-                num_cells=constraints.partition.num_cells,
-                num_classes=constraints.num_classes,
-                pricing=lagrangian,
-                randomness=randomness,
-                # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
-                histogram_randomness=self.randomness(Stream.HISTOGRAM_NOISE),
-                person_N=private.person_N,
-            ).run(averaged_share=steps.averaged_share, on_progress=advance)
+            lagrangian, partition = Lagrangian(constraints, config, steps), constraints.partition
+            cells = torch.from_numpy(partition.cells(private.y.numpy(), private.z.numpy()))
+            named: dict[str, Any] = {"num_cells": partition.num_cells, "num_classes": constraints.num_classes}
+            named |= {"randomness": randomness, "person_N": private.person_N}
+            # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
+            named["histogram_randomness"] = self.randomness(Stream.HISTOGRAM_NOISE)
+            priced = priced_training(
+                training.model, private.x, private.y, cells, steps, config, pricing=lagrangian, **named
+            )
+            events = priced.run(averaged_share=steps.averaged_share, on_progress=advance)
         report = lagrangian.report()
         worst = max(range(len(report.names)), key=lambda j: report.values[j] - report.bounds[j])
         training.reporter.note(

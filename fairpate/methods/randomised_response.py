@@ -94,8 +94,7 @@ def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatA
     clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
     found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)
     scale_YC = np.divide(total_YC, found_YC, out=np.zeros_like(total_YC), where=found_YC > 0)
-    recovered_GYC: FloatArray = clipped_GYC * scale_YC
-    return recovered_GYC
+    return clipped_GYC * scale_YC
 
 
 class RandomisedResponse(PrivateMethod):
@@ -154,12 +153,9 @@ class RandomisedResponse(PrivateMethod):
             return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
         # Uniform reports show no gap, and there is nothing to scale.
         per_gap = 1 / shrunk if shrunk else 1.0
+        scaled = {"dual_bound": config.dual_bound * per_gap, "learning_rate": config.learning_rate * per_gap}
         rules = GameRules(
-            num_rounds=config.num_rounds,
-            dual_bound=config.dual_bound * per_gap,
-            learning_rate=config.learning_rate * per_gap,
-            max_gap=max_gap,
-            reference_group=config.reference_group,
+            num_rounds=config.num_rounds, max_gap=max_gap, reference_group=config.reference_group, **scaled
         )
         cells = ParityCells.of(
             labels.numpy(), reported.numpy(), num_groups=dataset.num_groups, constraint=config.constraint
@@ -203,25 +199,12 @@ class RandomisedResponse(PrivateMethod):
             gaps = {"max_gap": config.max_gap * shrunk, "shrunk": shrunk}
             model = self.learned(training, x[first], y[first], reported[first], **gaps)
             if inverse_GG is not None:
-                reported_GYC = joint_table(
-                    said_labels(model, x[second]),
-                    reported[second].numpy(),
-                    num_groups=num_groups,
-                    num_classes=dataset.num_classes,
-                    labels_N=y[second].numpy(),
-                )
-                rules = DpPostprocessingConfig(
-                    constraint=config.constraint,
-                    max_gap=config.mixing_gap,
-                    min_share=config.min_share,
-                    reference_group=config.reference_group,
-                )
+                said_NC, labels_N, groups_N = said_labels(model, x[second]), y[second].numpy(), reported[second].numpy()
+                numbers = {"num_groups": num_groups, "num_classes": dataset.num_classes}
+                reported_GYC = joint_table(said_NC, groups_N, labels_N=labels_N, **numbers)
+                shared = config.model_dump(include={"constraint", "min_share", "reference_group"})
+                rules = DpPostprocessingConfig(max_gap=config.mixing_gap, **shared)
                 # Without slack: its formula is that of Laplace noise on counts, and these have none.
                 mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), rules, epsilon=math.inf)
-        return ResponseTrained(
-            model=model,
-            events=events,
-            noise=source.label,
-            mixing_GCC=None if mixing is None else mixing.mixing_GCC,
-            mixing=mixing,
-        )
+        table = None if mixing is None else mixing.mixing_GCC
+        return ResponseTrained(model=model, events=events, noise=source.label, mixing_GCC=table, mixing=mixing)

@@ -65,20 +65,9 @@ from fairpate.config import ConfigError, Count, NetworkConfig, Positive, RayConf
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
+from fairpate.methods import record_votes
 from fairpate.methods.base import ExpectedVotes, NoisySum, Trained, Training, noise_within
-from fairpate.methods.record_votes import (
-    ONE_RECORD,
-    UNITS,
-    PoolLabels,
-    VectorsConfig,
-    VotesOfRecords,
-    WeightedBallot,
-    balancing_weights,
-    labels_of_chances,
-    matched_rule,
-    rule_network,
-    with_noise,
-)
+from fairpate.methods.record_votes import UNITS, PoolLabels, VectorsConfig, VotesOfRecords, WeightedBallot, with_noise
 from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
@@ -90,14 +79,9 @@ from teachers.ray_pool import open_pool
 Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]
 _AT_ONCE = 8192
-_SHARES: dict[Curvature, dict[str, float]] = {
-    "public": {"sums": 0.2, "moments": 0.0},
-    "private": {"sums": 0.2, "moments": 0.2},
-}
-"""Shares of the squared sensitivity over variance, whose total is 1; the rounds of residuals divide the rest equally.
-
-The sums have the same share under both, because the curvature may be chosen after they are released.
-"""
+_SHARE = 0.2
+"""Share of the squared sensitivity over variance, whose total is 1, of the sums and of moments that are released; the
+rounds of residuals divide the rest equally. The sums have it under both curvatures, which may be chosen after them."""
 _START = 4.0  # a: the inverse of the Hessian of a rule that knows nothing, of two classes
 _PUBLIC_FLOOR = 8.0  # in standard deviations of the noise of one release that costs as much as all
 _PRIVATE_FLOOR = 0.5  # of the typical spectral norm of the noise of moments
@@ -119,8 +103,7 @@ def whole_rule(rule_CW: FloatArray) -> IntArray:
     # Larger rules would make sums of products inexact; the limit is far above the rules in use.
     longest = np.linalg.norm(rule_CW, axis=1).max(initial=0.0)
     scale = min(2.0**_RULE_DIGITS, _LARGEST_RULE / max(longest, 1e-30))
-    whole_CW: IntArray = np.rint(rule_CW * scale).astype(np.int64)
-    return whole_CW
+    return np.rint(rule_CW * scale).astype(np.int64)
 
 
 def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: int) -> IntArray:
@@ -141,8 +124,7 @@ def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: in
     squared_N1 = (found_NC * found_NC).sum(axis=1, keepdims=True)
     # Towards zero, and a little shorter than the bound, so that no rounding of floats makes a residual longer.
     shorter_NC = np.trunc(found_NC * (bound - 1) / np.sqrt(np.maximum(squared_N1, 1))).astype(np.int64)
-    kept_NC: IntArray = np.where(squared_N1 > bound**2, shorter_NC, found_NC)
-    return kept_NC
+    return np.where(squared_N1 > bound**2, shorter_NC, found_NC)
 
 
 def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArray | None = None) -> IntArray:
@@ -158,8 +140,7 @@ def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArra
             @ right_NB[start : start + _AT_ONCE].astype(np.float64)
             for start in range(0, max(len(left_NA), 1), _AT_ONCE)
         )
-        total: IntArray = sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
-        return total
+        return sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
     total = np.zeros((left_NA.shape[1], right_NB.shape[1]), dtype=np.int64)
     by_person = np.argsort(person_N, kind="stable")
     # Without records numpy would still yield one part, and it would be empty.
@@ -175,8 +156,7 @@ def shortened(matrix: IntArray, *, norm: int) -> IntArray:
     limit = norm * (1 - 2.0**-30)
     if squared <= limit**2:
         return matrix
-    short: IntArray = np.trunc(matrix * (limit / math.sqrt(squared))).astype(np.int64)
-    return short
+    return np.trunc(matrix * (limit / math.sqrt(squared))).astype(np.int64)
 
 
 Left = Callable[[Whole, IntArray], Whole]
@@ -187,8 +167,7 @@ _Part = tuple[Whole, IntArray, IntArray | None]
 def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
     """Return one-hot labels (N, C) as left factors: with them :meth:`RecordSums.total` computes sums of votes by
     class."""
-    found_NC: IntArray = (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
-    return found_NC
+    return (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
 
 
 def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
@@ -279,15 +258,15 @@ class ResidualVotesConfig(VectorsConfig):
     def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
         """Return the events of all releases, which together cost as much as one Gaussian release with the noise
         multiplier ``noise``."""
-        shares, rounds = _SHARES[curvature], self.public_rounds if curvature == "public" else self.private_rounds
-        sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
+        rounds, moments_share = (self.public_rounds, 0.0) if curvature == "public" else (self.private_rounds, _SHARE)
+        sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(_SHARE) * UNITS, norm=UNITS)
         # A residual of at most ``bound`` units, times a vote of at most U units.
         # All rounds have equal parts of what is left.
-        norm, each = self.bound * UNITS, (1 - shares["sums"] - shares["moments"]) / rounds
+        norm, each = self.bound * UNITS, (1 - _SHARE - moments_share) / rounds
         residual = VoteSums(count=rounds, noise_stddev_votes=noise / math.sqrt(each) * norm, norm=norm)
         if curvature == "public":
             return (sums, residual)
-        moments = noise / math.sqrt(shares["moments"]) * UNITS**2
+        moments = noise / math.sqrt(moments_share) * UNITS**2
         return (sums, MomentSums(count=1, noise_stddev_votes=moments, norm=UNITS**2), residual)
 
 
@@ -340,7 +319,7 @@ class RulesOfRecords(VotesOfRecords):
         # An embedding of the method's own is not stored with a model, so that only a student can be published.
         if training.dataset.embedding is None or self.asking_student:
             return self.taught(said, training, released)
-        architecture, network = rule_network(rule_CW)
+        architecture, network = record_votes.rule_network(rule_CW)
         return Trained(model=network, architecture=architecture, events=released.events, noise=self.source.label)
 
 
@@ -399,14 +378,9 @@ class ResidualVotes(RulesOfRecords):
             records = RecordSums.of(ballot, dataset.private, pool)
 
             def noisy_sum(left: Left, event: VoteSums, name: str) -> IntArray:
-                exact_AW = records.total(left, norm=int(event.norm))
-                return with_noise(
-                    exact_AW,
-                    stddev=event.noise_stddev_votes,
-                    source=source,
-                    row=f"{name}, class",
-                    noisy_sum=training.noisy_sum,
-                )
+                exact_AW, stddev = records.total(left, norm=int(event.norm)), event.noise_stddev_votes
+                row, over_sites = f"{name}, class", training.noisy_sum
+                return with_noise(exact_AW, stddev=stddev, source=source, row=row, noisy_sum=over_sites)
 
             pool_MW = ballot.votes(dataset.public.x).astype(np.int16)
             sums = settings.events(noise, "public")[0]
@@ -415,14 +389,14 @@ class ResidualVotes(RulesOfRecords):
             training.reserve([of_unit(event, dataset.unit) for event in planned], source.label)
             sums_CW = noisy_sum(partial(indicators, num_classes=dataset.num_classes), sums, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
-            num_records = max(float(sums_CW[:, 0].sum()) / ONE_RECORD, 1.0)
+            num_records = max(float(sums_CW[:, 0].sum()) / record_votes.ONE_RECORD, 1.0)
             # From the noisy number of records and public facts alone: the choice is post-processing.
             curvature = settings.curvature
             if curvature is None:
                 num_public, width = pool_MW.shape
                 # The noise: W^2 numbers of half the variance, of whose squares half are left once negative eigenvalues
                 # are cut.
-                error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / 2
+                error = width * noise / math.sqrt(_SHARE) / 2
                 # Features have norm one at most, so that moments of M independent draws, counted as n, err by about
                 # n / sqrt(M). Records of one person are one draw. The moments of fewer records than W are singular.
                 draws = dataset.public_persons or num_public
@@ -435,11 +409,12 @@ class ResidualVotes(RulesOfRecords):
                 phi_MW, mean_CW = pool_MW / UNITS, found_CW / num_records
                 # The sum over C classes carries C independent noises.
                 tilt = stddev / num_records * math.sqrt(len(mean_CW))
-                weights_M = balancing_weights(phi_MW, mean_CW.sum(axis=0), ridge=tilt)
+                weights_M = record_votes.balancing_weights(phi_MW, mean_CW.sum(axis=0), ridge=tilt)
                 moments_WW = num_records * (phi_MW * weights_M[:, None]).T @ phi_MW
                 # Noise dominates the steps in directions in which H is smaller.
                 inverse_WW = curvature_inverse(moments_WW, floor=_PUBLIC_FLOOR * noise)
-                rule_CW = matched_rule(phi_MW, mean_CW, weights_M, ridge=settings.ridge * stddev / num_records)
+                ridge = settings.ridge * stddev / num_records
+                rule_CW = record_votes.matched_rule(phi_MW, mean_CW, weights_M, ridge=ridge)
             else:
                 exact_WW = records.total(votes_themselves, norm=UNITS**2)
                 spread = events[1].noise_stddev_votes
@@ -468,7 +443,7 @@ class ResidualVotes(RulesOfRecords):
         If settings require a student, return a student that is trained on this rule's labels of the public pool.
         """
         rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
-        said = labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
+        said = record_votes.labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
         trained = self.published(training, released, rule_CW, said)
         pool = f"{len(pool_MW):,} public records"
         moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
@@ -508,8 +483,7 @@ def curvature_inverse(moments_WW: FloatArray, *, floor: float) -> FloatArray:
     ``floor`` > 0 times the identity."""
     # Second moments have no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
-    inverse_WW: FloatArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
-    return inverse_WW
+    return (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
 
 
 EIGENVALUE_NORM = UNITS**2 + UNITS
@@ -575,14 +549,13 @@ class AdaSsp(RulesOfRecords):
             exact_WW = records.total(votes_themselves, norm=UNITS**2)
             released = tuple(of_unit(event, dataset.unit) for event in events)
             training.reserve(released, source.label)
+            noisy, least = partial(with_noise, source=source), least_eigenvalue(exact_WW)
             arrays: dict[str, npt.NDArray[Any]] = {
                 "pool_MW": ballot.votes(dataset.public.x).astype(np.int16),
-                "sums_CW": with_noise(exact_CW, stddev=sums.noise_stddev_votes, source=source, row="sums, class"),
+                "sums_CW": noisy(exact_CW, stddev=sums.noise_stddev_votes, row="sums, class"),
                 # The exact moments are read twice, for two events: under noise, and for their least eigenvalue.
                 "moments_WW": noisy_moments(exact_WW, moments.noise_stddev_votes, source),
-                "eigenvalue_11": with_noise(
-                    least_eigenvalue(exact_WW), stddev=eigenvalue.noise_stddev_votes, source=source, row="eigenvalue"
-                ),
+                "eigenvalue_11": noisy(least, stddev=eigenvalue.noise_stddev_votes, row="eigenvalue"),
             }
         training.reporter.note("votes", f"{len(exact_WW)} numbers per class, and their second moments")
         return Released(arrays=arrays, events=released)
@@ -607,8 +580,7 @@ class AdaSsp(RulesOfRecords):
         # At least the weight of one record, so that the inverse exists for any noise.
         ridge = max(self.ada_ssp.ridge_share * bound - least, 1.0)
         inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=ridge)
-        rule_CW: FloatArray = arrays["sums_CW"] / UNITS @ inverse_WW
-        return rule_CW
+        return arrays["sums_CW"] / UNITS @ inverse_WW
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
@@ -617,4 +589,4 @@ def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
     # The label with the largest score keeps a small share if no score is positive.
     clipped_MC = np.maximum(scores_MC, 0.0)
     clipped_MC[np.arange(len(scores_MC)), scores_MC.argmax(axis=1)] += 1e-9
-    return labels_of_chances(clipped_MC / clipped_MC.sum(axis=1, keepdims=True))
+    return record_votes.labels_of_chances(clipped_MC / clipped_MC.sum(axis=1, keepdims=True))

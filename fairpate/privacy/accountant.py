@@ -644,14 +644,15 @@ class RenyiFilter:
     orders_A: Sequence[float] | FloatArray = DEFAULT_ORDERS
 
     def __post_init__(self) -> None:
-        # A copy, so that a frozen filter does not change with the caller's array.
-        object.__setattr__(self, "orders_A", tuple(map(float, self.orders_A)))
+        if self.orders_A is not DEFAULT_ORDERS:
+            # A copy, so that a frozen filter does not change with the caller's array.
+            object.__setattr__(self, "orders_A", tuple(map(float, self.orders_A)))
+            if not len(self.orders_A) or not all(1 < order < math.inf for order in self.orders_A):
+                raise ValueError("Expected at least one order, each finite and > 1, in orders_A.")
         if not 0 <= self.target_epsilon < math.inf:
             raise ValueError(f"Expected 0 <= target_epsilon < inf, got {self.target_epsilon}.")
         if not 0 < self.target_delta < 1:
             raise ValueError(f"Expected 0 < target_delta < 1, got {self.target_delta}.")
-        if not len(self.orders_A) or not all(1 < order < math.inf for order in self.orders_A):
-            raise ValueError("Expected at least one order, each finite and > 1, in orders_A.")
 
     @cached_property
     def limit_A(self) -> FloatArray:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, FastAPI, Request, Response
 
 from aggregator.service.auth import is_loopback
-from fairpate.http_server import FaultError, HttpServer, HttpSettings, RequestRate, new_app
+from fairpate.http_server import FaultError, HttpServer, HttpSettings, new_app
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.sites.plan import Journal, PlanError, SitePlan, config_of, embedding_file, loader_of, read_plan
@@ -114,11 +113,8 @@ class CoordinatorSums:
         app = new_app(
             title="FairPATE sites",
             description="The coordinator of one release over sites that share nothing.",
-            tokens=None,
             max_body_bytes=lambda: _OVERHEAD + 128 * len(self._plan.sites) + largest,
-            # No limit: sites poll until their lists close, and without tokens all of them count as strangers.
-            rate=RequestRate(),
-            strangers=RequestRate(),
+            # Without a limit on requests: sites poll until their lists close.
             tracer=tracer,
         )
 
@@ -208,21 +204,13 @@ class CoordinatorSums:
 
 
 def serve(
-    plan_file: Path,
-    settings: HttpSettings,
-    *,
-    declaration: Path,
-    reporter: Reporter,
-    data_dir: Path | None = None,
-    out: Path | None = None,
-    wait_s: float = 3600.0,
-    own: Sequence[str] = (),
+    plan_file: Path, settings: HttpSettings, *, reporter: Reporter, wait_s: float = 3600.0, **party: Any
 ) -> RunDirectory:
     """Coordinate the release of a plan and train on its sums; return a run folder with statement and report.
 
-    The embedding is read from the file next to the plan; ``own`` are settings of this party's workers. PlanError and
-    ConfigError for files that do not match, ServiceError for an address that cannot be used, SumError if the plan ends
-    without its sum.
+    The embedding is read from the file next to the plan; ``party`` are this party's files and settings, arguments of
+    :func:`fairpate.sites.plan.config_of`. PlanError and ConfigError for files that do not match, ServiceError for an
+    address that cannot be used, SumError if the plan ends without its sum.
     """
     from fairpate.run.run import run_method
 
@@ -230,7 +218,7 @@ def serve(
     if settings.tls is None and not is_loopback(settings.host):
         raise PlanError(f"--host: {settings.host} is reached from other machines; give --tls-cert and --tls-key.")
     embedding = embedding_file(plan_file).read_bytes() if plan.embedding else None
-    config = config_of(plan, declaration, data_dir=data_dir, out=out, own=own)
+    config = config_of(plan, **party)
     with ExitStack() as stack:
 
         def sums(run: RunDirectory, log: ReleaseLog) -> CoordinatorSums:

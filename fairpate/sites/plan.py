@@ -321,19 +321,18 @@ def make_plan(
         # A plan is used once: the same settings again are another plan, with another digest.
         "id": secrets.token_hex(16),
         "settings": settings | {"declaration": config.data.declaration and config.data.declaration.sha256},
-        **{name: rehearsed[name] for name in ("unit", "events", "sums", "public_arrays")},
+        **rehearsed,
         "embedding": None if embedding is None else hashlib.sha256(embedding).hexdigest(),
         "sites": dict(sites),
         "may_vanish": may_vanish,
         "may_collude": may_collude,
-        "test_events": rehearsed["test_events"],
     }
     content = json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False).encode()
     return read_plan(content, "plan"), embedding
 
 
 def config_of(
-    plan: SitePlan, declaration: Path, *, data_dir: Path | None, out: Path | None, own: Sequence[str] = ()
+    plan: SitePlan, declaration: Path, *, data_dir: Path | None = None, out: Path | None = None, own: Sequence[str] = ()
 ) -> ReleasingMethod:
     """Return the plan's configuration for one party's files, with its ``own`` worker settings ``ray.FIELD=VALUE``.
 

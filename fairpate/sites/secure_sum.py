@@ -93,7 +93,7 @@ class PublicKeys:
         try:
             Ed25519PublicKey.from_public_bytes(self.signing)
             # Any bytes of the right length make an X25519 key; only an exchange refuses points of small order.
-            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.sealing))
+            _PROBE.exchange(X25519PublicKey.from_public_bytes(self.sealing))
         except ValueError as error:
             raise SumError(f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}.") from error
 
@@ -387,11 +387,11 @@ class Coordinator:
     def __init__(self, draw: Draw, store: Store) -> None:
         self._draw, self._store = draw, store
         # After a stop, all messages that were answered are in the store.
-        self._messages: dict[Step, dict[int, bytes]] = {step: {} for step in STEPS}
-        for step in STEPS:
-            for place in range(len(draw.sites)):
-                if (message := store.get(f"{step}/{place}")) is not None:
-                    self._messages[step][place] = message
+        places = range(len(draw.sites))
+        self._messages: dict[Step, dict[int, bytes]] = {
+            step: {place: found for place in places if (found := store.get(f"{step}/{place}")) is not None}
+            for step in STEPS
+        }
 
     def receive(self, step: Step, place: int, message: bytes) -> None:
         """Store a site's message; storing the same message again has no effect.
@@ -559,8 +559,7 @@ def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:
     # Tested before they are added: an addition that wraps would look small.
     if max(np.abs(each).max(initial=0) for each in (exact_D, noise_D)) > most // 2:
         raise SumError(f"Expected numbers of at most {most // 2} for {len(draw.sites)} sites; the sum could wrap.")
-    noisy_D: IntArray = exact_D + noise_D
-    return noisy_D
+    return exact_D + noise_D
 
 
 def _exchanged(own: X25519PrivateKey, other: bytes, place: int) -> bytes:

@@ -42,6 +42,7 @@ from fairpate.types import IntArray, UsageError, UserError
 # The fields of a codebook that describe how to read the publisher's files, or how to divide them.
 _OF_FILES = ("files", "header", "comment", "separator", "trim", "num_public", "num_validation", "num_test", "rows")
 _PARTS = ("private", "public", "test")
+_WAIT_S = "600"
 
 
 class SimulationError(UserError):
@@ -200,13 +201,7 @@ def _dealt(
 
 
 def simulate(
-    data: DataConfig,
-    folder: Path,
-    *,
-    sites: int,
-    by: str | None = None,
-    planning: Sequence[str] = (),
-    wait_s: float = 600.0,
+    data: DataConfig, folder: Path, *, sites: int, by: str | None = None, planning: Sequence[str] = ()
 ) -> Simulated:
     """Distribute the records of ``data`` to ``sites`` in ``folder``, and run plan, coordinator and sites as processes.
 
@@ -228,18 +223,12 @@ def simulate(
 
     def start(party: Path, *words: str) -> subprocess.Popen[str]:
         # A file: a pipe is not read while the others work, and a full one would stop a party.
+        state, turn = (party / "state").absolute(), turns[len(started) % len(turns)].absolute()
+        command = [sys.executable, "-m", "fairpate", "site", *words, "--json"]
+        environment = os.environ | {"FAIRPATE_STATE": str(state), TURN: str(turn)}
         with (party / f"{words[0]}.log").open("w") as log:
             process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "fairpate", "site", *words, "--json"],
-                cwd=party,
-                env=os.environ
-                | {
-                    "FAIRPATE_STATE": str((party / "state").absolute()),
-                    TURN: str(turns[len(started) % len(turns)].absolute()),
-                },
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
+                command, cwd=party, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
             )
         started.append(process)
         return process
@@ -248,8 +237,7 @@ def simulate(
         output, _ = process.communicate()
         if process.returncode:
             raise SimulationError(f"{party.name}: `fairpate site {command}` failed: {output or '(no output)'}")
-        found: dict[str, Any] = json.loads(output)
-        return found
+        return json.loads(output)
 
     began_s = time.monotonic()
     try:
@@ -272,7 +260,7 @@ def simulate(
             Odometer().record(release)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
-        own = ("--data", "data.yaml", "--out", "run", "--wait-s", str(wait_s))
+        own = ("--data", "data.yaml", "--out", "run", "--wait-s", _WAIT_S)
         serving = start(coordinator, "serve", "plan.json", "--port", port, *own)
         agreed = ("--key", "own.key", "--plan", digest, "--yes")
         joining = [start(party, "join", f"http://127.0.0.1:{port}", *own, *agreed) for party in parties]

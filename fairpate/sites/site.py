@@ -18,10 +18,11 @@ import hashlib
 import os
 import secrets
 import signal
+import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,16 +39,8 @@ import numpy as np
 
 from fairpate.files import sync, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
-from fairpate.sites.plan import (
-    Journal,
-    PlanError,
-    SitePlan,
-    config_of,
-    loader_of,
-    read_key,
-    read_plan,
-    require_rehearsed,
-)
+from fairpate.sites import plan as plans
+from fairpate.sites.plan import Journal, PlanError, SitePlan
 from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError, sum_of
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError
@@ -86,11 +79,7 @@ class CoordinatorClient:
                 f"URL: expected https://, or http:// on this machine, got {url}; ask for the HTTPS address."
             )
         # Over plain HTTP there is no certificate to verify, and reading the known authorities takes a while.
-        verify: Any = parts.scheme == "https"
-        if ca is not None:
-            import ssl
-
-            verify = ssl.create_default_context(cafile=ca)
+        verify = parts.scheme == "https" if ca is None else ssl.create_default_context(cafile=ca)
         # Neither proxies nor certificates come from environment variables.
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
         self._wait_s, self.close = wait_s, self._http.close
@@ -424,59 +413,44 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """The plan, a site's position in it, and its own files and settings: everything from which its tables are
-    computed."""
+    computed. ``party`` are arguments of :func:`fairpate.sites.plan.config_of`."""
 
     plan: SitePlan
     place: int
     embedding: Path | None
-    declaration: Path
-    data_dir: Path | None
-    out: Path | None
-    own: Sequence[str]
+    party: Mapping[str, Any]
     is_quiet: bool
 
 
 def join(
     url: str,
     *,
-    declaration: Path,
     key: Path,
     agree: Callable[[str], bool],
     reporter: Reporter,
     digest: str | None = None,
-    data_dir: Path | None = None,
-    out: Path | None = None,
     wait_s: float = 3600.0,
     ca: str | None = None,
-    own: Sequence[str] = (),
+    **party: Any,
 ) -> Path | None:
     """Take part in the plan of the coordinator at ``url``; return the folder of the release, None without agreement.
 
     ``agree`` gets a text that says what leaves the site and what it costs, and returns whether the operator agrees;
-    ``digest`` is the digest of the only plan to accept; ``own`` are settings of this site's workers. PlanError,
-    ConfigError or DataError if plan, key and records do not match; LimitReachedError if the odometer has no room;
-    CoordinatorError and SumError if the plan ends without a sum. Only these last two may come after a charge or a
-    message.
+    ``digest`` is the digest of the only plan to accept; ``party`` are this site's files and settings, arguments of
+    :func:`fairpate.sites.plan.config_of`. PlanError, ConfigError or DataError if plan, key and records do not match;
+    LimitReachedError if the odometer has no room; CoordinatorError and SumError if the plan ends without a sum. Only
+    these last two may come after a charge or a message.
     """
-    own_key = read_key(key)  # before the coordinator is waited for
+    own_key = plans.read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
-        plan = read_plan(client.request("/v1/plan") or b"", url)
+        plan = plans.read_plan(client.request("/v1/plan") or b"", url)
         if digest is not None and digest.lower() != plan.digest:
             raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
         place, embedding = plan.place_of(own_key), None
         if plan.embedding:
             # Never whole in this process, which waits for hours: of pictures it is a quarter of its size.
             client.request("/v1/embedding", into=(embedding := Path(folder) / "embedding.safetensors"))
-        part = Part(
-            plan=plan,
-            place=place,
-            embedding=embedding,
-            declaration=declaration,
-            data_dir=data_dir,
-            out=out,
-            own=own,
-            is_quiet=reporter.console.quiet,
-        )
+        part = Part(plan=plan, place=place, embedding=embedding, party=party, is_quiet=reporter.console.quiet)
         with closing(Messenger(plan, own_key, client, agree, reporter=reporter)) as messenger:
             return in_processes(part, messenger)
 
@@ -484,20 +458,21 @@ def join(
 def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
     """Rehearse the plan, compute this site's tables, and write the release to a folder; None without agreement."""
     from fairpate.methods.base import price
+    from fairpate.methods.pate import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
     from fairpate.run.private_metrics import release_table
     from fairpate.run.release_log import ReleaseLog, state_folder
     from fairpate.run.run import OpenRun, make_release
 
     plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)
-    config = config_of(plan, part.declaration, data_dir=part.data_dir, out=part.out, own=part.own)
+    config = plans.config_of(plan, **part.party)
     embedding = None if part.embedding is None else part.embedding.read_bytes()
-    load = loader_of(plan, embedding, has_private=True)
+    load = plans.loader_of(plan, embedding, has_private=True)
     events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
     if not messenger.has_agreed:
         with reporter.stage("data"):
             dataset = load(config.data)
-            require_rehearsed(plan, config, dataset)
+            plans.require_rehearsed(plan, config, dataset)
         # A unit is in one part of the site's records, so that it pays the larger of both prices.
         prices = [price(events, delta=config.target.delta, accounting=config.target.accounting)]
         prices += [price(test_events, delta=config.target.delta)] if test_events else []
@@ -517,10 +492,8 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
         begun = state_folder() / "sites" / f"{plan.digest}-{part.place}"
         # As they were read, before an embedding.
         private = load(config.data.model_copy(update={"embedding": None})).private
-        digest = hashlib.sha256(repr(list(private.record_id)).encode())
-        for values in (private.x, private.y, private.z):
-            digest.update(values.numpy().tobytes())
-        has_begun = messenger.begin(run.journal, begun, digest.digest(), charge)
+        digest = digest_of_records(list(private.record_id), private.x, private.y, private.z)
+        has_begun = messenger.begin(run.journal, begun, digest.encode(), charge)
         if has_begun and run.receipt.exists():
             for each, _ in charges:
                 each.continues = True
@@ -533,15 +506,9 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
             student = measurable(run, opened.dataset)
             (_, (parts, _)) = charges
             parts.continues = True  # counted with the release
+            (event,) = test_events
             release_table(
-                opened.config,
-                opened.dataset,
-                student,
-                test_events[0],
-                run,
-                parts,
-                noise=OS_ENTROPY,
-                noisy_sum=messenger.sum,
+                opened.config, opened.dataset, student, event, run, parts, noise=OS_ENTROPY, noisy_sum=messenger.sum
             )
         messenger.leave()
 
