@@ -223,9 +223,9 @@ class Components:
     def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True, plain: bool = False) -> Components:
         """Compute the components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
-        With ``evened``, the components of pictures are divided by the square roots of their spreads; with ``plain``,
-        they are of columns without thresholds, or of oriented gradients alone. DataError for fewer than two records,
-        and for numbers that are not finite.
+        With ``evened``, the components of pictures are divided by the square roots of their standard deviations. With
+        ``plain``, the features are a table's columns without indicators of thresholds, or the oriented gradients of
+        pictures alone. DataError for fewer than two records, and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(

@@ -479,8 +479,8 @@ def train_pf_ld(
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
         """Return the gradient of J plus the noisy gradient of the sum of multipliers times violations.
 
-        Cells do not overlap, so the second gradient is one sum over records. A record adds the gradient of its h in the
-        direction of its cell's slopes, clipped, then multiplied by the length of the slopes.
+        Cells do not overlap, so the second gradient is one sum over records. The weights of h in a cell are a vector of
+        K slopes. A record adds the gradient of h in this direction, clipped, then multiplied by the vector's length.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.

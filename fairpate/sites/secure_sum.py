@@ -502,7 +502,8 @@ class Coordinator:
 
     @property
     def _heads(self) -> dict[int, bytes]:
-        """The head of each participant's first message, by place; empty while the list of participants is open."""
+        """The signed beginning (head) of each participant's first message, by the site's position in the plan; empty
+        while the list of participants is open."""
         flags = self._store.get("members") or b""
         return {place: self._messages["hello"][place][:_HEAD] for place, flag in enumerate(flags) if flag}
 
