@@ -245,8 +245,8 @@ class Meaning(NumberRange):
 
 
 def _named(values: Any) -> Any:
-    """Return for each name of a class or group the published values that it stands for, as a tuple. In a list, every
-    value is its own name; in a mapping, a single value becomes a tuple."""
+    """Return the published values of each class or group by its name, as a tuple. In a list, every value is its own
+    name; in a mapping, a single value becomes a tuple."""
     if isinstance(values, (list, tuple)):
         _require_distinct([str(value) for value in values])
         return {str(value): (value,) for value in values}

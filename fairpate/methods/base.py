@@ -367,7 +367,7 @@ class Training:
         """Return one release of arrays: the stored one of this run, or the result of ``draw``, which is charged and
         then stored.
 
-        ``settings`` are all settings that determine the release, besides records, noise and earlier releases
+        ``settings`` are all settings that determine the release together with records, noise and earlier releases
         (:meth:`Method.settings_without`). A method with several releases calls this for each, for the first without a
         ``name``; in between it may read only earlier releases, public records and the seed. Errors as
         :meth:`fairpate.run.release_log.ReleaseLog.step`.

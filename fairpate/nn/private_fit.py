@@ -476,8 +476,8 @@ class ShiftedClipper(GradientClipper):
 
 
 class _Shifted:
-    """Per-example gradients over all layers, to each of which ``shift`` is added (one tensor per trainable
-    parameter)."""
+    """Per-example gradients over all layers; ``shift`` (one tensor per trainable parameter) is added to each
+    gradient."""
 
     def __init__(self, layers: list[LayerGradient], shift: WeightedSums) -> None:
         self._layers, self._shift = layers, shift

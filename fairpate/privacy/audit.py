@@ -136,7 +136,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """How far the scores of included canaries lie above those of the others: the two-sample t statistic."""
+    """The two-sample t statistic: how far the scores of included canaries are above those of the others."""
 
     num_included: int
     num_left_out: int

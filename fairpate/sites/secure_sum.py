@@ -169,7 +169,7 @@ class Draw:
 
     @property
     def num_honest(self) -> int:
-        """How many sites' noise remains unknown to an attacker if as many sites vanish and collude as the plan
+        """The number of sites whose noise an attacker does not know if as many sites vanish and collude as the plan
         allows."""
         return self.least - self.may_collude
 
