@@ -282,6 +282,7 @@ def _files_of_test_records() -> dict[str, str]:
     for name, entry in REGISTRY.items():
         path = CODEBOOKS / f"{name}.yaml"
         own = read_declaration(path).files.test if path.exists() else ()
+        # Without a separate file, test records are a part of any of the files.
         found |= {one.sha256: name for file in own or entry.files for one in (file, *file.alternatives) if one.sha256}
     return found
 
@@ -310,6 +311,7 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
         )
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
     request = request_of(config, entry)
+    # From the declaration: a site without any record has no person ids to show that persons are protected.
     is_person = config.unit is None and table.person is not None and holds(table.person.when, request.options)
     found = dataset_of(entry.load(request), config, entry, shared_unit="person" if is_person else "record")
     return replace(found, is_elsewhere=not has_private)

@@ -711,6 +711,7 @@ class ReleasingMethod(PrivateMethod):
         sums."""
         training = Training(
             dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
+            # A release is drawn before a model is trained, so none is built.
             model=torch.nn.Identity(),
             run=RunDirectory(root=Path()),
             reporter=Reporter(quiet=True),
