@@ -368,7 +368,7 @@ class Training:
         """Return one release of arrays: the stored one of this run, or the result of ``draw``, which is charged and
         then stored.
 
-        ``settings`` are all settings that determine the release, besides records, noise and earlier releases
+        ``settings`` are all settings that determine the release together with records, noise and earlier releases
         (:meth:`Method.settings_without`). A method with several releases calls this for each, for the first without a
         ``name``; in between it may read only earlier releases, public records and the seed. Errors as
         :meth:`fairpate.run.release_log.ReleaseLog.step`.
@@ -734,6 +734,7 @@ class ReleasingMethod(PrivateMethod):
         sums."""
         training = Training(
             dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
+            # A release is drawn before a model is trained, so none is built.
             model=torch.nn.Identity(),
             run=RunDirectory(root=Path()),
             reporter=Reporter(quiet=True),

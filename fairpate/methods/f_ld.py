@@ -1,5 +1,4 @@
-"""Fairness by Lagrange multipliers: F-LD without privacy, PF-LD with privacy for the sensitive attribute; and a
-covariance baseline.
+"""Fairness by Lagrange multipliers: F-LD, and PF-LD, which protects the sensitive attribute; and a covariance baseline.
 
 Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual Approach",
 arXiv 2009.12562. Both methods run :func:`alternate`, with different violations and gradients. With v_i the violation of
@@ -44,9 +43,8 @@ linear function of theta, so the problem is convex. It is a proxy for demographi
 mean distance. With ``max_covariance`` 0 the loss is minimised without constraints in the subspace in which all
 covariances are 0; any other value uses sequential quadratic programming, as the authors do.
 
-Deviations of the baseline: ``ridge`` is added, as the paper's minimum need not be unique or attained. Left out are
-accuracy under a business necessity clause (its Section 3.3), support vector machines, and later constraints on
-misclassification rates (Zafar et al. 2017, WWW), which are not convex.
+Deviations of the baseline: ``ridge`` is added, as the paper's minimum need not be unique or attained. Left out are the
+business necessity clause (its Section 3.3) and support vector machines.
 
 Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one, J
 constraints.
@@ -451,8 +449,8 @@ def train_pf_ld(
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
         """Return the gradient of J plus the noisy gradient of the sum of multipliers times violations.
 
-        Cells do not overlap, so the second gradient is one sum over records. A record adds the gradient of its h in the
-        direction of its cell's slopes, clipped, then multiplied by the length of the slopes.
+        Cells do not overlap, so the second gradient is one sum over records. The weights of h in a cell are a vector of
+        K slopes. A record adds the gradient of h in this direction, clipped, then multiplied by the vector's length.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.

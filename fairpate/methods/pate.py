@@ -13,13 +13,12 @@ Algorithm 3), or in the student's loss (``pate_s_in``). ``aggregator.gate`` is t
 
 **Labels.** This module is the only way from ``private/`` to ``public/`` for a method whose voters answer public
 queries: it turns votes into released labels and their events. A repeated query gets the answer stored in the ledger,
-without new noise. Once labels were released, a ledger that is missing or incomplete is never replaced: its charges
-would be forgotten.
+without new noise. Once labels were released, a missing or incomplete ledger is never replaced: its charges would be
+forgotten.
 
 Teachers are trained on shards of private records and vote on public ones. Queries may be submitted in rounds: after
-each round, a student of the labels released so far determines the next queries. All steps between two rounds read only
-public records, released labels and the run's seed, so they are free, and an interrupted run submits the same queries
-again and gets the stored answers.
+each round, a student of the labels released so far determines the next queries. Only public records, released labels
+and the run's seed determine them: this is free, and an interrupted run submits the same queries again.
 
 **Filters.** FairPATE has two filters that drop records for parity before a model learns. ``P_pre`` (Algorithm 3) is a
 stream: running counts decide record by record. On released labels it is post-processing and free; it uses the gate of

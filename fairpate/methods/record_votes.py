@@ -32,7 +32,7 @@ Adding or removing a record changes one row by at most U in L2 norm. The objecti
 except that the expectation of its first term is over public records instead of private ones. The weights p correct for
 differences between the means of public and private records (exponential tilting, Qin 1998; entropy balancing,
 Hainmueller 2012). n is the noisy number of records, from the sums of the constant. Both fits have a ridge penalty in
-proportion to the noise of S / n. The embedding is fitted to public records only.
+proportion to the noise of S / n.
 
 Shapes: N private records, M public ones, K prototypes, C classes, G groups, W numbers per class, D or E coordinates.
 """

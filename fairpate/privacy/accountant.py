@@ -8,8 +8,8 @@ events. Events under different units or relations are never added. Costs that de
 published: ``rdp`` and ``epsilon`` refuse events that contain votes, ``rdp_data_dependent`` and
 ``epsilon_data_dependent`` are for the operator alone.
 
-The module also converts curves (Canonne, Kamath and Steinke 2020, Proposition 12), amplifies by Poisson sampling, has
-the filters that decide when adaptive queries must stop, and searches for the least noise that meets a target.
+The module also converts curves, amplifies by Poisson sampling, has the filters that decide when adaptive queries must
+stop, and searches for the least noise that meets a target.
 
 Shapes: A orders, K moments.
 """

@@ -115,10 +115,10 @@ class TheoremSix:
     def moments(
         self, rows: slice, powers_LA: FloatArray, runs: Sequence[slice], independent_A: FloatArray, *, logs: bool
     ) -> FloatArray:
-        """Return the moments, or with ``logs`` the exponents, of some rows of U, shape (B, A); a moment may be inf.
+        """Return the moments, or with ``logs`` their logarithms, for the values of log_q in ``rows``, shape (B, A).
 
-        ``powers_LA`` is (alpha - 1, 1), by which the lines are multiplied; ``runs`` are ranges of evenly spaced orders;
-        ``independent_A`` is the data-independent moment or exponent.
+        ``powers_LA`` has the rows alpha - 1 and 1, which a and b multiply by their coefficients; ``runs`` are ranges of
+        evenly spaced orders; ``independent_A`` is the data-independent moment or logarithm. A moment may be inf.
         """
         moment_BA: FloatArray
         if logs:
