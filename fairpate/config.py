@@ -1011,7 +1011,7 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
 
 
 class _Strict:
-    """What our YAML loaders add: they refuse names which occur twice in a mapping (YAML would silently take the last
+    """Part of our YAML loaders that refuses names which occur twice in a mapping (YAML would silently take the last
     one), anchors that contain themselves, and anchors that expand to too many values."""
 
     def get_single_node(self) -> yaml.Node | None:

@@ -1,6 +1,6 @@
-"""Methods of which `make test` tries everything; what others share with one of them is left to the campaigns.
+"""Which parameters of a test `make test` tries; what others share with one of these is left to the campaigns.
 
-tests/contracts/test_fixed_results.py trains all of them each time.
+tests/contracts/test_fixed_results.py trains all methods each time.
 """
 
 from __future__ import annotations

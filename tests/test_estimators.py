@@ -255,6 +255,7 @@ class TestTeachers:
         assert model.trained_.queries.submitted == 200
         assert model.score(MANY_X, MANY_Y) > 0.7
 
+    @pytest.mark.slow
     def test_parity_in_the_loss_narrows_the_gap_that_pate_leaves(self) -> None:
         plain = FairClassifier("pate", **ASKING).fit(MANY_X, MANY_Y, **PUBLIC)
         fair = FairClassifier("pate_s_in", **ASKING, pate_s_in={"weight": 3.0}).fit(MANY_X, MANY_Y, **PUBLIC)
@@ -288,6 +289,7 @@ class TestTeachers:
         assert 30 < model.privacy_.epsilon <= 40
         assert model.events_[0].count == 300
 
+    @pytest.mark.slow
     def test_multipliers_narrow_the_gap_that_none_leave(self) -> None:
         """Without a multiplier the model follows the group's feature: the classes differ by about a third."""
         model = FairClassifier("sf_pate", **ASKING, f_ld=FAIR, training=SGD_TRAINING)

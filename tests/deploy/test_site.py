@@ -170,6 +170,7 @@ def test_it_reads_from_files_and_asks_no_other_host(site, tmp_path, monkeypatch)
         assert tab.until("document.querySelectorAll('#search-results li').length > 5")
 
 
+@pytest.mark.slow
 def test_pictures_are_those_of_the_code(tmp_path):
     import pictures  # with matplotlib, which no other test here needs
 

@@ -183,7 +183,7 @@ def test_a_correct_release_stays_below_its_claim_and_its_control_does_not(runs: 
     ("fault", "method"),
     [
         pytest.param(fault, method, marks=[pytest.mark.slow] * (method in (*SLOW, *dear)))
-        for fault, dear in ((halve_noise, ()), (count_twice, ("record_votes", "dp_sgd")))
+        for fault, dear in ((halve_noise, ("weighted_votes",)), (count_twice, ("record_votes", "dp_sgd")))
         for method in KINDS
         if method != "ada_ssp"
     ],
@@ -222,6 +222,7 @@ def test_the_table_of_a_model_of_embedded_records_is_audited(clinic: Path, tmp_p
 
 
 @pytest.mark.parametrize("method", ["weighted_votes", pytest.param("record_votes", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_person_with_several_records_is_one_canary(runs: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     root = runs(method, persons=True)
     assert holds(audited(root, wanted=holds, num_canaries=1500))

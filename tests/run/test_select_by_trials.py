@@ -90,6 +90,7 @@ def test_trials_their_scores_and_metrics_cost_what_was_asked_for(
     assert "Tuning is part of ε" in run.public_report.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_bundle_of_it_is_verified_by_the_second_accountant(
     configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_graph_reads_pictures_through_their_public_embedding(words):
     assert made.description["inputs"] == [{"name": "records", "type": "uint8", "shape": ["N", *pool.shape[1:]]}]
 
 
+@pytest.mark.slow
 def test_a_mixture_tells_how_often_its_members_say_a_label():
     one, x = make(members=3), records(TABLE)
     made = portable(one, x[:8])
