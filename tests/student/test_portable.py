@@ -82,9 +82,8 @@ def test_a_graph_predicts_other_records_as_the_student_does(name, shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet50", "densenet121"])
-def test_large_backbones_too(name):
-    one, x = make(name, (3, 64, 64)), records((3, 64, 64), 4)
+def test_large_backbones_too():
+    one, x = make("resnet50", (3, 64, 64)), records((3, 64, 64), 4)
     np.testing.assert_allclose(predict(portable(one, x), x), one.probabilities(x), atol=1e-5)
 
 
