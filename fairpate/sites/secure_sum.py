@@ -351,8 +351,8 @@ class Site:
         return body + self._signed("shares", digest + body)
 
     def _members(self, members: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Split the list of participants ``members``: return the head of each one's first message, and the shares that
-        each encrypted for this site."""
+        """Split the list of participants ``members``: return the signed beginning of each one's first message, and the
+        shares that each encrypted for this site."""
         draw = self._draw
         parts = draw.parts(members, _HEAD + _SEALED, least=draw.least)
         heads = {place: part[:_HEAD] for place, part in parts.items()}
