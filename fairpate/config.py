@@ -939,7 +939,6 @@ def expected(fault: Mapping[str, Any]) -> str:
 _ECHO_LENGTH = 120
 _MOST_VALUES = 100_000  # a few nested anchors expand to billions
 _SHORT = 2**16  # longer texts are not cached
-_DEEP = 1000
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -1010,12 +1009,14 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
     return values
 
 
-class _Strict:
-    """Part of our YAML loaders that refuses names which occur twice in a mapping (YAML would silently take the last
-    one), anchors that contain themselves, and anchors that expand to too many values."""
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that refuses names which occur twice in a mapping: YAML would silently take the last one.
+
+    It also refuses anchors that contain themselves or that expand to too many values.
+    """
 
     def get_single_node(self) -> yaml.Node | None:
-        node: yaml.Node | None = super().get_single_node()  # type: ignore[misc]
+        node: yaml.Node | None = super().get_single_node()
         # Before any of it becomes a value, which might fill the memory.
         if node is not None and _written_out(node, {}) > _MOST_VALUES:
             raise yaml.YAMLError(f"its anchors expand to more than {_MOST_VALUES} values; write them out")
@@ -1029,8 +1030,7 @@ class _Strict:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{name} is given twice; leave one out", node.start_mark
                 )
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)  # type: ignore[misc]
-        return mapping
+        return super().construct_mapping(node, deep=deep)
 
 
 def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
@@ -1048,15 +1048,10 @@ def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
     return counted[id(node)]
 
 
-# libyaml reads and writes ten times as fast, but not every installation of PyYAML has it.
-_QUICK: Any = getattr(yaml, "CSafeLoader", None)
-DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+class _TextLoader(_Loader):
+    """A YAML loader that reads every value as text, so that a published `no` or `007` is not converted."""
 
-
-@cache
-def _loader(base: Any, as_text: bool) -> Any:
-    # Without resolvers every value is text, so that a published `no` or `007` is not converted.
-    return type("Loader", (_Strict, base), {"yaml_implicit_resolvers": {}} if as_text else {})
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the parent has it
 
 
 def _load_yaml(text: str, *, as_text: bool = False) -> Any:
@@ -1072,14 +1067,7 @@ def _load_yaml(text: str, *, as_text: bool = False) -> Any:
 # A run reads its configuration several times, and YAML takes a hundred times as long to read as its values to copy.
 @lru_cache(maxsize=1024)
 def _parsed(text: str, as_text: bool) -> Any:
-    # libyaml would exhaust the stack with deep nesting, which needs many brackets or a long line.
-    depth = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
-    if _QUICK is not None and depth < _DEEP:
-        try:
-            return yaml.load(text, Loader=_loader(_QUICK, as_text))  # noqa: S506 - a safe loader
-        except yaml.YAMLError:
-            pass  # read again by the parser whose messages quote the line
-    return yaml.load(text, Loader=_loader(yaml.SafeLoader, as_text))  # noqa: S506 - a safe loader
+    return yaml.load(text, Loader=_TextLoader if as_text else _Loader)  # noqa: S506 - safe loaders
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

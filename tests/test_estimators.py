@@ -225,7 +225,10 @@ class TestPersons:
             (PERSONS[1:], "persons: expected one per record, got 999 for 1000"),
             ([None, *PERSONS[1:]], "persons: expected one for every record, got 1 without"),
             ([" ", *map(str, PERSONS[1:])], "persons: expected one for every record, got 1 without"),
-            (["3;4", *map(str, PERSONS[1:])], "persons: expected one for every record, got 1 with"),
+            (
+                ["3;4", *map(str, PERSONS[1:])],
+                "persons: expected one for every record, got , or ; or | in 1 of 1000 names",
+            ),
         ],
     )
     def test_each_record_has_a_person(self, persons: Any, words: str) -> None:

@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 from rich.console import Console
 
 from fairpate import __version__
-from fairpate.config import DUMPER, apply_override, read_yaml
+from fairpate.config import apply_override
 from fairpate.data import find_entry
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy.accountant import PoissonGaussians
@@ -158,19 +157,6 @@ def test_a_file_that_is_no_configuration_is_refused(fairpate, tmp_path, text, wo
     code, output, errors = fairpate("run", "sp ace é.yaml")
     assert (code, output) == (2, "")
     assert all(word in errors for word in words), errors
-
-
-@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was installed without libyaml")
-def test_libyaml_reads_and_writes_what_the_slow_parser_does():
-    for path in (
-        "fairpate/glossary.yaml",
-        "fairpate/data/codebooks/adult.yaml",
-        "configs/frontier.yaml",
-        "cluster.yaml",
-    ):
-        slow = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
-        assert read_yaml(ROOT / path) == slow
-        assert yaml.safe_load(yaml.dump(slow, Dumper=DUMPER, sort_keys=False)) == slow
 
 
 def test_a_folder_is_no_configuration(fairpate, tmp_path):
