@@ -89,6 +89,18 @@ for command in sys.argv[1:]:
         assert not ended.code, command
 """
 
+# The example that `fairpate new` wrote, with one epsilon and less training.
+FEWER_CELLS = """
+import sys
+
+sys.path.insert(0, "compared")
+import compare_families
+
+compare_families.SWEEP["data_sets"]["color_digits"]["grid"]["target.epsilon"] = [5]
+compare_families.SWEEP["settings"] = {"dp_sgd": {"epochs": 4, "batch_size": 200}, "teachers": {"fit": {"epochs": 1}}}
+compare_families.main()
+"""
+
 
 def answers(port):
     with contextlib.suppress(httpx.TransportError):
@@ -167,7 +179,7 @@ def test_what_the_readme_shows_works_from_the_wheel(installed, demonstrated, tmp
     for words in (
         ("python", "-c", made + program),
         ("python", "-c", IN_TURN, *commands),
-        ("python", "compared/compare_families.py"),
+        ("python", "-c", FEWER_CELLS),
         ("python", "hospitals/three_hospitals.py", "--out", "three"),  # site key, plan, serve and join
     ):
         began_s = time.monotonic()
