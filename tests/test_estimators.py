@@ -227,7 +227,7 @@ class TestPersons:
             ([" ", *map(str, PERSONS[1:])], "persons: expected one for every record, got 1 without"),
             (
                 ["3;4", *map(str, PERSONS[1:])],
-                "persons: expected one for every record, got , or ; or | in 1 of 1000 names",
+                "expected one for every record, got , or ; or | in 1 of 1000 names",
             ),
         ],
     )
