@@ -111,9 +111,9 @@ class Point:
 
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
     Disparity is the value of the notion of fairness ``notion``; ``fairness_S`` has the values of all notions for each
-    seed. ``mean_O`` is where the point lies: the mean of each objective, but the largest epsilon. ``spread_O`` is the
-    sample standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an
-    undefined objective. ``settings`` is the flattened configuration without seeds and locations, ``commands[s]``
+    seed. ``mean_O`` is the point's position: the largest epsilon, and the mean of each other objective. ``spread_O`` is
+    the sample standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an
+    undefined objective. ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
     repeats run s with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same
     records, NaN if unknown. ``degenerate`` has words for the predictors, of any seed, whose gaps are meaningless;
     ``groups`` counts the seeds in which a constant prediction would serve a group better, or a group had no answered

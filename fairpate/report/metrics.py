@@ -465,8 +465,8 @@ def with_words(measured: Evaluation) -> Evaluation:
 
 
 def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
-    """Yield the predicates, such as "answers no record", that describe why a model's gaps are meaningless; none without
-    records."""
+    """Yield the predicates, such as "answers no record", that describe why a model's gaps are meaningless; nothing if
+    no record was evaluated."""
     if not measured.num_answered:
         yield from ["answers no record"] if measured.is_measured else []
         return
@@ -719,7 +719,7 @@ def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
 @dataclass(frozen=True, kw_only=True)
 class GroupsTold:
     """The groups for which a small gap is weak evidence of fairness, each with the number of runs, out of ``num_runs``,
-    to which this applies.
+    in which it is.
 
     In the runs of ``underserved`` a constant prediction would serve the group better; in those of ``unmeasured`` the
     group was not measured.

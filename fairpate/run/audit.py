@@ -414,8 +414,8 @@ def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
 
 
 def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Dataset | None) -> Shadows:
-    """Return an attack on the tables of record_votes: one canary for each prototype and each label (and group, if the
-    method reads groups)."""
+    """Return an attack on the tables of record_votes: one canary for each prototype (a centre of public records) and
+    each label, and for each group if the method reads groups."""
     kept = read_release(run.released)[0].arrays
     num_classes, num_rows = len(facts.label_names), len(facts.label_names)
     if config.reads_groups:

@@ -350,8 +350,8 @@ def assess_privately(
 
 
 def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
-    """Return metrics from a released table, and with a reject option also metrics for other orders of the records,
-    which are simulated from the table."""
+    """Return metrics from a released noisy table of predictions, and with a reject option also metrics for other orders
+    of the records, which are simulated from the table."""
     measured = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
     measured = replace(measured, fair_at=fair_at)
     nobody = np.zeros(0, np.bool_)
@@ -374,7 +374,8 @@ def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: 
 
 
 def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
-    """Return all metrics that a released table estimates; those that it does not determine are NaN."""
+    """Return all metrics that a released noisy table of predictions estimates; those that it does not determine are
+    NaN."""
     *_, event = released.events
     if not isinstance(event, PredictionTables):
         raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}; restore it from a copy.")  # noqa: TRY004 - of a file
@@ -448,8 +449,8 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     """Return each group's rate of predicting class ``event`` divided by the highest rate of any group, with intervals.
 
-    ``table_GYC``: counts by group, label and prediction, with Gaussian noise of ``stddev``. The ratios are NaN if the
-    rates of fewer than two groups are known.
+    ``table_GYC``: counts by group, label and prediction, with Gaussian noise of standard deviation ``stddev``. The
+    ratios are NaN if the rates of fewer than two groups are known.
 
     The highest rate is that of some group, so a group's impact ratio is the smallest of its ratios to all groups. The
     smallest of their lower ends is valid as soon as the lower end for the group with the highest rate is. The smallest

@@ -971,7 +971,8 @@ class ReleaseLog:
         """Return the cost of this run together with all earlier releases of the same data set, unit and relation; None
         if this run is not private.
 
-        ``and_of``: releases of the same run from other parts of the data set, charged or not.
+        ``and_of``: releases of the same run from other parts of the data set, which are included whether charged yet or
+        not.
         """
         own = self.stored()
         if own is None or not own.is_private:
