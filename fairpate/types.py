@@ -332,12 +332,13 @@ class PrivacyStatement:
     what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's own number, if it was requested; not a
     guarantee.
 
-    ``earlier_releases`` is the number of releases on the same data set that the operator's odometer counted before this
-    one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the first;
-    ``epsilon_adaptive_with_earlier`` is the least limit of a filter that admits them if each was chosen after seeing
-    the results of earlier ones. All three are null if they are not to be published, or the run was not counted or is
-    not private. ``part_events`` used test or validation records, which no other event used: ``epsilon`` is then the
-    largest cost of all parts. ``remarks`` qualify the claim in words.
+    ``earlier_releases`` is the number of releases on the same data set that were charged to the operator's odometer
+    before this one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the
+    first; ``epsilon_adaptive_with_earlier`` is the least limit of a filter that admits them if each was chosen after
+    seeing the results of earlier ones. All three are null if they are not to be published, or if the run was not
+    charged to the odometer or is not private. ``part_events`` are the events on test or validation records, which no
+    other event read: ``epsilon`` is then the largest of the costs of training, test and validation records. ``remarks``
+    qualify the claim in words.
     """
 
     method: str

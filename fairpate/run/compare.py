@@ -252,8 +252,8 @@ def collect_shared_votes(
 ) -> dict[Path, str]:
     """Train missing teachers and collect their votes, one ensemble after the other, each on the whole cluster.
 
-    Votes and checkpoints are private. After an error the next ensemble is tried. Return the error messages by the path
-    of the votes file that could not be made.
+    Votes and checkpoints must not be published. After an error the next ensemble is tried. Return the error messages by
+    the path of the votes file that could not be made.
     """
     cell_of = {shared_file(cell, folder): cell for cell in cells}
     missing = {
