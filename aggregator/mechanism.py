@@ -272,8 +272,7 @@ class ConfidentGnmax(ConfidentVotes):
         log_wins_QCK = scipy.special.log_ndtr(lead_QC[:, :, None] + _NODES_K)
         # The right class is not compared with itself.
         log_wins_QCK[rows, right_Q] = 0.0
-        won_Q: FloatArray = np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
-        return won_Q
+        return np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
 
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:
         """Return the Renyi curve of the published code, which charges nothing for a label that the gate refused."""
@@ -385,8 +384,7 @@ def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes:
     def convolved(a_QK: FloatArray, b_QK: FloatArray) -> FloatArray:
         # A transform leaves small negative numbers where there is no weight. Only ratios matter, so rows are scaled.
         product_QK = np.maximum(scipy.signal.fftconvolve(a_QK, b_QK, axes=1)[:, : a_QK.shape[1]], 0.0)
-        scaled_QK: FloatArray = product_QK / product_QK.max(axis=1, keepdims=True)
-        return scaled_QK
+        return product_QK / product_QK.max(axis=1, keepdims=True)
 
     # The weight of every sum of the votes of all classes but one, by products from both ends: 3 C convolutions instead
     # of C^2.
@@ -404,8 +402,7 @@ def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes:
     expected_CQ = (joint_CQK @ votes_K) / joint_CQK.sum(axis=2)
     # Rounding moved the sum a little; scaled, it is the total again.
     expected_QC = (total * expected_CQ / expected_CQ.sum(axis=0)).T
-    chances_QC: FloatArray = (expected_QC + 1) / (num_teachers + num_classes)
-    return chances_QC
+    return (expected_QC + 1) / (num_teachers + num_classes)
 
 
 KindT = TypeVar("KindT", bound=type[Mechanism])

@@ -161,7 +161,7 @@ def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> 
     """Run an SQL query that selects exactly one row, and return this row."""
     found = connection.execute(statement, values).fetchone()
     assert found is not None
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @contextmanager
@@ -283,8 +283,7 @@ class PostgresStore:
         found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
         if found is None:
             raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
-        epoch: int = found[0]
-        return epoch
+        return found[0]
 
     def begin(self, head: Head) -> None:
         """Commit this writer's epoch: from now on it is the only writer. ``head`` is the last entry that was

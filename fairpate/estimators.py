@@ -1376,12 +1376,12 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
     def predict(self, X: npt.ArrayLike, **given: Any) -> Labels:
         """Return the labels of the best model; arguments as in :meth:`FairClassifier.predict`."""
         check_is_fitted(self, "best_estimator_")
-        return self.best_estimator_.predict(X, **given)  # type: ignore[no-any-return]
+        return self.best_estimator_.predict(X, **given)
 
     def predict_proba(self, X: npt.ArrayLike, **given: Any) -> npt.NDArray[np.float32]:
         """Return the probabilities of the best model; arguments as in :meth:`FairClassifier.predict_proba`."""
         check_is_fitted(self, "best_estimator_")
-        return self.best_estimator_.predict_proba(X, **given)  # type: ignore[no-any-return]
+        return self.best_estimator_.predict_proba(X, **given)
 
     def score(
         self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None, **given: Any

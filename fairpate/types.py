@@ -462,7 +462,7 @@ def restored(kind: type[ItemT], value: Any) -> ItemT:
         found = restored(inside[0], value)
     elif kind is float and value is None:
         found = math.nan
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 Advance = Callable[[int, int], None]

@@ -222,8 +222,7 @@ def merged(parts: Sequence[Nearest]) -> Nearest:
     count, all_Q = parts[0].shape[1], np.concatenate(parts, axis=1)
     # The same three keys as in `_nearest_in`: a record that is not there, at an infinite distance, comes last.
     first = np.lexsort((all_Q["label"], all_Q["order"], all_Q["squared"]), axis=1)[:, :count]
-    nearest_QK: Nearest = np.take_along_axis(all_Q, first, axis=1)
-    return nearest_QK
+    return np.take_along_axis(all_Q, first, axis=1)
 
 
 def _nobody(num_queries: int, count: int) -> Nearest:

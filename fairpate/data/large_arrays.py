@@ -281,8 +281,7 @@ class Names(Sequence[str]):
     def numbered(self) -> IntArray:
         """Return an integer for each name: distinct names are counted from 0 in the order of first appearance."""
         # Arrow builds its dictionary in the order of the column, so the indices are in the order of appearance.
-        numbers: IntArray = self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)
-        return numbers
+        return self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)
 
     @property
     def num_distinct(self) -> int:

@@ -101,8 +101,7 @@ def _chosen(uniform_N: Floats, shares: tuple[tuple[float, ...], ...], row_N: Int
     """Draw an index for each of N uniform numbers: ``shares[row_N[n]]`` are the probabilities of the indices for number
     n."""
     ends_NK = np.cumsum(np.array(shares), axis=1)[row_N, :-1]
-    found_N: IntArray = (uniform_N[:, None] >= ends_NK).sum(axis=1)
-    return found_N
+    return (uniform_N[:, None] >= ends_NK).sum(axis=1)
 
 
 def _bell(uniform_N3: Floats) -> Floats:

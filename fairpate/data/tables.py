@@ -285,8 +285,7 @@ class Coding(Section):
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:
         """The published values or ranges of each class or group, by its name."""
-        found: dict[str, tuple[Meaning, ...]] = getattr(self, self.meant_by)
-        return found
+        return getattr(self, self.meant_by)
 
     @property
     def names(self) -> tuple[str, ...]:

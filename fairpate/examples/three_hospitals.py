@@ -65,8 +65,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
     output, _ = process.communicate()
     if process.returncode:
         sys.exit(f"failed: {output}")
-    found: dict[str, Any] = json.loads(output)
-    return found
+    return json.loads(output)
 
 
 def published(party: Path, name: str, field: str) -> Any:

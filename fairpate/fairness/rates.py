@@ -171,8 +171,7 @@ def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
     """Return the quotient, elementwise; NaN where the denominator is 0."""
     top, bottom = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
     # Only where it is defined: a division by 0 would warn, and an infinite rate would be compared.
-    quotient: FloatArray = np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom != 0)
-    return quotient
+    return np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom != 0)
 
 
 def _answered_records(

@@ -145,8 +145,7 @@ class VotesOfRecords(ReleasingMethod):
     @property
     def own(self) -> TaughtConfig:
         """The section of the configuration that belongs to this method alone, such as ``record_votes``."""
-        found: TaughtConfig = getattr(self, self.section)
-        return found
+        return getattr(self, self.section)
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -616,8 +615,7 @@ class WeightedBallot:
         constant = np.full((len(x), 1), _CONSTANT)
         phi = np.hstack([constant, coordinates / np.maximum(lengths_N1, 1.0)]) / _LENGTH
         # Towards zero, and a little shorter than U, so that no rounding of floats makes a vote longer.
-        whole: IntArray = np.trunc(phi * (UNITS - 1)).astype(np.int64)
-        return whole
+        return np.trunc(phi * (UNITS - 1)).astype(np.int64)
 
     def similar(self, x: Tensor, num_records: int) -> int:
         """Estimate how many votes decide a label if ``num_records`` records are distributed like public ``x``: the sum
@@ -641,8 +639,7 @@ class WeightedBallot:
             if person_N is not None:
                 rows, votes = shortened_by_person(votes, rows, person_N.numpy()[records], norm=UNITS)
             parts.append(np.stack([votes[rows == c].sum(axis=0) for c in range(num_classes)]))
-        total: IntArray = np.sum(parts, axis=0)
-        return total
+        return np.sum(parts, axis=0)
 
 
 class WeightedVotes(VotesOfRecords):
@@ -765,8 +762,7 @@ def balancing_weights(phi_MW: FloatArray, mean_W: FloatArray, *, ridge: float) -
         value = logsumexp(scores_M) - tilt_W @ mean_W + ridge / 2 * tilt_W @ tilt_W
         return float(value), softmax(scores_M) @ phi_MW - mean_W + ridge * tilt_W
 
-    weights_M: FloatArray = softmax(phi_MW @ minimize(objective, np.zeros(len(mean_W)), **_SOLVER).x)
-    return weights_M
+    return softmax(phi_MW @ minimize(objective, np.zeros(len(mean_W)), **_SOLVER).x)
 
 
 def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, weights_M: FloatArray, *, ridge: float) -> FloatArray:
@@ -780,5 +776,4 @@ def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, weights_M: FloatArr
         slope_CW = (softmax(scores_MC, axis=1) * weights_M[:, None]).T @ phi_MW - moments_CW + ridge * rule_CW
         return float(value), slope_CW.ravel()
 
-    rule_CW: FloatArray = minimize(objective, np.zeros(moments_CW.size), **_SOLVER).x.reshape(moments_CW.shape)
-    return rule_CW
+    return minimize(objective, np.zeros(moments_CW.size), **_SOLVER).x.reshape(moments_CW.shape)

@@ -407,8 +407,7 @@ def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
     probabilities: npt.NDArray[np.float32] = predict_probabilities(model, x).numpy()
     if isinstance(model, Mixture):
         return probabilities
-    said: npt.NDArray[np.float32] = np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]
-    return said
+    return np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]
 
 
 def linear_rules(coefficients_RD: npt.ArrayLike, *, input_shape: tuple[int, ...]) -> Mixture:
@@ -524,8 +523,7 @@ def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros(0, len(groups_B), dtype=dtype, device=groups_B.device)
     members_GB = (groups_B == present_G[:, None]).to(dtype)
     size_G1 = members_GB.sum(dim=1, keepdim=True)
-    contrast_GB: Tensor = members_GB / size_G1 - (1 - members_GB) / (len(groups_B) - size_G1)
-    return contrast_GB
+    return members_GB / size_G1 - (1 - members_GB) / (len(groups_B) - size_G1)
 
 
 def hard_disparity(logits_NC: Tensor, groups_N: Tensor) -> float:

@@ -428,8 +428,7 @@ def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> l
 def shares_of(owner_B: Tensor) -> Tensor:
     """Return, for each record, 1 / the number of records of its owner, ``float32`` (B,)."""
     _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
-    share_B: Tensor = (1 / counts.float())[owner_B]
-    return share_B
+    return (1 / counts.float())[owner_B]
 
 
 class CrossEntropy:

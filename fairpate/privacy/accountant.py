@@ -316,8 +316,7 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
     share_A = orders - below_A
     below = np.array([exponent_of[order] for order in below_A])
     above = np.array([exponent_of[order] for order in above_A])
-    rdp_A: FloatArray = ((1 - share_A) * below + share_A * above) / (orders - 1)
-    return rdp_A
+    return ((1 - share_A) * below + share_A * above) / (orders - 1)
 
 
 # A page of costs asks for the same step again and again, each time with another count.
@@ -363,10 +362,7 @@ def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[i
 @lru_cache(maxsize=_LARGEST_MIXTURE)
 def _log_choices(order: int) -> FloatArray:
     k_K = np.arange(order + 1, dtype=np.float64)
-    log_choices_K: FloatArray = (
-        scipy.special.gammaln(order + 1) - scipy.special.gammaln(k_K + 1) - scipy.special.gammaln(order - k_K + 1)
-    )
-    return log_choices_K
+    return scipy.special.gammaln(order + 1) - scipy.special.gammaln(k_K + 1) - scipy.special.gammaln(order - k_K + 1)
 
 
 Accounting = Literal["rdp", "pld"]
@@ -451,8 +447,7 @@ def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
         log_moment_A = np.logaddexp(orders_A * event.epsilon, (1 - orders_A) * event.epsilon)
         exponent_A = log_moment_A - np.logaddexp(0.0, event.epsilon)
     # A cost lies between 0 and epsilon at every order; only rounding leaves that range.
-    curve_A: FloatArray = event.count * np.clip(exponent_A / (orders_A - 1), 0.0, event.epsilon)
-    return curve_A
+    return event.count * np.clip(exponent_A / (orders_A - 1), 0.0, event.epsilon)
 
 
 def event_kinds() -> dict[str, type]:

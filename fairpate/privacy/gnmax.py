@@ -288,8 +288,7 @@ class JointPricing:
             return join_exponents(moment, yes_S, no_S)
         joint_S = yes_S * moment
         joint_S += no_S
-        larger: FloatArray = np.maximum(joint_S[0], joint_S[1], out=joint_S[0])
-        return larger
+        return np.maximum(joint_S[0], joint_S[1], out=joint_S[0])
 
     def _exponents(self, moments: FloatArray) -> FloatArray:
         exponents: FloatArray = moments if self.logs else np.log(moments, out=moments)
@@ -301,8 +300,7 @@ def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatA
     """Return the exponent (alpha - 1) R of both steps together, from that of the argmax and the logarithms of the
     factors yes and no of :class:`JointPricing`."""
     below: FloatArray = np.logaddexp(log_yes_S[0] + exponent, log_no_S[0])
-    larger: FloatArray = np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
-    return larger
+    return np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
 
 
 _TINY = 1e-250  # probabilities below are added up as logarithms
@@ -484,8 +482,7 @@ def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> Float
     if vanishing_Q.any():
         union_Q[vanishing_Q] = np.logaddexp.reduce(log_tails[gaps_QC[vanishing_Q]], axis=1)
     # No class is likelier than the plurality, so that one comes out with probability 1/C at least.
-    capped_Q: FloatArray = np.minimum(union_Q, math.log1p(-1 / num_classes))
-    return capped_Q
+    return np.minimum(union_Q, math.log1p(-1 / num_classes))
 
 
 @lru_cache(maxsize=64)
@@ -494,8 +491,7 @@ def _log_difference_survival(noise_stddev: float, max_gap: int, tail: Tail) -> F
     if tail == "discrete":
         return log_survival_table(noise_stddev, max_gap, of_difference=True)
     if tail == "gaussian":
-        log_tails: FloatArray = scipy.special.log_ndtr(-np.arange(max_gap + 1) / (math.sqrt(2) * noise_stddev))
-        return log_tails
+        return scipy.special.log_ndtr(-np.arange(max_gap + 1) / (math.sqrt(2) * noise_stddev))
     raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
 
 

@@ -427,8 +427,7 @@ def _log_q_limit(noise_stddev: float, order: float) -> float:
 def _argmax_log_q(gaps_UC: IntArray, noise_stddev: float, offset_votes: float) -> FloatArray:
     """Return ln q (U,) for gaps between the largest count and every other count."""
     log_tails = scipy.special.log_ndtr((offset_votes - gaps_UC) / (math.sqrt(2) * noise_stddev))
-    bound: FloatArray = np.minimum(np.logaddexp.reduce(log_tails, axis=1), math.log1p(-1 / (gaps_UC.shape[1] + 1)))
-    return bound
+    return np.minimum(np.logaddexp.reduce(log_tails, axis=1), math.log1p(-1 / (gaps_UC.shape[1] + 1)))
 
 
 @lru_cache(maxsize=64)
@@ -465,8 +464,7 @@ def of_teachers(event: Event, unit: Unit) -> Event:
     For the unit "sensitive attribute" the relation becomes "replace one".
     """
     if unit != "sensitive attribute":
-        found: Event = of_unit(event, unit)
-        return found
+        return of_unit(event, unit)
     if not isinstance(event, ConfidentGnmaxQueries):
         return event
     return AttributeQueries(**vars(event) | {"unit": unit})
@@ -789,8 +787,7 @@ def as_in_paper_rdp(
     threshold_QA = gnmax.threshold_rdp(
         votes_QC, threshold=threshold, threshold_stddev_votes=threshold_stddev, orders_A=orders_A, tail=tail
     )
-    total_A: FloatArray = threshold_QA.sum(axis=0) + answered_Q @ argmax_QA
-    return total_A
+    return threshold_QA.sum(axis=0) + answered_Q @ argmax_QA
 
 
 MOST_TRIALS = 1e4
@@ -873,8 +870,7 @@ def _(event: SecretTrials, orders_A: FloatArray) -> FloatArray:
     )
     # Any order b will do, the same for all a: the least bound.
     extra = np.min((1 - 1 / orders_B) * of_trial_B - math.log(event.gamma) / orders_B)
-    curve_A: FloatArray = of_trial_A + (1 + event.eta) * extra + math.log(event.expected_trials) / (orders_A - 1)
-    return curve_A
+    return of_trial_A + (1 + event.eta) * extra + math.log(event.expected_trials) / (orders_A - 1)
 
 
 def flat(events: Sequence[Event]) -> tuple[Event, ...]:
@@ -915,8 +911,7 @@ def event_from(values: Mapping[str, Any]) -> Event:
     }
     if "trials" in fields:
         fields["trials"] = tuple(tuple(map(event_from, events)) for events in fields["trials"])
-    event: Event = kinds[values["kind"]](**fields)
-    return event
+    return kinds[values["kind"]](**fields)
 
 
 Counts = Counter[Event]

@@ -448,8 +448,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
         "titles": [*titles(points[0].notion if points else DEFAULT).values()],
         "notions": plain_notions,
     }
-    plain: dict[str, Any] = strict(data)
-    return plain
+    return strict(data)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

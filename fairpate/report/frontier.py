@@ -341,8 +341,7 @@ def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     if np.isnan(values).any():
         raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
     # moocore 0.3.2 drops members when three objectives or more hold infinities, so they become the largest number.
-    kept_N: npt.NDArray[np.bool_] = moocore.is_nondominated(np.nan_to_num(values), keep_weakly=True)
-    return kept_N
+    return moocore.is_nondominated(np.nan_to_num(values), keep_weakly=True)
 
 
 def require_one_panel(points: Sequence[Point]) -> None:
@@ -560,8 +559,7 @@ def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> Flo
     owners = np.repeat(np.arange(len(attaining)), [len(points_N2) for points_N2 in attaining])
     # moocore counts in per cent of the sets that attain anything.
     corners = moocore.eaf(np.concatenate(attaining), owners, percentiles=[100 * num_seeds / len(attaining)])[:, :2]
-    surface: FloatArray = corners[np.argsort(corners[:, 0])]
-    return surface
+    return corners[np.argsort(corners[:, 0])]
 
 
 def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective]) -> list[FloatArray]:

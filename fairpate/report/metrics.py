@@ -242,10 +242,7 @@ class Evaluation:
     def fairness(self) -> dict[str, dict[str, float | None]]:
         """The value of every notion by its name, with its interval; None if undefined."""
         ends = ("value", "low", "high")
-        found: dict[str, dict[str, float | None]] = strict(
-            {name: {end: getattr(self.measured(name), end) for end in ends} for name in NOTIONS}
-        )
-        return found
+        return strict({name: {end: getattr(self.measured(name), end) for end in ends} for name in NOTIONS})
 
     @property
     def group_majorities(self) -> tuple[float, ...]:
@@ -264,8 +261,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields, and the property ``not_measured``, as plain JSON values; undefined numbers are null."""
-        plain: dict[str, Any] = strict(asdict(self) | {"not_measured": self.not_measured})
-        return plain
+        return strict(asdict(self) | {"not_measured": self.not_measured})
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Evaluation:
@@ -712,8 +708,7 @@ def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
     ``count_G`` is known and no count is negative or exceeds ``most_G``."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
-    moves_G: FloatArray = up_G + np.minimum(count_G, room_G.sum() - room_G)
-    return moves_G
+    return up_G + np.minimum(count_G, room_G.sum() - room_G)
 
 
 @dataclass(frozen=True, kw_only=True)

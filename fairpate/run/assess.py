@@ -204,11 +204,10 @@ class AssessedPredictions:
             for each in self.divisions
         ]
         names = ("title", "selected", "num_records", "num_unknown", "num_left_out", "least_cell", "line", "left_out")
-        plain: dict[str, Any] = strict(
+        return strict(
             {"format": "fairpate.assessment/1", "guarantee": OUTSIDE, "divisions": divisions}
             | {name: getattr(self, name) for name in names}
         )
-        return plain
 
     def html(self, *, made_on: str | None = None) -> str:
         """Return the report as one self-contained HTML document; ``made_on``: the date that it states."""

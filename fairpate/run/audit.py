@@ -409,8 +409,7 @@ def _declared_size(config: Method) -> int:
 def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
     """Return the log-likelihood ratio between ``released`` numbers with and without ``added`` in them, under Gaussian
     noise of standard deviation ``stddev``, summed over the first axis."""
-    ratio: FloatArray = ((released - added / 2) * added / stddev**2).sum(axis=0)
-    return ratio
+    return ((released - added / 2) * added / stddev**2).sum(axis=0)
 
 
 def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Dataset | None) -> Shadows:
@@ -441,8 +440,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     def cells(released: Released) -> IntArray:
         arrays = released.arrays
         table_KR = arrays["votes_KC"] if "votes_KC" in arrays else np.hstack([*arrays["votes_GKC"]])
-        found_M: IntArray = table_KR[np.repeat(prototypes, num_rows), row_M]
-        return found_M
+        return table_KR[np.repeat(prototypes, num_rows), row_M]
 
     def play(included_M: Coins) -> FloatArray:
         found_M = cells(config.measure(_training(config, setting.with_canaries(included_M)), found)) - cells(known)
@@ -572,8 +570,7 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
             logits_MC = model.eval()(scale_bytes(canary_x)).double()
         own_M = logits_MC.gather(1, torch.from_numpy(label_M)[:, None])
         rest_MC = logits_MC.scatter(1, torch.from_numpy(label_M)[:, None], -math.inf)
-        found_M: FloatArray = (own_M[:, 0] - rest_MC.logsumexp(dim=1)).numpy()
-        return found_M
+        return (own_M[:, 0] - rest_MC.logsumexp(dim=1)).numpy()
 
     def play(included_M: Coins) -> FloatArray:
         dataset = setting.with_canaries(included_M)
@@ -655,8 +652,7 @@ def _votes(
             elif answer.label is not None:
                 lead_Q[query] = (answer.label == first) - float(answer.label == second)
         # With the canary's record, a teacher whose code is 1 votes for the second class.
-        found_M: FloatArray = -(lead_Q @ sign_QM[:queries])
-        return found_M
+        return -(lead_Q @ sign_QM[:queries])
 
     counted = config.queries.release == "counts"
     return Shadows(

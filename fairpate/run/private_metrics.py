@@ -276,8 +276,7 @@ def records_of_unit(split: Split) -> IntArray:
     if split.person_N is None:
         return np.ones(len(split), np.int64)
     person_N = split.person_N.numpy()
-    records_N: IntArray = np.bincount(person_N)[person_N]
-    return records_N
+    return np.bincount(person_N)[person_N]
 
 
 def release_table(

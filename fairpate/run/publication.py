@@ -183,8 +183,7 @@ def card_values(card: Card) -> dict[str, Any]:
     if card.refusals is not None and card.refusals.unrefused is not None:
         plain["refusals"]["unrefused"] = card.refusals.unrefused.to_json()
     sentences = card.sentences | {"verdict": card.statement.line, "meaning": card.privacy.meaning}
-    values: dict[str, Any] = strict({"format": FORMAT, **plain, **sentences, "protects": card.privacy.protects})
-    return values
+    return strict({"format": FORMAT, **plain, **sentences, "protects": card.privacy.protects})
 
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:

@@ -333,7 +333,7 @@ class SpecifyAnswer:
             }
             for (source, target), moved in self.transfers.items()
         ]
-        plain: dict[str, Any] = strict(
+        return strict(
             {
                 "demand": asdict(self.demand),
                 "frontier": str(self.table),
@@ -343,7 +343,6 @@ class SpecifyAnswer:
                 "transfers": transfers,
             }
         )
-        return plain
 
 
 def _plain_panel(panel: Panel) -> dict[str, Any]:
