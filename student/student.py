@@ -54,7 +54,6 @@ from fairpate.nn.fit import (
     Optimizer,
     Penalty,
     augment,
-    epoch_learning_rate,
     fit,
     precision_of,
     predict_probabilities,
@@ -333,7 +332,7 @@ def _fixmatch(
             if not math.isfinite(loss.item()):
                 raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
             loss.backward()
-            optimizer.step_from_backward(epoch_learning_rate(config.fit, epoch))
+            optimizer.step_from_backward(epoch)
             steps += 1
             # A plain mean at first, so that early weights do not linger; then an exponential moving average.
             weight = max(1 / _AVERAGE_HORIZON_STEPS, 1 / steps)

@@ -692,13 +692,14 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             persons.append(_person_names(person, rows, names, file, faults, are_protected=request.unit is None))
             if request.unit is None:
                 of_rows = text_of(rows[person.column]).cast(pa.large_string())
-                # Numbers instead of names, to save memory until the last file is read.
-                protected.append((pool, file, Names(of_rows.filter(pc.not_equal(of_rows, ""))).codes()))
+                named = Names(of_rows.filter(pc.not_equal(of_rows, "")))
+                # Hashes instead of names, to save memory until the last file is read.
+                protected.append((pool, file, np.fromiter(map(hash, named), np.int64, len(named))))
     if person:
         _require_whole_persons(person, protected, faults)
     # All at once, so that a user can correct the files in one go.
     faults.require_none()
-    unit_id = units.names()
+    unit_id = Names(units)
     record_id = unit_id
     # A key names one record: a repeated key is refused later, and never numbered.
     if not table.identity.key:
@@ -706,7 +707,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         for count in [len(unit_id)] if table.files.pooled else size_of.values():
             numbered.append(counted(unit_id[start : start + count]).packed)
             start += count
-        record_id = numbered.names()
+        record_id = Names(numbered)
     per_part = [(table.files.origin(part, options), count) for part, count in size_of.items()]
     origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
     described = feature_codes(features)
@@ -725,7 +726,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         feature_names=tuple(code.feature for code in described),
         feature_codes=described,
         origins=origins if any(origin != "any" for origin, _ in per_part) else None,
-        person_ids=persons.names() if person else None,
+        person_ids=Names(persons) if person else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
         mapped=pixels or (x if x.file else None),
         naming=table.model_dump_json(),
