@@ -12,8 +12,6 @@ the ``chain`` of a later line. A log that is stored apart from its ledger also s
 if the ledger still has the entry at which the log ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

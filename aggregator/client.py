@@ -8,8 +8,6 @@ same commands work one at a time from the command line; there a batch of records
 are written to a table.
 """
 
-from __future__ import annotations
-
 import cmd
 import json
 import os

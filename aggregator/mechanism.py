@@ -24,8 +24,6 @@ Shapes: Q queries, C classes, A orders, K values of a count or nodes of a quadra
 voters that chose class k for query i.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -15,8 +15,6 @@ content may lag behind the primary. If the server has a synchronous standby, a c
 stopped waiting, the commit comes with a warning and counts as failed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress

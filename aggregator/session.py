@@ -32,8 +32,6 @@ post-processing of released labels and free of charge; the gate itself still dec
 Shapes: N candidates, Q queries, C classes, A orders.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import threading

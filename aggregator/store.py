@@ -34,8 +34,6 @@ While a ledger is open, its files are checked before and after every write: if o
 nothing more is written or answered.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import hashlib

@@ -4,8 +4,6 @@
 ``import fairpate`` takes no time. Everything else may change between versions.
 """
 
-from __future__ import annotations
-
 import ast
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version

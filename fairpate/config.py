@@ -20,8 +20,6 @@ the user, and the code runs. A name in a *file* (a configuration, a sweep, the f
 come from anybody: the code runs only if the user allowed it or if it ran in this process before.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import itertools

@@ -22,8 +22,6 @@ ones):
 Shapes: N private records, M public ones, F features, C classes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import errno
 import http
 import json
 import logging
@@ -857,7 +858,8 @@ class TlsFiles:
         context.load_cert_chain(self.cert, self.key, password=no_password)
 
 
-_BIND_TIMEOUT_S = 30.0
+BIND_TIMEOUT_S = 2.0
+"""How long a server waits for its port, which a process that was killed a moment ago may still hold, in seconds."""
 _STOP_TIMEOUT_S = 30.0
 _BACKLOG, _ACCEPTED_TOGETHER = 4096, 64
 _GRACE_S = 10  # less than `_STOP_TIMEOUT_S`, so that uvicorn ends its requests before its thread is abandoned
@@ -906,13 +908,21 @@ class HttpSettings:
 class HttpServer:
     """uvicorn in a thread, on a socket that is bound before the thread starts."""
 
-    def __init__(self, make_app: Callable[..., FastAPI], settings: HttpSettings, *, tracer: Any = None) -> None:
+    def __init__(
+        self,
+        make_app: Callable[..., FastAPI],
+        settings: HttpSettings,
+        *,
+        tracer: Any = None,
+        bind_timeout_s: float = BIND_TIMEOUT_S,
+    ) -> None:
         """Start to serve the application ``make_app(settings, tracer=tracer)``.
 
-        ``tracer`` creates a span for each request; None: the one that the settings ask for.
+        ``tracer`` creates a span for each request; None: the one that the settings ask for. A port in use is waited for
+        up to ``bind_timeout_s``.
         """
         # First: a port that is taken ends the start before anything else is opened.
-        listening = bind(settings.host, settings.port)
+        listening = bind(settings.host, settings.port, timeout_s=bind_timeout_s)
         if settings.log_file is not None:
             handler = _PrivateFile(settings.log_file, encoding="utf-8")  # opened again after a rotation moved it
             handler.setFormatter(JsonLines())
@@ -993,14 +1003,15 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def bind(host: str, port: int, *, timeout_s: float = _BIND_TIMEOUT_S) -> socket.socket:
-    """Return a listening socket. If the port is in use, try again until ``timeout_s``, then raise ServiceError."""
+def bind(host: str, port: int, *, timeout_s: float) -> socket.socket:
+    """Return a listening socket; wait up to ``timeout_s`` for a port in use. ServiceError if it cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             return socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            if time.monotonic() >= deadline_s:
-                raise ServiceError(f"{host}:{port}: cannot listen there ({error}); give another --port.") from error
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline_s:
+                other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+                raise ServiceError(f"{host}:{port}: cannot listen there ({error}); give another {other}.") from error
             time.sleep(0.1)

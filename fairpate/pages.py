@@ -19,8 +19,6 @@ response that leaks with probability delta reaches (Kairouz, Oh and Viswanath, a
 Shapes: Q charges, in order; costs are Renyi divergences of one order, which add up.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

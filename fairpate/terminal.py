@@ -8,8 +8,6 @@ A person sees progress bars on a terminal and plain lines in a job's log, where 
 command cleanly.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -3,8 +3,6 @@
 The file's checksum covers card and weights, so that a file whose card can be read is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

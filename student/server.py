@@ -7,8 +7,6 @@ are zero when the service starts. Errors, bodies, tokens, rates and headers are 
 (:mod:`fairpate.http_server`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace

@@ -24,8 +24,6 @@ student, of declared constants and of public records.
 Shapes: N answered records, M unlabelled ones, C classes, G groups.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import importlib.util

@@ -20,8 +20,6 @@ The number of teachers that an accelerator's memory holds at once is measured on
 Shapes: T teachers, B records of a batch, N records of the longest shard, F features, C classes.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Sequence

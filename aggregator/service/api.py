@@ -14,8 +14,6 @@ depends on votes too, so its numbers are then left out. The operators' metrics c
 requests, and outcomes of queries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools

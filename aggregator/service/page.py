@@ -12,8 +12,6 @@ occupies a connection; a stream ends with the service, when its caller's token b
 Shapes: G groups, C classes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

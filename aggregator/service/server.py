@@ -34,7 +34,7 @@ from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
 from aggregator.service.page import States, Streams
 from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Verification, Writer
 from aggregator.session import AggregatorSession, CountVotes, PublicPool, QuotaRule, Quotas
-from fairpate.http_server import HttpServer, HttpSettings, ServiceError, largest_body_bytes, new_app
+from fairpate.http_server import BIND_TIMEOUT_S, HttpServer, HttpSettings, ServiceError, largest_body_bytes, new_app
 from fairpate.types import UsageError, UserError
 
 _log = logging.getLogger(__name__)
@@ -180,7 +180,10 @@ class AggregatorActor:
                         raise
                     _log.warning("The service cannot start again yet: %s", error)
                     time.sleep(_REOPEN_PAUSE_S)
-            self._server = HttpServer(self._backend.app, settings)
+            # A process that another replaces may hold the port until its last requests have ended.
+            self._server = HttpServer(
+                self._backend.app, settings, bind_timeout_s=_STOP_TIMEOUT_S if is_restarted() else BIND_TIMEOUT_S
+            )
         except UserError as error:  # stored for the caller, because Ray would print a traceback of it
             self._failure = str(error)
 

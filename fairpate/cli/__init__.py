@@ -1,7 +1,5 @@
 """The command line: each command is a function in the module of its subject."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from fairpate.cli import runs, services

@@ -12,8 +12,6 @@ Exit codes: 2 for a request that cannot be carried out as written (an option, a 
 Only a defect of this package shows a traceback.
 """
 
-from __future__ import annotations
-
 import errno
 import inspect
 import io

@@ -3,8 +3,6 @@
 Functions are imported inside the commands, so that `fairpate --help` does not wait for the libraries they need.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

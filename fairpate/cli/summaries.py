@@ -5,8 +5,6 @@ no record, public records have no label, and groups differ a little in how often
 gap to measure.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -16,8 +16,6 @@ contains, and on chance; never on the age group itself. Predictions differ betwe
 numbers are drawn, because numpy keeps their stream from version to version.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

@@ -9,8 +9,6 @@ The script first asks for the cost, submits the queries only if they fit the bud
 repeats are free, and counts the answers per group. Set FAIRPATE_TOKEN if the service needs tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections import Counter

@@ -6,8 +6,6 @@
 Finished cells are stored, so a second call with more seeds or a longer grid runs only the missing ones.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -8,8 +8,6 @@ it. One record changes one teacher's vote from one class to another, so the coun
 So a query is one noisy argmax for any votes: this is the event that the ledger reserves before any noise is drawn.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections import Counter

@@ -10,8 +10,6 @@ an L1 norm of 1, and a count of 1 to the row of its class, so one record changes
 (Dwork, McSherry, Nissim and Smith 2006).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

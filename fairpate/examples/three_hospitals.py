@@ -9,8 +9,6 @@ commands are printed, so that they can be typed on several machines instead. Aft
 model on its own records only, at the same epsilon, for comparison.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -18,8 +18,6 @@ larger. Shapes: G groups, C classes, N records in stream order, R streams; ``cou
 released to group z.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from functools import lru_cache, partial

@@ -85,8 +85,6 @@ reference, R rounds, J = 2 labels of the public classifier, K = 4 rules of a gro
 labels (= C), K constraints.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -21,8 +21,6 @@ F-LD there may be more.
 Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -17,8 +17,6 @@ Deviations from the paper:
 Shapes: N records, C classes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal

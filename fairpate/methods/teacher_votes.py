@@ -16,8 +16,6 @@ shards of its own records (:mod:`fairpate.sites`), and no computation reads two 
 Shapes: T teachers, Q queries, C classes.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any, ClassVar

@@ -22,8 +22,6 @@ Shapes: R members, N records, B records of a public batch, D features, C classes
 complement.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,8 +10,6 @@ other records. Every process reads a file once, from the same path on every node
 so two nodes never start from different weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import io

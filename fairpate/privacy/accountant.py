@@ -15,8 +15,6 @@ Other modules of this package register further events. The events, the storage a
 elsewhere. Shapes: A orders, K moments.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -20,8 +20,6 @@ computed elsewhere.
 Shapes: M canaries.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

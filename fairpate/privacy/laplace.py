@@ -19,8 +19,6 @@ because a discrete Laplace of step h costs as much as a continuous one moved by 
 This module does not know what is released. Shapes: A orders, N records.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -41,8 +41,6 @@ Training, distances between records and the use of counts are elsewhere. Shapes:
 classes, U distinct vote histograms, D numbers of moved votes 0 .. number of teachers.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections import Counter

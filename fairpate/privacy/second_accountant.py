@@ -16,8 +16,6 @@ over the points of its pairs. That theorem, and the rounding argument for sums o
 Shapes: K points of a pair, M points of the grid, A orders.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ standard deviation over seeds, for points on the frontier; dashed lines show the
 Shapes: N points, 4 drawn coordinates.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

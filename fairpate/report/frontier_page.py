@@ -11,8 +11,6 @@ what depends on private votes, and results without privacy unless the data are p
 marks the former with a dagger and hollow shapes.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import math

@@ -21,8 +21,6 @@ named, both are bootstrap percentiles over persons.
 Shapes: N records, G groups, R bootstrap replicates.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -20,8 +20,6 @@ the control exceeds the claim, it would not have detected a fault of the run eit
 Shapes: M canaries of one release, N records, Q queries, C classes, W numbers per class.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Sequence

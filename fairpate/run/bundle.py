@@ -24,8 +24,6 @@ knows its answer, or *open* until a file provides it. The lines of each kind are
 The JSON of a dossier lists the files with their SHA-256, and may be signed with the operator's Ed25519 key.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

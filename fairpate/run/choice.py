@@ -24,8 +24,6 @@ training and private metrics: epsilon is the largest of the three costs.
 Shapes: N validation records, M candidates.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import shutil

@@ -12,8 +12,6 @@ trained them.
 ``fairpate demo`` compares methods on the embedded loans, and states what may be claimed of the best of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -9,8 +9,6 @@ records the facts of its data set in ``data.json``, next to the configuration. E
 loads its data set again uses this record.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 from collections.abc import Iterator, Mapping

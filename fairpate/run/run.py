@@ -28,8 +28,6 @@ Also here: `fairpate aggregate`, which releases labels, and perhaps a student, f
 the accuracy of a simple model without privacy, for an unpublished comparison with that of the run's model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

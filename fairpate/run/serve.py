@@ -12,8 +12,6 @@ never removed. A backup that is restored to another location moves the ledger be
 Every action of an operator on a run is noted in the run's journal of actions before it is done.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

@@ -9,8 +9,6 @@ Nothing is trained. The choice uses test records: no epsilon includes its privac
 will look better here than on fresh data.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

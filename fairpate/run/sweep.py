@@ -15,8 +15,6 @@ The published part of a cell is what its statement covers, its metrics and its s
 depend on private records: they stay under ``private/``, and so does everything about a cell without a guarantee.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -20,8 +20,6 @@ again, byte for byte. Neither state machine depends on what the numbers mean, on
 Sites are numbered by their position in the plan. Shapes: K sites, D numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets

@@ -10,8 +10,6 @@ private, and the parties' odometers are not the operator's. So the release is al
 before a party begins.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,6 +1,7 @@
 """The aggregator as a Ray actor on a real port: killed, restarted, and refused where it must not start."""
 
 import dataclasses
+import math
 import os
 import signal
 import sys
@@ -98,10 +99,12 @@ def test_a_process_that_takes_another_s_place_checks_again_who_could_reach_it(pa
 
 def test_a_port_that_is_taken_is_named():
     with (
-        bind("127.0.0.1", free_port()) as taken,
+        bind("127.0.0.1", free_port(), timeout_s=0) as taken,
         pytest.raises(ServiceError, match=r"cannot listen there .*; give another --port"),
     ):
         bind(*taken.getsockname(), timeout_s=0)
+    with pytest.raises(ServiceError, match=r"cannot listen there .*; give another --host"):
+        bind("192.0.2.1", free_port(), timeout_s=math.inf)  # an address of no machine: waiting would not help
 
 
 def test_a_client_without_a_service_says_so():
