@@ -380,7 +380,7 @@ def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thre
     return torch.cat(parts, dim=1)
 
 
-FORMAT = "fairpate.embedding/1"
+FORMAT = "fairpate.embedding/2"
 _COMPONENTS = ("column_K", "thresholds_K", "mean_F", "root_F", "whole_FE", "unit_E")
 
 
