@@ -4,12 +4,11 @@ Each function verifies every entry first, takes no lock and writes nothing to th
 service writes. Lists and exports of charges are for the operator only: they contain votes.
 
 The audit log is a file of JSON lines: who was charged with which queries, and when; whose limits changed; and, from the
-run's journal of actions, who read, copied, restored or took over the ledger and changed tokens. Nothing in it depends
-on votes: it has no votes, labels, refusals or costs, and does not show whether a query was answered. (Under a
-data-dependent budget the number of charges depends on votes, here as elsewhere.) Every line ends with ``chain``, a
-digest over all lines up to this one. So an edited line is noticed, and a truncated log is noticed by a reader who kept
-the ``chain`` of a later line. A log that is stored apart from its ledger also serves as an anchor: it is continued only
-if the ledger still has the entry at which the log ended.
+run's journal of actions, who read, copied, restored or took over the ledger and changed tokens. It has no votes,
+labels, refusals or costs, and does not show whether a query was answered. (Under a data-dependent budget the number of
+charges depends on votes, here as elsewhere.) Every line ends with ``chain``, a digest over all lines up to this one. So
+an edited line is noticed, and a truncated log is noticed by a reader who noted the ``chain`` of a later line. A log is
+continued only if the ledger still has the entry at which the log ended.
 """
 
 import fcntl
@@ -53,7 +52,7 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedLedger:
-    """The counts and the budget of a ledger whose chain is valid.
+    """A summary of a ledger whose chain is valid: its counts and its budget.
 
     ``open`` counts reservations that a crash left open: charged, but not answered.
     """
@@ -72,8 +71,8 @@ class VerifiedLedger:
 
 
 def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
-    """Verify every entry against its predecessor, and that the entries noted in head and anchor exist; return a
-    summary.
+    """Verify every entry against its predecessor, and that the last entries that the head file and the ``anchor`` note
+    exist; return a summary of the ledger.
 
     LedgerError at the first fault.
     """
@@ -134,8 +133,8 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
 
 
 class LogEnd(NamedTuple):
-    """The end of an audit log: the last ledger entry and the last action in it, and the digest of its last line, which
-    covers all lines before."""
+    """The end of an audit log: the last ledger entry and the last action that it contains, and the digest of its last
+    line, which covers all lines before."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")
@@ -146,11 +145,11 @@ START = LogEnd()
 
 
 def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Iterator[tuple[LogEnd, str]]:
-    """Yield the audit log's lines after ``end``: new entries of the ledger, then new actions of the journal
-    ``actions``.
+    """Yield the lines to be appended to an audit log that ends at ``end``: for new entries of the ledger, then for new
+    actions in the journal ``actions``.
 
-    Each line comes with the new end of the log. LedgerError if the entry or the action at ``end`` is not in the ledger
-    or the journal.
+    Each line comes with the end that the log then has. LedgerError if the entry or the action at ``end`` is not in the
+    ledger or the journal.
     """
     name = shown(place)
     with closing(back_end(place).reader(place)) as reader:
@@ -251,7 +250,7 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
 
 
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
-    """Yield the end of the log after each of its lines, verified."""
+    """Verify the log line by line, and after each line yield the end that the log has there."""
     end = START
     for number, (values, chain) in enumerate(_verified(content, f"{log}: line"), start=1):
         try:
@@ -263,9 +262,9 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
 
 
 def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Verify lines, and yield the values and the chain of each.
+    """Verify chained JSON lines, and yield the values and the chain of each.
 
-    LedgerError at the first line whose chain is wrong; its message has the line's number after ``name``.
+    LedgerError at the first line whose chain is wrong; ``name`` stands before the line's number in the message.
     """
     before, text = "", content.decode("utf-8", "replace")
     # Not splitlines: a name may hold another character that breaks lines.
@@ -285,15 +284,15 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
 
 
 def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
-    """Return the JSON line with ``values``, and its chain: SHA-256 over the chain ``before`` and the rest of the
-    line."""
+    """Return a JSON line with ``values`` and its chain, and this chain: the SHA-256 of the chain ``before`` and the
+    rest of the line."""
     text = json.dumps(values, ensure_ascii=False)
     chain = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
     return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain
 
 
 def note_action(journal: Path | None, event: str, **facts: object) -> None:
-    """Append an operator's action to a run's journal, durably; call it before the action. None: there is no journal.
+    """Append an operator's action to a run's ``journal``, durably, before the action itself; do nothing if it is None.
 
     ``event`` names the action, ``facts`` its details. LedgerError if the journal is damaged or cannot be written.
     """
@@ -321,7 +320,8 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
 
 
 def _actions(journal: Path, content: bytes) -> Iterator[tuple[Head, dict[str, Any]]]:
-    """Yield all actions of a journal with number and digest, verified like the lines of an audit log."""
+    """Yield the number and digest, and the values, of every action in a journal, verified like lines of an audit
+    log."""
     # Up to the last line break: a crash may have left a part of a line.
     whole = content[: content.rfind(b"\n") + 1]
     for number, (values, chain) in enumerate(_verified(whole, f"{journal}: action"), start=1):

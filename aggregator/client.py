@@ -46,7 +46,8 @@ _RETRIED_STATUSES = (502, 503, 504)
 
 
 class QueryError(UserError):
-    """The service refused a request, or does not answer. ``status`` is the HTTP status, None if no response came."""
+    """The service refused a request or does not answer. ``status`` is the HTTP status; None if there was no
+    response."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
@@ -97,9 +98,10 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         return self._request("POST", "/v1/queries", Replies, {"queries": _queries(questions)})
 
     def ask_many(self, questions: Sequence[Question], *, batch_size: int = 256) -> Iterator[Replies]:
-        """Submit any number of queries, ``batch_size`` in a request, and yield the replies of each request.
+        """Submit any number of queries, ``batch_size`` in a request, and yield the replies to each request.
 
-        Ends after the request in which the budget was spent. ValueError unless 1 <= batch_size <= 1024.
+        The iteration ends after the request for which the budget no longer had room. ValueError unless 1 <= batch_size
+        <= 1024.
         """
         if not 1 <= batch_size <= MAX_QUERIES_PER_REQUEST:
             raise ValueError(f"Expected 1 <= batch_size <= {MAX_QUERIES_PER_REQUEST}, got {batch_size}.")
@@ -110,7 +112,7 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
                 return
 
     def reply(self, key: str) -> Reply:
-        """Return the stored reply of the query with content hash ``key``. QueryError with status 404 if there is
+        """Return the stored reply to the query with content hash ``key``. QueryError with status 404 if there is
         none."""
         # Quoted in full: a slash in a mistyped key would lead to another route.
         return self._request("GET", f"/v1/queries/{quote(key, safe='')}", Reply)
@@ -127,7 +129,7 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         return self._request("GET", "/v1/budget", Budget)
 
     def statement(self) -> Statement:
-        """Return the privacy claim and the service's public facts."""
+        """Return the privacy guarantee that the service may publish, with its public facts."""
         return self._request("GET", "/v1/statement", Statement)
 
     def ledger(self, *, start: int = 0, limit: int = 100) -> LedgerPage:
@@ -182,14 +184,14 @@ _HISTORY_LENGTH, _LONGEST_RANGE, _MOST_QUESTIONS = 1000, 30, 1_000_000
 
 
 class CommandError(UsageError, ValueError):
-    """A command could not be parsed; the message shows how it is written."""
+    """A command could not be parsed; the message shows the expected form."""
 
 
 class QueryShell(cmd.Cmd):
-    """Reads commands that a person types; each sends one or two requests.
+    """An interactive shell: reads commands that a person types, each of which sends one or two requests.
 
-    ``history`` is the file that keeps typed lines for the next session. ``facts`` holds the values of the last answer;
-    with `--json`, when a program reads the output, no words are printed.
+    ``history`` is the file in which typed lines are stored for the next session. ``facts`` are the values of the last
+    answer, which a program reads with `--json` instead of printed words.
     """
 
     intro = "Type help for the commands, quit to leave."
@@ -243,7 +245,8 @@ class QueryShell(cmd.Cmd):
             return False
 
     def default(self, line: str) -> bool:  # type: ignore[override]  # the base class knows no end of input
-        """Leave at the end of input; raise CommandError for an unknown command, naming the most similar one."""
+        """Handle an unknown command: return True, to leave, at the end of input; otherwise raise CommandError, which
+        names the most similar command."""
         word = line.split()[0]
         if word == "EOF":
             self._console.print()
@@ -338,7 +341,7 @@ def parse_range(word: str) -> Sequence[int]:
 
 
 def describe(reply: Reply, label_names: Sequence[str]) -> str:
-    """Return a reply in words: the label's name, or why there is no label."""
+    """Describe a reply in words: the label's name, or why there is no label."""
     if reply.label is not None:
         return label_names[reply.label]
     return "no room in the budget" if reply.status == "over_budget" else "refused"
@@ -372,7 +375,7 @@ _WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write
 
 
 def query_words(words: Sequence[str], *, token_file: Path | None, history: Path) -> Output | None:
-    """Run the command in ``words`` and return its output; without a command, run an interactive shell.
+    """Run the query command in ``words`` and return its output; without a command, run an interactive shell.
 
     A first word that contains :// is the service's URL. ``history`` is the file of lines typed in a shell. UsageError,
     before anything is submitted, for a malformed URL or a token that cannot be read.
@@ -398,10 +401,10 @@ def query_batch(
     """Submit the pool records ``ids`` to the service at the URL in ``words``; write the replies to ``out``, or print
     them.
 
-    ``out`` has the columns id, key, status and label. If a spent budget or an error ends the batch early, the replies
-    received before are kept, and the output reports the error. The service stores every reply, so the same command gets
-    them again for free. UsageError, before anything is submitted, for a further word, for ``ids`` that are not numbers,
-    and for an ``out`` that cannot be written.
+    The columns of ``out`` are id, key, status and label. If the budget or an error ends the batch early, the replies
+    received until then are written, and the output reports the error. The service stores every reply, so the same
+    command gets them again for free. UsageError, before anything is submitted, for a further word, for ``ids`` that are
+    not numbers, and for an ``out`` that cannot be written.
     """
     url, command = split_url(words)
     if command:
@@ -424,7 +427,7 @@ def query_batch(
                     advance(len(replies), len(numbers))
             if len(replies) < len(numbers):
                 left = len(numbers) - len(replies)
-                reporter.note("queries", f"not asked, because the budget has no room: {left}")
+                reporter.note("queries", f"not submitted, because the budget has no room: {left}")
         except UserError as error:
             failure = str(error)
             if not replies:
@@ -444,7 +447,7 @@ def _kept(
     label_names: Sequence[str],
     failure: str | None = None,
 ) -> Output:
-    """Write the replies to ``out``, if it is given, and return the output to print."""
+    """Write the replies to ``out`` if it is not None, and return the output that the command prints."""
     # A failure sets the exit code also where replies are kept, so that scripts do not take a part for the whole.
     code, counts = int(failure is not None), Counter(reply.status for reply in replies)
     counted = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
@@ -477,8 +480,8 @@ def _kept(
 def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
     """Split ``words`` into the service's URL and the command.
 
-    Without a URL in the first word, that of FAIRPATE_URL is taken, else this machine's. CommandError for a malformed
-    URL.
+    Without a URL in the first word, it is that in FAIRPATE_URL, or else that of a service on this machine. CommandError
+    for a malformed URL.
     """
     given = bool(words) and "://" in words[0]
     url = words[0] if given else os.environ.get("FAIRPATE_URL") or DEFAULT_URL
@@ -493,7 +496,8 @@ def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def read_token(path: Path | None) -> str | None:
-    """Return the token in the file ``path``, else that of FAIRPATE_TOKEN; None without either."""
+    """Return the token in the file ``path`` or, without a ``path``, that in FAIRPATE_TOKEN; None if there is
+    neither."""
     try:
         text = path.read_text(encoding="utf-8") if path is not None else os.environ.get("FAIRPATE_TOKEN", "")
     except (OSError, UnicodeDecodeError) as error:

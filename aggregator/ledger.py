@@ -2,17 +2,16 @@
 
 Every query is reserved at its full cost before any noise is drawn, and its outcome is committed before the answer
 leaves. A crash in between wastes the reservation but never charges too little; a query that is submitted again gets the
-stored outcome. An entry holds the reservations or the outcomes of one transaction, or the limit of one caller. A
-reservation names the caller, the request and the time; a run's own queries have no caller. Entries are only ever
-appended, each with a keyed digest over its predecessor's (:mod:`aggregator.store`).
+stored outcome. An entry contains the reservations or the outcomes of one transaction, or the limit of one caller.
+Entries are only ever appended, each with a keyed digest over its predecessor's (:mod:`aggregator.store`).
 
 The terms of a ledger (mechanism, gate, budget, teachers) are written when it is created and cannot change. The ledger
 computes no privacy cost: it lists what happened, and the accountant computes what that costs.
 
-After a failed write nothing more is written: committed entries stay, and the ledger must be opened again, which
-verifies and replays every entry. :func:`verified_slices` finds entries that were changed later, by hand or by a disk.
-It does not notice if an older copy replaced the whole store. Against this, :mod:`fairpate.methods.pate` compares the
-ledger with the labels that were released, and an anchor, if there is one, notes the ledger's last entry elsewhere.
+After a failed write nothing more is written, and the ledger must be opened again, which verifies and replays every
+entry. :func:`verified_slices` finds entries that were changed later, but not an older copy that replaced the whole
+store. Against this, :mod:`fairpate.methods.pate` compares the ledger with the labels that were released, and an anchor,
+if there is one, notes the ledger's last entry elsewhere.
 """
 
 from __future__ import annotations
@@ -65,7 +64,8 @@ _MOST_ENTRIES = 256
 
 
 class Asker(NamedTuple):
-    """The name of the caller who is charged, and the id of the request. Both are empty for a run's own queries."""
+    """Who is charged for a query: the caller's name and the id of the request. Both are empty for a run's own
+    queries."""
 
     caller: str = ""
     request: str = ""
@@ -75,7 +75,8 @@ NOBODY = Asker()
 
 
 class Asked(NamedTuple):
-    """Consecutive reservations of one request: the first number and how many. ``at_s``: seconds since 1970."""
+    """The consecutive reservations that one request made: the number of the ``first``, how many they are, who is
+    charged (``asker``), and when (``at_s``, in seconds since 1970)."""
 
     first: int
     num_queries: int
@@ -171,7 +172,7 @@ class LedgerTerms:
 
 
 class LedgerState:
-    """The state that a ledger's entries add up to: all reservations with outcomes and callers, and the callers' limits.
+    """The state of a ledger, computed from its entries: reservations, their outcomes and callers, and callers' limits.
 
     ``keys``, ``groups`` and ``outcomes`` have one item per reservation, in order; an open reservation, which is charged
     too, has the outcome None. ``outcome_of`` maps keys to committed outcomes. ``asked`` lists which request made which
@@ -181,8 +182,8 @@ class LedgerState:
     """
 
     def __init__(self, name: str, header: Header, noted: Sequence[Head], rows: Iterable[Row]) -> None:
-        """Verify and add up the entries ``rows`` of the ledger ``name``; LedgerError unless all of ``noted`` are among
-        them."""
+        """Verify the entries ``rows`` of the ledger ``name`` and compute its state. LedgerError for a wrong entry, and
+        unless all entries that were ``noted`` in head and anchor are among the rows."""
         self.name, self.header = name, header
         self.keys: list[str] = []
         self.groups: list[int] = []
@@ -303,8 +304,8 @@ def _lacks(name: str, held: int, written: int) -> LedgerError:
 
 
 class BackEnd(NamedTuple):
-    """The classes that read and write ledgers and anchors in one kind of place, and the function that writes a whole
-    ledger.
+    """The classes that read and write ledgers and anchors in files, or in databases, and the function that writes a
+    whole ledger there.
 
     Opening a ``store`` for its one writer with ``create`` creates a ledger if none exists. LedgerError if the ledger
     was lost, or if another process writes it, unless ``take_over`` ends the other writer (where the store can). A
@@ -320,7 +321,7 @@ class BackEnd(NamedTuple):
 
 
 def back_end(place: Place) -> BackEnd:
-    """Return the back end for ``place``: files, or a name in a database."""
+    """Return the back end for a ``place``, which is a path or the URL of a ledger in a database."""
     if is_database(place):
         from aggregator import postgres  # here only: psycopg is an extra
 
@@ -346,8 +347,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     """An open ledger: the only writer of its store. Use it as a context manager, or call :meth:`close`.
 
     Any thread may read; writes must come one after another. ``hold``, if set, is called before each charge with the
-    number of reservations that there would be, and may raise LedgerError to refuse the charge. ``store`` answers
-    questions about the state of the disk or database.
+    number of reservations that the ledger would then have, and may raise LedgerError to refuse the charge. ``store``
+    reports the state of the disk or database.
     """
 
     hold: Callable[[int], None] | None = None
@@ -451,7 +452,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             self._anchor.look()
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
-        """Store durably how much ``caller`` may spend in total from now on; queries charged before count too."""
+        """Store durably how much ``caller`` may spend in total, including what was charged to it before."""
         self._append("limit", {"at": round(time.time(), 3), "caller": caller, "limit": asdict(limit)})
 
     def reserve(
@@ -538,8 +539,8 @@ def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
 def verified_slices(ledger: Ledger) -> Iterator[int]:
     """Verify the stored entries of an open ledger, in slices of half a millisecond; yield the number verified so far.
 
-    Finds edited, missing and lost entries, and also a chain that somebody with the key recomputed: the last entry must
-    be the one that this process wrote. LedgerError if an entry was changed or removed, UnreachableError if entries
+    It finds edited, missing and lost entries, and also a chain that somebody with the key recomputed: the last entry
+    must be the one that this process wrote. LedgerError if an entry was changed or removed, UnreachableError if entries
     cannot be read now. Iterate to the end in one thread, at any pace.
     """
     # Up to the present end: what is appended meanwhile is verified in the next round.
@@ -562,7 +563,8 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
 
 
 def require_entry(ledger: Ledger, head: Head) -> None:
-    """Raise LedgerError unless the ledger stores the entry ``head``; errors as :func:`verified_slices`."""
+    """Raise LedgerError unless the ledger contains the entry with number and digest ``head``; other errors as
+    :func:`verified_slices`."""
     with closing(back_end(ledger.place).reader(ledger.place)) as reader:
         # The start of the chain is not among the rows.
         found = [reader.header.start]

@@ -2,9 +2,8 @@
 
 A mechanism is a frozen dataclass of public parameters with a registered name; a ledger stores name and parameters. It
 draws outcomes from votes and returns two events: the worst case of its queries, which a ledger reserves and whose cost
-may be published, and the realised event, which may depend on votes and stays with the operator. It computes no epsilon
-(the accountant turns events into costs) and knows no budget, ledger or file. To add one, subclass :class:`Mechanism`
-and :func:`register` the class.
+may be published, and the realised event, which may depend on votes and stays with the operator. To add one, subclass
+:class:`Mechanism` and :func:`register` the class.
 
 * :class:`ConfidentGnmax`: GNMax releases the class with the most votes after noise (Papernot et al. 2018, arXiv
   1802.08908). Confident-GNMax first checks, with separate noise, that the largest vote count reaches a threshold (their
@@ -15,11 +14,8 @@ and :func:`register` the class.
   (Papernot et al. 2018, Theorem 6), so none is computed.
 * :class:`NearestRecords` (Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020): for each query every private record
   enters a fresh secret sample, and the nearest sampled records vote for their own labels. A record changes two counts
-  by one each, and only if it was sampled, so the cost holds for any votes. :mod:`teachers.ray_pool` draws the samples.
+  by one each, and only if it was sampled, so the cost holds for any votes.
 * :class:`NearestCounts` is the same, but releases all noisy counts.
-
-The noise of a query is derived from the query's key, so results do not depend on how queries are grouped into blocks.
-
 Shapes: Q queries, C classes, A orders, K values of a count or nodes of a quadrature; ``votes_QC[i, k]`` counts the
 voters that chose class k for query i.
 """
@@ -56,10 +52,10 @@ _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of one query: ``answer`` with its label, or the step that refused it.
+    """The result of one query: ``verdict`` is ``answer``, with a ``label``, or names the step that refused the query.
 
     The steps: ``free`` (before the vote, so it costs nothing), ``confidence`` (threshold check), ``fairness`` (gate).
-    ``label`` is None for every refusal: the noisy argmax that the gate rejected is not kept, but it is charged.
+    ``label`` is None for every refusal: the noisy argmax that the gate rejected is not stored, but it is charged.
     ``counts`` are noisy counts released with an answer; None if the mechanism releases labels only.
     """
 
@@ -69,7 +65,7 @@ class Outcome:
 
     @property
     def is_charged(self) -> bool:
-        """True if the query used private votes."""
+        """True if the query used private votes, and so costs privacy."""
         return self.verdict != "free"
 
 
@@ -101,28 +97,27 @@ class Mechanism(ABC):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        """Return one outcome per query, in order, and count answers in ``gate``.
+        """Draw and return one outcome per query, in order, and count the answers in ``gate``.
 
         ``votes_QC`` are integers >= 0. The noise of query i is derived from ``keys[i]``, so that results do not depend
-        on blocks. The session calls this after the queries are reserved, and stores the outcomes before they are
-        released.
+        on how queries are grouped into blocks. The session calls this after the queries are reserved, and stores the
+        outcomes before they are released.
         """
 
     @abstractmethod
     def worst_case(self, num_queries: int) -> Event:
-        """Return the worst-case privacy event of ``num_queries`` queries, valid for any votes: reserved, and its cost
-        published."""
+        """Return the event of ``num_queries`` queries whose cost holds for any votes: a ledger reserves it, and its
+        cost may be published."""
 
     def realised(self, votes_QC: IntArray) -> Event:
-        """Return the event of these queries with these votes, for the operator only; it never costs more than the worst
-        case.
+        """Return the event of queries with these votes, for the operator only; its cost is never above the worst case.
 
         By default it is the worst case, for mechanisms whose cost does not depend on votes.
         """
         return self.worst_case(len(votes_QC))
 
     def realised_rdp(self, votes_QC: IntArray, orders_A: FloatArray) -> FloatArray:
-        """Return the realised Renyi curve of each query, shape (Q, A), for the operator only."""
+        """Return the Renyi curve of each query's :meth:`realised` event, shape (Q, A), for the operator only."""
         event = self.realised(votes_QC)
         if isinstance(event, accountant.ConfidentGnmaxVotes):
             return accountant.rdp_of_each_data_dependent(event, orders_A)
@@ -137,7 +132,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return the parameters in words, as part of a sentence with a capital first letter; may be published."""
+        """Describe the parameters in words, which begin with a capital letter and may be published."""
 
     def columns(self) -> dict[str, str]:
         """Return the parameters for a table: short column names, and values as text."""
@@ -153,7 +148,7 @@ class Mechanism(ABC):
         )
 
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:  # noqa: ARG002
-        """Return the Renyi curve (A,) that the code published with the paper would charge, for comparison only.
+        """Return the Renyi curve (A,) that the code published with the paper charges, for comparison only.
 
         ``rejected_Q`` marks the queries whose label the gate refused. The default is the realised cost, for mechanisms
         whose published code is not known to differ.
@@ -162,9 +157,9 @@ class Mechanism(ABC):
 
 
 def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityGate) -> list[Outcome]:
-    """Return the outcome of each label after the demographic-parity gate (FairPATE, arXiv 2302.09183, Algorithm 1).
+    """Pass labels through the demographic-parity gate (FairPATE, arXiv 2302.09183, Algorithm 1); return their outcomes.
 
-    A refusal is ``free`` where public counts alone show that the gate would reject every label for the group; the label
+    A refusal is ``free`` if public counts alone show that the gate would reject every label for the group; the label
     drawn for such a query is ignored. A ``fairness`` refusal comes after the vote and so costs what an answer costs.
     """
     outcomes = []
@@ -238,8 +233,8 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         return f"{check}, label noise σ₂ = {self.noise_stddev_votes:g} votes{counts}"
 
     def columns(self) -> dict[str, str]:
-        """Return the parameters under the symbols of the paper's algorithm; "-" for the noise of a check that never
-        refuses."""
+        """Return the parameters for a table, named by the symbols of the paper's algorithm; the noise of a threshold
+        check that never refuses is "-"."""
         has_check = math.isfinite(self.threshold)
         return {
             "T": f"{self.threshold:.0f}" if has_check else "none",
@@ -419,7 +414,7 @@ _KINDS: dict[str, type[Mechanism]] = {}
 
 
 def register(kind: KindT) -> KindT:
-    """Register a mechanism under its name and return it; usable as a decorator.
+    """Register a mechanism class under its name and return the class; usable as a decorator.
 
     ValueError if another mechanism has this name.
     """

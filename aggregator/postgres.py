@@ -7,12 +7,10 @@ new writer takes the next epoch in one transaction that locks the ledger's row, 
 commits. Every new entry is one transaction that locks the row, checks epoch and last entry, updates the last entry and
 inserts. So a write of an earlier writer, even after a long pause, finds another epoch and changes nothing.
 
-While the connection of the first writer is open, an advisory lock refuses a second one that was started by mistake. The
-lock is not part of the guarantee; ``take_over`` ends the connection that holds it.
-
-A server that confirms commits before they are on its disk is refused. So is a standby: it accepts no writes, and its
-content may lag behind the primary. If the server has a synchronous standby, a commit waits for it too; if the server
-stopped waiting, the commit comes with a warning and counts as failed.
+An advisory lock refuses a second writer that was started by mistake. The lock is not part of the guarantee;
+``take_over`` ends the connection that holds it. A server that confirms commits before they are on its disk is refused,
+and so is a standby. If the server has a synchronous standby, a commit waits for it too; if the server stopped waiting,
+the commit comes with a warning and counts as failed.
 """
 
 import time
@@ -79,7 +77,7 @@ _DURABLE = {"fsync": ("on",), "full_page_writes": ("on",), "synchronous_commit":
 
 
 class Commits:
-    """A connection to a database, on which every statement is one transaction that is durable when it returns.
+    """A connection to a database on which every statement is one transaction, durable when :meth:`run` returns.
 
     ``place`` is the URL as messages show it, without a password; ``name`` is the name of the ledger or anchor.
     """
@@ -104,7 +102,8 @@ class Commits:
         self.connection.add_notice_handler(lambda notice: self._warnings.append(notice.message_primary or ""))
 
     def run(self, statement: LiteralString, values: Any = ()) -> psycopg.Cursor[Any]:
-        """Execute and commit a statement. StoreError if it failed, or if its commit did not wait for the standby."""
+        """Execute and commit an SQL statement. StoreError if it fails, or if its commit did not wait for the
+        standby."""
         try:
             done = self.connection.execute(statement, values)
         except psycopg.Error as error:
@@ -113,13 +112,13 @@ class Commits:
         return done
 
     def require_waited(self) -> None:
-        """Raise StoreError if a commit did not wait for the standby: such a commit succeeds with a warning."""
+        """Raise StoreError if a commit did not wait for the standby, for which PostgreSQL only issues a warning."""
         if self._warnings:
             raise StoreError("; ".join(self._warnings))
 
 
 def split_place(place: Place) -> tuple[str, str]:
-    """Split a place into the database's URL and the ledger's name. LedgerError without a name."""
+    """Split the URL ``place`` into that of the database and the name of the ledger. LedgerError without a name."""
     url, _, name = str(place).partition("#")
     if not name:
         raise LedgerError(f"{shown(place)}: names no ledger; add its name, as in postgresql://HOST/DATABASE#NAME.")
@@ -127,8 +126,8 @@ def split_place(place: Place) -> tuple[str, str]:
 
 
 def connect(url: str) -> Connection[Any]:
-    """Connect to a database so that every statement is one transaction. UnreachableError if the database does not
-    answer."""
+    """Connect to a database in autocommit mode: every statement is one transaction. UnreachableError if no database
+    answers."""
     try:
         connection = psycopg.connect(url, autocommit=True, **_CONNECT)  # type: ignore[arg-type]  # libpq's own options
         for statement in _SESSION:
@@ -160,7 +159,7 @@ def require_primary(connection: Connection[Any], place: str) -> None:
 
 
 def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> tuple[Any, ...]:
-    """Return the one row that a SQL query selects."""
+    """Run an SQL query that selects exactly one row, and return this row."""
     found = connection.execute(statement, values).fetchone()
     assert found is not None
     return found  # type: ignore[no-any-return]
@@ -168,7 +167,8 @@ def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> 
 
 @contextmanager
 def as_ledger_errors(place: str) -> Iterator[None]:
-    """Convert the driver's errors: LedgerError if a table or data in it is lost, UnreachableError for all others."""
+    """Inside the block, convert errors of the database driver: to LedgerError if a table or data in it is lost,
+    otherwise to UnreachableError."""
     try:
         yield
     except _DAMAGE as error:
@@ -288,7 +288,7 @@ class PostgresStore:
         return epoch
 
     def begin(self, head: Head) -> None:
-        """Make this writer's epoch durable: from now on this is the only writer. ``head`` is the last entry that was
+        """Commit this writer's epoch: from now on it is the only writer. ``head`` is the last entry that was
         verified."""
         if head != self._last:
             raise LedgerError(f"{self._place}: holds entries after number {self._last.number}; restore it from a copy.")
@@ -297,8 +297,8 @@ class PostgresStore:
         _LAST_EPOCHS[self._commits.url, self._name] = self._epoch
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
-        """Store one entry in one transaction, unless another writer took a later epoch or added an entry: then
-        StoreError."""
+        """Store one entry in one transaction. StoreError if that fails, or if another writer has taken a later epoch or
+        added an entry."""
         values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
         done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
         if done.rowcount != 1:
@@ -322,9 +322,9 @@ class PostgresStore:
         return True  # the server's disk cannot be seen from here
 
     def require_writable(self) -> None:
-        """Raise DeposedError if another process has taken a later epoch than this one, queried on a new connection.
+        """Raise DeposedError if another process has taken a later epoch than this one; asked on a new connection.
 
-        Whether the ledger accepts writes shows only when it is opened again.
+        It does not test whether the ledger accepts writes: opening it again does.
         """
         url = self._commits.url
         with closing(connect(url)) as connection, as_ledger_errors(self._place):
@@ -336,7 +336,7 @@ class PostgresStore:
     def _take_advisory_lock(self, *, take_over: bool) -> None:
         """Take the advisory lock. LedgerError if another writer's connection holds it, unless ``take_over``.
 
-        ``take_over`` ends that connection; if the lock cannot be had even then, the epoch alone protects the ledger.
+        ``take_over`` ends that connection; if the lock is not free even then, the epoch alone protects the ledger.
         """
         connection = self._commits.connection
         deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)

@@ -5,29 +5,26 @@ the first query, by privacy loss distributions where available. A limit on the *
 filter (:mod:`fairpate.privacy.accountant`) at one order that is fixed before the first query. Every query costs the
 same, so this filter, too, admits a number of queries that is known beforehand, and stopping there is sound although
 analysts choose queries adaptively. The guarantee is then the limit, not the cost of the queries submitted so far. With
-a limit on the *data-dependent epsilon*, private votes determine when the budget ends, which leaks information. It is
-also not a filter in the accountant's sense: costs differ between queries, and any order may be the one within the
-limit. Reservations count in full, including those of refused and free queries and those that a crash left open.
+a limit on the *data-dependent epsilon*, private votes determine when the budget ends, which leaks information.
+Reservations count in full, including those of refused and free queries and those that a crash left open.
 
 **Callers.** A caller may have an individual limit and a quota per day. Callers may collude, so the guarantee is that of
-the shared budget; individual limits divide it. Charges and limits are entries of the ledger and so survive a restart.
-If several callers submit the same query at the same time, the first with room is charged; afterwards the answer is free
-for all callers. Individual limits never depend on votes.
+the shared budget; individual limits divide it. If several callers submit the same query at the same time, the first
+with room is charged; afterwards the answer is free for all callers. Individual limits never depend on votes.
 
 **Answers.** Vote, reserve, draw, commit, release, in this order: the reservation of a block of queries is durable
-before its first noise is drawn, and no answer of a block leaves before all its outcomes are durable. Right before a
-query is reserved, it must fit the caller's limit and the shared budget. Threads may vote at the same time and write one
-after another; a service submits for many callers at once, so that they share the two waits for the disk.
+before its first noise is drawn, and no answer of a block leaves before all its outcomes are durable. Threads may vote
+at the same time and write one after another; a service submits for many callers at once, so that they share the two
+waits for the disk.
 
 **Queries** are identified by content. Features that are posted are converted to the public pool's type and shape before
 they are hashed, so that another spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query.
 
 **A batch.** :func:`answer_queries` submits public queries in order and collects the labels that may train a student.
-:func:`admit_queries` chooses which queries to submit next, so that the gate refuses fewer of them after they are
-charged. A label that the gate rejects costs as much as an answer, because the votes were used. A model of the labels
-released so far predicts the next label, and the gate's counters are public; so a query that the gate would probably
-reject is postponed, without using a vote, and may be admitted when the counters have changed. All of this is
-post-processing of released labels and free of charge; the gate itself still decides.
+:func:`admit_queries` chooses which queries to submit next. A label that the gate rejects costs as much as an answer,
+because the votes were used. A model of the labels released so far predicts the next label, and the gate's counters are
+public; so a query that the gate would probably reject is postponed, without using a vote, and may be admitted when the
+counters have changed. This is post-processing of released labels, so it is free.
 
 Shapes: N candidates, Q queries, C classes, A orders.
 """
@@ -63,8 +60,8 @@ DAY_S = 86400.0
 class BudgetStatus:
     """The public part of a budget: its limits, and how much of it is spent by data-independent accounting.
 
-    ``closed``: no new query has room. Under ``data_dependent``, both ``closed`` and ``queries_submitted`` depend on
-    votes.
+    ``closed``: there is no room for a new query. For a budget of the kind ``data_dependent``, ``closed`` and
+    ``queries_submitted`` depend on votes.
     """
 
     kind: BudgetKind
@@ -81,7 +78,7 @@ class BudgetStatus:
 
 
 def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> BudgetStatus:
-    """Return the budget of ``terms`` after ``num_queries`` queries."""
+    """Return the status of the budget in ``terms`` after ``num_queries`` queries."""
     budget = terms.budget
     return BudgetStatus(
         kind=budget.kind,
@@ -95,8 +92,8 @@ def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> Budg
 
 
 def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
-    """Return how many of ``wanted`` queries a new ledger under ``terms`` admits; all of them if the end depends on
-    votes."""
+    """Return how many of ``wanted`` queries fit the budget of a new ledger with these ``terms``; all of them if votes
+    decide when the budget ends."""
     budget = terms.budget
     if budget.max_queries is not None:
         return min(wanted, budget.max_queries)
@@ -166,7 +163,7 @@ QuotaRoom = Callable[[str], float]
 # Cached: the Renyi curve behind a limit on epsilon is too slow to compute for every query.
 @lru_cache(maxsize=4096)
 def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
-    """Return how many queries a caller under ``limit`` may be charged with in total."""
+    """Return the number of queries with which a caller who has this ``limit`` may be charged in total."""
     most = UNLIMITED if limit.max_queries is None else limit.max_queries
     if limit.epsilon is None:
         return most
@@ -176,9 +173,9 @@ def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
 
 @dataclass(kw_only=True, eq=False)
 class QuotaExceededError(Exception):
-    """A request with ``num_new`` new queries, more than the ``allowed_now`` that the caller's quota allows.
+    """A request has ``num_new`` new queries, and the caller's quota allows only ``allowed_now``.
 
-    The request fits after ``retry_after_s`` seconds (inf: never).
+    The request fits the quota after ``retry_after_s`` seconds (inf: never).
     """
 
     num_new: int
@@ -201,8 +198,8 @@ class QuotaRule:
 
 @dataclass(kw_only=True)
 class _Bucket:
-    """A leaky bucket: ``level`` charges of one caller have not leaked out yet, after the first ``num_seen`` requests of
-    the ledger."""
+    """A leaky bucket for one caller: ``level`` is the number of charges that have not leaked out yet, computed from the
+    first ``num_seen`` requests in the ledger."""
 
     rule: QuotaRule
     level: float = 0.0
@@ -226,7 +223,8 @@ class Quotas:
     _buckets: dict[str, _Bucket] = field(default_factory=dict, init=False)
 
     def refusal(self, ledger: Ledger, caller: str, num_queries: int, *, now_s: float) -> QuotaExceededError | None:
-        """Return the error if ``caller`` may not be charged with ``num_queries`` now, else None; nothing is charged."""
+        """Return an error if the quota of ``caller`` does not allow ``num_queries`` new queries now, else None. Nothing
+        is charged."""
         free = self.room(ledger, caller, now_s=now_s)
         if num_queries <= free:
             return None
@@ -240,7 +238,7 @@ class Quotas:
         return QuotaExceededError(num_new=num_queries, allowed_now=max(0, math.floor(free)), retry_after_s=wait_s)
 
     def room(self, ledger: Ledger, caller: str, *, now_s: float) -> float:
-        """Return how many new queries ``caller`` may be charged with now; inf without a quota."""
+        """Return how many new queries the quota of ``caller`` allows now; inf without a quota."""
         # A quota of the caller itself replaces that of the service, in both directions.
         own = ledger.limits.get(caller, NO_LIMIT).per_day
         rule = self.rule if own is None else QuotaRule(max_queries=own)
@@ -269,7 +267,7 @@ class VotesUnavailableError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A query: the hash of a record's content (see :func:`query_key`), its public group and its public name.
+    """A query: ``key`` is the hash of the record's content (:func:`query_key`), with its public group and public name.
 
     ``askers`` are the callers who submit it now; the first with room in its own limit and quota is charged.
     """
@@ -302,7 +300,7 @@ def query_key(features: npt.NDArray[np.generic], group: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A query, and the record's features that the teachers vote on."""
+    """A query together with the features of its record, on which the teachers vote."""
 
     query: Query
     features: Features
@@ -347,7 +345,7 @@ class PublicPool:
         return tuple(self.features.shape[1:])
 
     def posted(self, features: Sequence[Any], group: str) -> Question:
-        """Return the question for a record that came with a request; its shape and range must have been validated."""
+        """Return a question about a record that was sent in a request; its shape and range must have been validated."""
         # In the pool's type before it is hashed, and -0.0 as 0.0, which is their sum: all spellings of a number are one
         # query, and charged once.
         array: Features = np.add(np.asarray(features, dtype=self.features.dtype), self.features.dtype.type(0))
@@ -357,12 +355,12 @@ class PublicPool:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Maps the content hash of each record to its number."""
+        """A mapping from the content hash of each record in the pool to its number."""
         return {question.query.key: number for number, question in enumerate(self.questions)}
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """All records as questions, by number; hashed on first use."""
+        """All records of the pool as questions, by number; they are hashed on first use."""
         zero = self.features.dtype.type(0)
         return tuple(
             Question(
@@ -462,10 +460,10 @@ class AggregatorSession:
         return tuple([ledger.outcome_of.get(query.key) or OverBudget() for query in queries])
 
     def _payers(self, queries: Sequence[Query], quota: QuotaRoom) -> list[Asker | None]:
-        """Return who is charged with each new query: the first of its askers with room, None if no asker has room.
+        """Return who is to be charged for each new query: the first of its askers with room, None if none has room.
 
-        A caller has room if both its individual limit and its ``quota`` allow one more query. The result holds until
-        the next charge, so only the thread that holds the lock may rely on it.
+        A caller has room if both its individual limit and its ``quota`` allow one more query. The result is valid until
+        the next charge, so only the thread that has the lock may rely on it.
         """
         ledger = self.ledger
         # Counted down here: the ledger knows these charges only when their block is reserved.
@@ -485,8 +483,8 @@ class AggregatorSession:
         return payers
 
     def _write(self, queries: Sequence[Query], votes_QC: IntArray, quota: QuotaRoom) -> None:
-        """Reserve, draw and commit, in blocks, those of these queries that have no outcome yet and for which there is
-        room."""
+        """Reserve, draw and commit, in blocks, those of ``queries`` that have no outcome yet and for which the budget
+        has room."""
         ledger, terms = self.ledger, self.ledger.terms
         if self._gate is None:
             # Stored nowhere: its state is the counts of the answers that were committed. A reservation that a crash
@@ -537,7 +535,7 @@ class AggregatorSession:
 def admit_queries(
     probabilities_NC: FloatArray, groups_N: IntArray, *, gate: DemographicParityGate, count: int
 ) -> list[int]:
-    """Return the rows of at most ``count`` candidates that ``gate`` is expected to accept, in the order to submit them.
+    """Choose at most ``count`` candidates that ``gate`` will probably accept; return their rows in submission order.
 
     ``probabilities_NC`` are the predicted probabilities of each candidate's label. ``gate`` counts the labels released
     so far and is modified: each admitted candidate is counted as if answered with its likeliest label. Candidates are
@@ -560,7 +558,7 @@ def admit_queries(
 
 
 class Ballot(Protocol):
-    """Public queries and the private votes on them, as in :class:`fairpate.types.VoteBatch`.
+    """Public queries together with the private votes on them; :class:`fairpate.types.VoteBatch` is one.
 
     If voters are sampled anew for each query, the votes are drawn when :meth:`counts` is called.
     """
@@ -578,7 +576,7 @@ class Ballot(Protocol):
         """A digest of everything that determines the votes."""
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """Return ``votes_QC`` on the queries in ``rows``. A result may be used for one answer only."""
+        """Return ``votes_QC`` on the queries in ``rows``. Each returned vote may be used for one answer only."""
 
     def take(self, rows: Sequence[int]) -> Self:
         """Return a ballot of the queries in ``rows``, in this order."""
@@ -586,7 +584,8 @@ class Ballot(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionResult:
-    """Answers and refusals in the order of the queries, and the answered records, which may train a student.
+    """The replies to submitted queries, in the order of the queries, and the answered records, which may train a
+    student.
 
     ``over_budget`` counts the queries for which the budget had no room; ``replies`` does not contain them.
     """

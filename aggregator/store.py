@@ -2,8 +2,7 @@
 
 **Chain.** Each entry has a digest over its predecessor's, so that an edited, missing or lost entry is noticed. The
 digest is keyed (HMAC-SHA256, with a key stored in the ledger), because entries contain votes: with a plain digest its
-reader could confirm a guess about them. The chain starts from the terms of its ledger. :mod:`aggregator.ledger` gives
-entries their meaning.
+reader could confirm a guess about them. The chain starts from the terms of its ledger.
 
 **Guarantees.** Entries are stored in files (:class:`SqliteStore`) or in ``postgresql://HOST/DATABASE#LEDGER``
 (:mod:`aggregator.postgres`, with the same methods). Every store guarantees the following, and
@@ -22,14 +21,13 @@ entries their meaning.
 
 A store notices if entries were removed, but not if an older copy replaced all of it. An *anchor* notes the last entry
 in a place that such a copy does not overwrite: in a file on another disk (:class:`FileAnchor`), or in another database.
-It contains the number and digest of an entry, which reveal nothing without the ledger's key. It is written after the
-entry is durable and before an answer leaves, and its number never decreases: if a released answer is missing from a
-ledger, so is the entry that its anchor notes. If an anchor is missing, cannot be written or notes another entry of the
-same number, nothing more is written.
+It is written after the entry is durable and before an answer leaves, and its number never decreases: if a released
+answer is missing from a ledger, so is the entry that its anchor notes. If an anchor is missing, cannot be written or
+notes another entry of the same number, nothing more is written.
 
-**Files.** SQLite in WAL mode with full synchronisation, and a second file, the head, that notes the last entry. The one
-writer locks the head. An entry is made durable first, then the head, and an answer leaves when both are durable: so a
-write-ahead log that was removed or truncated is noticed. A ledger is created or completed under a lock on its folder.
+**Files.** SQLite in WAL mode with full synchronisation, and a second file, the *head*, that notes the last entry and is
+locked by the one writer. An entry is made durable first, then the head, and an answer leaves when both are durable: so
+a write-ahead log that was removed or truncated is noticed. A ledger is created or completed under a lock on its folder.
 While a ledger is open, its files are checked before and after every write: if one was removed, replaced or truncated,
 nothing more is written or answered.
 """
@@ -76,12 +74,12 @@ canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 class LedgerError(UserError):
-    """The ledger is damaged, cannot be written, has another writer, or has other terms. Committed entries stay in
-    it."""
+    """The ledger is damaged, cannot be written, has another writer, or has other terms. Entries that were committed
+    remain in it."""
 
 
 class DeposedError(LedgerError):
-    """Another writer took over the ledger; this process can write it again only after a new start."""
+    """Another writer took over the ledger; this process must be started again before it can write."""
 
 
 class UnreachableError(LedgerError):
@@ -89,21 +87,21 @@ class UnreachableError(LedgerError):
 
 
 class StoreError(OSError):
-    """An entry could not be stored completely: it may be in the store or not. The message is the reason."""
+    """Storing an entry failed, so that it may be in the store or not. The message is the reason."""
 
 
 class Head(NamedTuple):
-    """The last entry of a chain: its number (0: none yet) and its digest."""
+    """The number and digest of the last entry of a chain; number 0 means that there is no entry yet."""
 
     number: int
     digest: str
 
 
 class Header:
-    """The header of a ledger: its terms as text, and the key of the chain of digests that starts from them.
+    """The header of a ledger: its terms as text, and the key for the digests of its chain of entries.
 
-    ``key`` has at most 64 bytes; None creates a random one. ``start`` is the head of the chain without entries: number
-    0, and a digest of the terms.
+    ``key`` has at most 64 bytes; None creates a random one. ``start`` is the :class:`Head` of a chain without entries:
+    number 0, and a digest of the terms.
     """
 
     def __init__(self, terms: str, key: bytes | None = None) -> None:
@@ -125,7 +123,8 @@ class Header:
 
 
 def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
-    """Return the header with these stored values. LedgerError for another schema version or a damaged key."""
+    """Return the header of ledger ``name`` from its stored values. LedgerError for another schema version or a damaged
+    key."""
     if version != SCHEMA_VERSION:
         what = f"expected ledger schema {SCHEMA_VERSION}, found {version}"
         raise LedgerError(f"{name}: {what}; start a new run folder, or use the version that wrote it.")
@@ -135,7 +134,8 @@ def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
 
 
 def verified_entries(rows: Iterable[Row], name: str, header: Header, head: Head) -> Iterator[Row]:
-    """Verify and yield the entries after ``head``. LedgerError at the first whose number or digest is wrong."""
+    """Verify the entries ``rows``, which follow ``head``, and yield them. LedgerError at the first whose number or
+    digest is wrong."""
     number, digest = head
     for row in rows:
         # Without a `Head` for each entry, which is a tenth of the time.
@@ -167,7 +167,7 @@ def is_database(place: Place) -> bool:
 
 
 def shown(place: Place) -> str:
-    """Return a place as text for messages, without the password of a URL."""
+    """Return a path or URL as text for messages, without the URL's password."""
     if not isinstance(place, str) or "://" not in place:
         return str(place)
     scheme, _, rest = str(place).partition("://")
@@ -185,7 +185,7 @@ Reader: TypeAlias = "SqliteReader | PostgresReader"
 
 
 def rows_after(reader: Reader, number: int = 0) -> Iterator[Row]:
-    """Yield the entries of a ledger after entry ``number``; a writer may append meanwhile."""
+    """Yield the entries of a ledger after entry ``number``, while a writer may append others."""
     # In pieces, each a transaction of its own: the log of a file could not be written over while one stayed open.
     while found := reader.rows(number, _READ_TOGETHER):
         yield from found
@@ -241,8 +241,8 @@ def lock(path: Path) -> int:
 
 @contextmanager
 def folder_held(path: Path, *, create: bool) -> Iterator[None]:
-    """Hold a lock on the folder of ``path`` inside the block: one process at a time creates or completes a ledger in
-    it."""
+    """Lock the folder of ``path`` inside the block, so that only one process at a time creates or completes a ledger
+    there."""
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
 
 
 def noted_head(file: Path, descriptor: int | None = None) -> Head:
-    """Return the entry that the head or anchor ``file`` notes, read from ``descriptor`` if it is open.
+    """Return the last entry as noted in ``file``, a head file or an anchor; it is read from ``descriptor`` if given.
 
     LedgerError if the file is missing or damaged.
     """
@@ -302,7 +302,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _reading_errors(path: Path) -> Iterator[None]:
-    """Convert SQLite's errors: LedgerError if the ledger is damaged, UnreachableError if it may be intact."""
+    """Inside the block, convert errors of SQLite: to LedgerError if the ledger is damaged, to UnreachableError if it
+    may be intact."""
     try:
         yield
     except sqlite3.Error as error:
@@ -313,7 +314,7 @@ def _reading_errors(path: Path) -> Iterator[None]:
 
 
 def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
-    """Write a ledger with the kinds and payloads of ``rows``, and its head file, to ``path``: complete or not at all.
+    """Write a ledger with the entries ``rows``, and its head file, to ``path``: both completely, or nothing.
 
     LedgerError unless the digests of the rows are those of the chain.
     """
@@ -357,7 +358,7 @@ def write_file(place: Place, header: Header, rows: Sequence[Row]) -> None:
 
 
 class SqliteReader:
-    """Reads a ledger in files while another connection may write it; its owner closes it, and it is used in one thread.
+    """Reads a ledger in files, while another process may write it. Use it in one thread, and close it at the end.
 
     UnreachableError from any method if nothing can be read now, LedgerError if there is no such ledger. ``header`` is
     read on opening; ``noted`` is the last entry that the head file notes; ``rows`` returns at most ``most`` entries
@@ -395,7 +396,7 @@ class SqliteReader:
 
 
 class SqliteStore:
-    """One ledger in files, open for its one writer, which first reads it and then writes after :meth:`begin`.
+    """One ledger in files, opened by its one writer, which first reads it, then calls :meth:`begin`, then writes.
 
     ``reader()`` opens a reader of the entries that earlier writers stored. ``remedy`` is a sentence that says what to
     do when the ledger cannot be written.
@@ -433,8 +434,8 @@ class SqliteStore:
         self._head_file: int | None = lock(head_path(path))
 
     def begin(self, head: Head) -> None:
-        """Begin to write after ``head``, the last entry that was verified. LedgerError if another one is stored
-        last."""
+        """Prepare to write after ``head``, the last entry that was verified. LedgerError if the last stored entry is
+        another one."""
         assert self._head_file is not None
         self._database = connect(self._path)
         # The writer must have opened what was verified, not what was put in its place since.
@@ -484,7 +485,7 @@ class SqliteStore:
         return None
 
     def look(self) -> None:
-        """Raise LedgerError unless the store exists and this process is its writer. May block if the disk or database
+        """Raise LedgerError unless the store exists and this process is its writer. This may block if the disk
         hangs."""
         fault = self.fault()
         if fault is not None:
@@ -499,7 +500,7 @@ class SqliteStore:
         return not disk.f_flag & os.ST_RDONLY and disk.f_bavail * disk.f_frsize >= MIN_FREE_BYTES
 
     def require_writable(self) -> None:
-        """Raise LedgerError unless the folder accepts, durably, a file of the size of the largest transaction."""
+        """Raise LedgerError unless a file as large as the largest transaction can be written durably to the folder."""
         folder = self._path.parent
         trial = folder / ".write-test"
         try:
@@ -563,7 +564,7 @@ class FileAnchor:
             raise UnreachableError(f"{self.path}: {what}; bring back the file, which notes the last entry.") from error
 
     def look(self) -> None:
-        """Raise LedgerError if the anchor is missing or damaged; takes no lock, so that no writer waits."""
+        """Raise LedgerError if the anchor is missing or damaged. This takes no lock, so that no writer waits."""
         self.noted(locked=False)
 
     def note(self, head: Head) -> None:
@@ -585,8 +586,8 @@ class FileAnchor:
 
     @contextmanager
     def _opened(self, *, locked: bool) -> Iterator[tuple[int, Head]]:
-        """Open and read the anchor's file, if ``locked`` under a lock; a writer holds the lock only while it notes an
-        entry."""
+        """Open and read the anchor's file; with ``locked`` it is locked inside the block. Writers lock it only while
+        they note an entry."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:

@@ -1,7 +1,7 @@
 """FairPATE: accurate, differentially private and fair classifiers from many teachers.
 
-``__all__`` is the public interface; docs/python.md is its page. Each name is imported when it is first used, so that
-``import fairpate`` takes no time. Everything else may change between versions.
+``__all__`` is the public interface, which docs/python.md describes; other names may change between versions. Each name
+is imported when it is first used, so that ``import fairpate`` takes no time.
 """
 
 import ast
@@ -34,7 +34,7 @@ __all__ = ["__version__", *_MODULE_OF]
 
 
 def __dir__() -> list[str]:
-    """Return the public names, which an editor completes."""
+    """Return the public names, so that an editor can complete them before they are imported."""
     return sorted(__all__)
 
 

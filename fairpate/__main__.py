@@ -7,7 +7,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Load the commands and run the one that was given. Ctrl-C while they load ends the program as it does later."""
+    """Load the commands, and run the one on the command line. Ctrl-C during loading ends with exit code 130 too."""
     try:
         from fairpate import cli
     except KeyboardInterrupt:

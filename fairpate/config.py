@@ -1,23 +1,18 @@
-"""The sections of a configuration, and its reader. One schema serves YAML, the command line and Python.
+"""The sections of a configuration, and the functions that read it: one schema for YAML, the command line and Python.
 
-Every field documents its unit, range and special values; an unknown or impossible value is refused here, before any
-work starts. A configuration is frozen: the one that ran is written with the results.
+Every field documents its unit, range and special values. :func:`parse_config` refuses unknown fields and impossible
+values before any work starts, and lists all of them. Sections are frozen and mean the same in every method. A field is
+not read if another one makes it irrelevant (:func:`unread_because_of`), such as the widths of an architecture that has
+none; ``Method.unread`` lists these fields for one method.
 
-First come the sections that all methods may share, then those of methods whose voters answer queries, then those of
-`fairpate compare` (a sweep of methods, data sets, seeds and grids), and at the end the reader of YAML, `--set` and
-Python. A sweep has no settings of its own: everything in ``settings`` and ``grid`` is a field of some method and is
-checked there. For one cell (one combination of method, data set, seed and grid values) these are merged, later ones
-first: the configuration that `fairpate run` starts from, the sweep's, the data set's and the method's; settings that
-the cell's method does not read are left out.
+A sweep (`fairpate compare`) runs cells: combinations of method, data set, seed and grid values. Everything in its
+``settings`` and ``grid`` is a field of some method. A cell starts from the configuration of `fairpate run`; the
+settings of the sweep, of the data set and of the method override it in this order, except those that the method does
+not read.
 
-:func:`parse_config` reports every fault by field, value and what was expected, which is also the remedy. Sections mean
-the same in every method. A setting is not read if another one makes it irrelevant (:func:`unread_because_of`), such as
-the widths of an architecture that is not used or the momentum of another optimiser. ``Method.unread`` lists what one
-method's settings make irrelevant.
-
-A configuration may name the user's own code as ``module:attribute``. Such a name in a command or in Python was typed by
-the user, and the code runs. A name in a *file* (a configuration, a sweep, the folder of a run or of an estimator) may
-come from anybody: the code runs only if the user allowed it or if it ran in this process before.
+A configuration may name the user's own code as ``module:attribute``. Code that the user names in a command or in Python
+runs. A name in a *file* (a configuration, a sweep, the folder of a run or of an estimator) may come from anybody: its
+code runs only if the user allowed it or if it ran in this process before.
 """
 
 import difflib
@@ -29,7 +24,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
@@ -64,7 +59,7 @@ from fairpate.types import (
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
-    """Return the end of a message: the most similar known name, if any, and all known names."""
+    """Return the end of an error message about an unknown ``value``: the most similar known name, and all of them."""
     names = [str(name) for name in known]
     close = difflib.get_close_matches(str(value), names, n=1)
     guess = f"; did you mean {close[0]}?" if close else ";"
@@ -78,8 +73,8 @@ _imported: set[str] = set()
 
 
 def may_run(place: str) -> bool:
-    """Return whether code that a file names as ``place`` (``module:attribute``) may run: it ran before, or the user
-    allows it."""
+    """Return whether code that a file names as ``place`` (``module:attribute``) may run: True if it ran in this process
+    before, or if FAIRPATE_ALLOW_CODE is 1."""
     # What ran in this process already may have done anything by now.
     return place in _imported or os.environ.get(ALLOWED) == "1"
 
@@ -124,7 +119,7 @@ BACKBONES = ("resnet18", "resnet50", "densenet121")
 
 
 class ConfigError(UsageError, ValueError):
-    """A configuration cannot run; the message lists every fault with its field, value and remedy."""
+    """An error in a configuration; the message lists every fault with its field, value and remedy."""
 
 
 Refused = Mapping[str, Callable[[Any], Any]]
@@ -132,7 +127,7 @@ Refused = Mapping[str, Callable[[Any], Any]]
 
 
 class Section(BaseModel):
-    """A section of the schema. Unknown fields are refused."""
+    """The base class of all sections of a configuration: frozen, and without unknown fields."""
 
     # Defaults are validated too: a method that declares an impossible one fails at its first use.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -140,16 +135,20 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        # Also those of the sections that this one extends.
-        for kind in reversed(type(self).__mro__):
-            for message, is_met in vars(kind).get("refused", {}).items():
-                if is_met(self):
-                    raise ValueError(message.format(self))
+        for message, is_met in _refusals(type(self)):
+            if is_met(self):
+                raise ValueError(message.format(self))
         return self
 
 
+@cache
+def _refusals(schema: type[Section]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    # Also those of the sections that this one extends.
+    return tuple(each for kind in reversed(schema.__mro__) for each in vars(kind).get("refused", {}).items())
+
+
 def short_for(name: str) -> Any:
-    """Return a validator that lets a section be given as plain text, which is read as ``{name: text}``."""
+    """Return a validator that accepts plain text for a section, and reads it as ``{name: text}``."""
     return model_validator(mode="before")(lambda value: {name: value} if isinstance(value, str) else value)
 
 
@@ -200,9 +199,9 @@ EMBEDDED_NORM = 4.0
 
 
 class EmbeddingConfig(Section):
-    """Principal components of public records, which replace the records in every method.
+    """The settings of an embedding: principal components of public records, by which every method reads the records.
 
-    If a table has fewer than 100 public records, records drawn uniformly from the declaration are added.
+    If a declared table has fewer than 100 public records, made-up records with declared values complete them.
     """
 
     num_components: Count = Field(200, description="Number of components; fewer where public records have fewer.")
@@ -228,7 +227,7 @@ class HashedSplit(Section):
 
 
 class DataConfig(Section):
-    """The records, and how they are split."""
+    """The settings of a data set: which records, and how they are split."""
 
     name: str = Field("color_digits", description="A name from `fairpate data list`, or of the declaration.")
     declaration: DeclarationConfig | None = Field(
@@ -275,7 +274,7 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
-    """Random changes of pictures that preserve labels. They are public, and the same for teachers and students."""
+    """The settings of random changes of pictures that preserve labels, the same for teachers and students."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
     translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
@@ -374,7 +373,7 @@ class ModelConfig(NetworkConfig, BackboneConfig):
 
 
 class TrainingConfig(Section):
-    """Settings that all training of teachers and students shares."""
+    """The optimiser, schedule and precision with which teachers and students are trained."""
 
     optimizer: Literal["sgd", "adam"] = "adam"
     weight_decay: NotNegative = 0.0
@@ -406,7 +405,7 @@ class LearningConfig(Section):
 
 
 class StudentConfig(LearningConfig):
-    """The model that is published, and how it learns as a student."""
+    """The settings of the published model, and of its training as a student."""
 
     model: NetworkConfig = NetworkConfig()
     idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
@@ -422,7 +421,7 @@ LEARNING_FIELDS = (
 
 
 class StudentTraining(LearningConfig):
-    """A student's section, completed with the run's initial weights and optimiser."""
+    """The student's settings as training reads them: with the run's initial weights and optimiser."""
 
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
@@ -453,7 +452,7 @@ class RayConfig(Section):
 
 
 class Terms(Section):
-    """The delta at which epsilon is stated, also for methods without privacy."""
+    """The delta at which epsilon is stated. A method without privacy has it too, to be compared with private ones."""
 
     delta: float = Field(1e-5, gt=0, lt=1)
 
@@ -488,7 +487,7 @@ class PrivacyTarget(Terms):
 
     @property
     def record_relation(self) -> Relation:
-        """The relation for methods that protect whole records."""
+        """The neighbouring relation, with the default of methods that protect whole records."""
         return self.relation or "add or remove one"
 
 
@@ -504,14 +503,14 @@ class DpfrConfig(Section):
 
 
 class PenaltyConfig(Section):
-    """The regulariser in a student's loss, on a separate public batch at each step."""
+    """The settings of the demographic-parity regulariser in a student's loss, on a separate public batch each step."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
 
 
 class CalibrationConfig(Section):
-    """Fine-tuning of a trained model on public records."""
+    """The settings for fine-tuning a trained model towards demographic parity, on public records."""
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches the regulariser off.")
     labels: bool = Field(
@@ -521,7 +520,7 @@ class CalibrationConfig(Section):
 
 
 class PublicDataConfig(Section):
-    """Further uses of public records, for every method, at no privacy cost."""
+    """The settings for further uses of public records, with any method and at no privacy cost."""
 
     pretrain: Count | None = Field(
         None, description="Epochs of pretraining on public images, by predicting how each one was rotated; null: none."
@@ -536,7 +535,7 @@ class PublicDataConfig(Section):
 
 
 def fair_rule(said: Any) -> FairRule:
-    """Return the rule for ``said``: a largest demographic-parity gap, ``four-fifths``, or ``NOTION=LIMIT``.
+    """Parse the user's definition of fair: a largest demographic-parity gap, ``four-fifths``, or ``NOTION=LIMIT``.
 
     ValueError for another form, an unknown notion, or a limit that is not above 0 and at most 1.
     """
@@ -597,7 +596,7 @@ class EvaluationConfig(Section):
 
     @property
     def rule(self) -> FairRule:
-        """The gap (``fair_at``) up to which a model is called fair, as a :class:`FairRule`."""
+        """The user's definition of fair (``fair_at``), as a :class:`FairRule`."""
         return fair_rule(self.fair_at)
 
 
@@ -617,14 +616,14 @@ class ShardsConfig(Section):
 
 
 class TeachersConfig(ShardsConfig):
-    """The ensemble of teachers that votes."""
+    """The settings of the ensemble of teachers that vote."""
 
     model: NetworkConfig = NetworkConfig()
     fit: LoopConfig = LoopConfig()
 
 
 class TeachersTraining(ShardsConfig):
-    """The teachers' section, completed with the run's initial weights and optimiser."""
+    """The teachers' settings as training reads them: with the run's initial weights and optimiser."""
 
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
@@ -658,12 +657,12 @@ class BudgetConfig(Section):
         return "data_dependent" if self.accept_leak else "data_independent"
 
     def at(self, target_delta: float) -> Budget:
-        """Return the budget, with the delta at which its epsilon is stated."""
+        """Return this budget as :class:`fairpate.types.Budget`; its epsilon is stated at ``target_delta``."""
         return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
 
 
 class GateConfig(Section):
-    """A demographic-parity gate: Algorithm 1 of FairPATE."""
+    """The settings of a demographic-parity gate (Algorithm 1 of FairPATE)."""
 
     max_disparity: float = Field(
         ge=0, description="gamma: a label passes while its tentative gap stays below; inf: off."
@@ -682,19 +681,19 @@ class GateConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Queries in rounds, each chosen by a student trained on the labels released so far (aggregator.session)."""
+    """The settings of queries in rounds: a student trained on earlier labels chooses the queries of the next round."""
 
     rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
 
 
 class AskedConfig(Section):
-    """The public records that are submitted as queries."""
+    """The settings that select the public records which are submitted as queries."""
 
     num_queries: Count | None = Field(None, description="Queries submitted; null submits the whole public split.")
 
 
 class QueriesConfig(AskedConfig):
-    """The public records that are submitted as queries, their order, what is released, and the budget."""
+    """The settings of queries: which public records are submitted, in which order, what is released, and the budget."""
 
     budget: BudgetConfig | None = Field(
         None,
@@ -725,7 +724,7 @@ class QueriesConfig(AskedConfig):
 
 
 class GnmaxConfig(AskedConfig):
-    """Confident-GNMax, and its queries."""
+    """The settings of Confident-GNMax and of its queries."""
 
     mechanism: MechanismParameters = Field(
         MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
@@ -746,7 +745,7 @@ class GnmaxConfig(AskedConfig):
 
 
 class AggregatorConfig(GnmaxConfig, QueriesConfig):
-    """Confident-GNMax, its queries and their budget."""
+    """The settings of Confident-GNMax, of its queries and of their budget."""
 
     refused: ClassVar[Refused] = {
         "Expected no budget.accept_leak with release: counts, got true: the data-dependent cost covers the label "
@@ -757,13 +756,13 @@ class AggregatorConfig(GnmaxConfig, QueriesConfig):
 
 
 class GatedAggregatorConfig(AggregatorConfig):
-    """Confident&Fair-GNMax: Confident-GNMax with a demographic-parity gate."""
+    """The settings of Confident&Fair-GNMax: Confident-GNMax with a demographic-parity gate."""
 
     gate: GateConfig = GateConfig(max_disparity=0.1, min_count=25)
 
 
 class GatedQueriesConfig(QueriesConfig):
-    """Queries with a demographic-parity gate before an answer is released."""
+    """The settings of queries whose answers pass a demographic-parity gate before they are released."""
 
     gate: GateConfig = GateConfig(max_disparity=0.1, min_count=25)
 
@@ -778,7 +777,7 @@ Settings = dict[str, Any]
 
 
 def axis_fields(axis: str) -> list[str]:
-    """Return the fields that one axis of a grid, ``first, second``, changes together."""
+    """Return the fields that an axis of a grid sets: one, or several that change together, as ``first, second``."""
     return [field.strip() for field in axis.split(",")]
 
 
@@ -790,8 +789,8 @@ def overlapping(one: str, other: str) -> bool:
 
 
 def _axes(values: Any) -> Any:
-    """Return nested names as dotted names; a later value replaces an earlier one. ValueError for axes that share a
-    field."""
+    """Return the axes of a grid by dotted field names, also if they are given as nested sections. ValueError for axes
+    that share a field."""
     if not isinstance(values, dict):
         return values
     flat = {str(axis): value for axis, value in flattened(values).items() if value != {}}
@@ -808,14 +807,14 @@ together."""
 
 
 class SweepPart(Section):
-    """Settings that one method or one data set adds."""
+    """The settings and grid that a sweep has for one method or one data set."""
 
     settings: Settings = Field(default_factory=dict, description="Sections, or dotted fields, with one value.")
     grid: Grid = Field(default_factory=dict, description="Dotted fields with a list of values each.")
 
 
 class DataSetPart(SweepPart):
-    """Settings that one data set adds. Its name is that of the data set unless ``settings`` name another."""
+    """The settings and grid of a sweep for one data set: the one that its key names, unless ``settings`` do."""
 
     file: Path | None = Field(
         None,
@@ -825,13 +824,16 @@ class DataSetPart(SweepPart):
 
 
 class MethodPart(SweepPart):
-    """Settings that one method adds, and the data sets on which it runs."""
+    """The settings and grid of a sweep for one method, and the data sets on which it runs."""
 
     data_sets: tuple[str, ...] | None = Field(None, description="Names of data sets to run it on; null: all.")
 
 
 class TasksConfig(Section):
-    """The resources that one cell reserves on a node. ``ray.wait_for_nodes_s`` limits how long it waits for them."""
+    """The resources that one cell of a sweep reserves on a node, and the limits on its run.
+
+    ``ray.wait_for_nodes_s`` limits how long a cell waits for the resources.
+    """
 
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly a fraction.")
@@ -841,7 +843,7 @@ class TasksConfig(Section):
 
 
 class SweepConfig(Section):
-    """A sweep: methods x data sets x seeds x grids.
+    """The configuration of a sweep: methods x data sets x seeds x grids.
 
     If several grids name the same field, the method's grid applies, then the data set's. A field of the sweep's or a
     data set's grid varies only for methods that read it.
@@ -905,8 +907,8 @@ _FORMS = {
 
 
 def expected(fault: Mapping[str, Any]) -> str:
-    """Return what one of pydantic's errors expects, such as ``expected > 0``; for unusual kinds, pydantic's own
-    words."""
+    """Return in words what a pydantic error says was expected, such as ``expected > 0``; unusual kinds of errors keep
+    pydantic's own words."""
     kind, context, message = str(fault["type"]), fault.get("ctx", {}), str(fault["msg"])
     if kind == "value_error":  # raised by a check of ours
         said = message.removeprefix("Value error, ").rstrip(".")
@@ -936,6 +938,7 @@ def expected(fault: Mapping[str, Any]) -> str:
 _ECHO_LENGTH = 120
 _MOST_VALUES = 100_000  # a few nested anchors expand to billions
 _SHORT = 2**16  # longer texts are not cached
+_DEEP = 1000
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -967,7 +970,7 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
 
 
 def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[str]:
-    """Return the field names of the section to which ``location`` points; empty if it accepts any name."""
+    """Return the field names of the section that contains ``location``; empty if that section accepts any name."""
     section: Any = schema
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
@@ -984,7 +987,7 @@ def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[
 
 
 def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
-    """Read a YAML file and return its mapping of sections; :class:`ConfigError` for anything else.
+    """Read a YAML file and return its mapping of sections; :class:`ConfigError` if it cannot be read or has no mapping.
 
     ``as_text`` reads every value as text, even `no`, `1.0` and `007`.
     """
@@ -1006,14 +1009,12 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
     return values
 
 
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses names which occur twice in a mapping: YAML would silently take the last one.
-
-    It also refuses anchors that contain themselves or that expand to too many values.
-    """
+class _Strict:
+    """What our YAML loaders add: they refuse names which occur twice in a mapping (YAML would silently take the last
+    one), anchors that contain themselves, and anchors that expand to too many values."""
 
     def get_single_node(self) -> yaml.Node | None:
-        node: yaml.Node | None = super().get_single_node()
+        node: yaml.Node | None = super().get_single_node()  # type: ignore[misc]
         # Before any of it becomes a value, which might fill the memory.
         if node is not None and _written_out(node, {}) > _MOST_VALUES:
             raise yaml.YAMLError(f"its anchors expand to more than {_MOST_VALUES} values; write them out")
@@ -1027,7 +1028,8 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{name} is given twice; leave one out", node.start_mark
                 )
-        return super().construct_mapping(node, deep=deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)  # type: ignore[misc]
+        return mapping
 
 
 def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
@@ -1045,10 +1047,15 @@ def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
     return counted[id(node)]
 
 
-class _TextLoader(_Loader):
-    """A YAML loader that reads every value as text, so that a published `no` or `007` is not converted."""
+# libyaml reads and writes ten times as fast, but not every installation of PyYAML has it.
+_QUICK: Any = getattr(yaml, "CSafeLoader", None)
+DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the parent has it
+
+@cache
+def _loader(base: Any, as_text: bool) -> Any:
+    # Without resolvers every value is text, so that a published `no` or `007` is not converted.
+    return type("Loader", (_Strict, base), {"yaml_implicit_resolvers": {}} if as_text else {})
 
 
 def _load_yaml(text: str, *, as_text: bool = False) -> Any:
@@ -1064,11 +1071,18 @@ def _load_yaml(text: str, *, as_text: bool = False) -> Any:
 # A run reads its configuration several times, and YAML takes a hundred times as long to read as its values to copy.
 @lru_cache(maxsize=1024)
 def _parsed(text: str, as_text: bool) -> Any:
-    return yaml.load(text, Loader=_TextLoader if as_text else _Loader)  # noqa: S506 - safe loaders
+    # libyaml would exhaust the stack with deep nesting, which needs many brackets or a long line.
+    depth = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
+    if _QUICK is not None and depth < _DEEP:
+        try:
+            return yaml.load(text, Loader=_loader(_QUICK, as_text))  # noqa: S506 - a safe loader
+        except yaml.YAMLError:
+            pass  # read again by the parser whose messages quote the line
+    return yaml.load(text, Loader=_loader(yaml.SafeLoader, as_text))  # noqa: S506 - a safe loader
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``defaults`` with ``values`` merged into them, section by section."""
+    """Return ``defaults`` overridden by ``values``, section by section."""
     merged = dict(defaults)
     for name, value in values.items():
         # A value replaces a section as a whole, and so does a section a value.
@@ -1105,8 +1119,8 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
     section[field] = value
 
 
-# Where a run happens, and what its pages name or call fair, does not change what it computes; a file of weights is
-# identified by its checksum.
+# The fields that no digest of a configuration includes: where a run happens, and what its pages name or call fair, does
+# not change what it computes; a file of weights is identified by its checksum.
 PLACES = (
     "out",
     "names_earlier",

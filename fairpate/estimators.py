@@ -1,15 +1,10 @@
 """scikit-learn's interface: :class:`FairClassifier` fits any method on arrays and frames, also inside pipelines, and
 :class:`FairSearchCV` searches its settings within the privacy guarantee.
 
-The parameters are the sections of the method's configuration, so that they cannot differ from those of the command
-line, and the same seed on the same records gives the same weights. Parameters that are left out are chosen from public
-facts, as for a command without a configuration (:mod:`fairpate.methods.base`): the number of records, the number of
-public ones, and whether they are pictures.
-
-Records are checked as scikit-learn's own estimators check theirs. Features of tables become floats, pictures stay
-bytes. A column of ``X`` may contain the groups: it is removed before anything is learned, and ages or other numbers
-become groups between public edges. Public records must have the columns of private ones, by name if there are names: if
-only one of the two went through a transformer, they could not be compared.
+The parameters are the sections of the method's configuration, as for the command line. Parameters that are left out are
+chosen from public facts (:mod:`fairpate.methods.base`): the number of records, the number of public ones, and whether
+they are pictures. Features of tables become floats, pictures stay bytes. A column of ``X`` may contain the groups: it
+is removed before anything is learned.
 
 A saved estimator is a folder without pickle and without records (but an embedding of pictures contains some public
 ones):
@@ -25,7 +20,6 @@ Shapes: N private records, M public ones, F features, C classes.
 import hashlib
 import inspect
 import json
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,18 +45,8 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from fairpate.config import (
-    PLACES,
-    ConfigError,
-    PrivacyTarget,
-    Section,
-    flattened,
-    merge,
-    nearest,
-    parse_config,
-    read_yaml,
-    without,
-)
+from fairpate import config as configuration
+from fairpate.config import ConfigError, Section, flattened, merge, nearest, parse_config
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration
@@ -74,16 +58,8 @@ from fairpate.methods.base import FITTED, Method, Price, Stream, configured, fin
 from fairpate.pages import epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.choice import (
-    MAY_FAIL,
-    TrialsError,
-    charge_trials,
-    group_weights,
-    plan_trials,
-    require_planned,
-    score_of,
-    unheard,
-)
+from fairpate.run import choice
+from fairpate.run.choice import score_of
 from fairpate.run.context import RunDirectory, write_json
 from fairpate.run.folder import create_run_directory, record_data
 from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kept_names
@@ -103,8 +79,7 @@ _TYPES_OF_NOTHING = ("NAType", "NaTType", "NoneType")
 
 
 class SensitiveFeature(Section):
-    """The column of ``X`` that contains the groups, and public edges if it contains numbers to be divided into
-    groups."""
+    """The column of ``X`` that contains the groups; public ``edges`` divide a column of numbers into groups."""
 
     column: str | int
     edges: tuple[float, ...] = ()
@@ -112,7 +87,8 @@ class SensitiveFeature(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class GivenRecords:
-    """Checked or declared records: features ``x``, and labels, groups and persons (N,) if known."""
+    """The records that a caller passed in, checked and encoded: features ``x``, and labels, groups and persons (N,) if
+    known."""
 
     x: Values
     groups: Values | None
@@ -121,7 +97,8 @@ class GivenRecords:
 
 
 def sensitive_column(said: Any) -> SensitiveFeature | None:
-    """Return the parameter ``sensitive_feature``, a name, a position or a mapping, as :class:`SensitiveFeature`."""
+    """Parse the parameter ``sensitive_feature``: a column's name, its position, or a mapping of ``column`` and
+    ``edges``."""
     if said is None or isinstance(said, SensitiveFeature):
         return said
     column = said.item() if isinstance(said, np.integer) else said
@@ -137,9 +114,10 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
 
 
 def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fit: bool = False) -> GivenRecords:
-    """Check features and groups; with ``is_fit`` also labels, and set the estimator's column attributes.
+    """Check features and groups, with ``is_fit`` labels too, and return them.
 
-    ValueError for columns other than those in ``fit``.
+    ``is_fit`` also sets the estimator's attributes on columns; without it, ValueError for columns other than those in
+    ``fit``.
     """
     column, found = sensitive_column(estimator.sensitive_feature), None
     is_picture = getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
@@ -174,7 +152,7 @@ def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fi
 
 
 def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: Any) -> tuple[Any, Values]:
-    """Return the other columns of ``X``, and the groups in its sensitive column."""
+    """Return ``X`` without its sensitive column, and the groups in that column."""
     names = None if getattr(X, "columns", None) is None else list(X.columns)
     table = X if names is not None else check_array(X, dtype=None, ensure_all_finite=False, estimator=estimator)
     # Only names and number of columns are checked: the column that is removed may contain words.
@@ -206,7 +184,7 @@ def _place(names: Sequence[Any] | None, column: SensitiveFeature, width: int) ->
 
 
 def _groups_of(values: Values, column: SensitiveFeature) -> Values:
-    """Return the values themselves, or, if there are edges, the name of each value's interval."""
+    """Return the group of each value: the value itself, or, with edges, the name of its interval."""
     _require_known(values, "sensitive_feature")
     if not column.edges:
         return values
@@ -219,8 +197,10 @@ def _groups_of(values: Values, column: SensitiveFeature) -> Values:
 
 
 def _either(found: Values | None, given: Any, count: int, name: str) -> Values | None:
-    """Return the groups (N,) from the sensitive column or from the argument, whichever is given. ValueError if both
-    are."""
+    """Return the groups (N,) from the sensitive column (``found``) or from the argument ``name`` (``given``).
+
+    ValueError if both exist, or if there is not one group for each of ``count`` records.
+    """
     if given is None:
         return found
     if found is not None:
@@ -240,8 +220,7 @@ def _require_known(groups: Values, name: str) -> None:
 
 
 def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
-    """Encode a frame as its declaration says: numbers by their bounds, categories and missing values by features of
-    their own.
+    """Encode a frame by its declaration: numbers are scaled by their bounds, and each category has a feature.
 
     DataError, a ValueError, names every column with undeclared values. ValueError for a declaration of pictures, or one
     that leaves rows out. ``name`` is the frame's name in errors.
@@ -282,7 +261,7 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
 
 
 def person_names(persons: Any, count: int) -> Names:
-    """Return the person of each record as text: 7, 7.0 and " 7" are one. Empty without ``persons``."""
+    """Return the name of each record's person as text, empty without ``persons``. 7, 7.0 and " 7" name one person."""
     if persons is None:
         return Names()
     values = column_or_1d(np.asarray(persons)).tolist()
@@ -297,9 +276,9 @@ def person_names(persons: Any, count: int) -> Names:
         )
     if several := sum(any(mark in name for mark in SEPARATORS) for name in names):
         raise ValueError(
-            f"persons: expected one for every record, got {several} with {' or '.join(SEPARATORS)} between several; "
-            "name one, such as the household that protects all of them, or write single names without these "
-            "characters."
+            f"persons: expected one for every record, got {several} names with {' or '.join(SEPARATORS)}, which "
+            "separates several persons; name one, such as the household that protects all of them, or write single "
+            "names without these characters."
         )
     return Names(f"person-{name}" for name in names)
 
@@ -319,9 +298,8 @@ def dataset_of(
 ) -> tuple[Dataset, Values, Values]:
     """Return arrays as a data set named ``records``, and the names of classes and groups in the order of their codes.
 
-    Without ``sensitive_features`` all private records are in one group, and so are public records without theirs. The
-    teacher of a record is chosen by its content, or by its person. Labels of public records are unknown, -1; there are
-    no test records.
+    Without groups, all records are in one group. The teacher of a record is chosen by its content, or by its person.
+    Labels of public records are unknown, -1; there are no test records.
     """
     x, labels = features(X), np.asarray(y)
     public_x = x[:0] if public_X is None else features(public_X)
@@ -365,7 +343,7 @@ def dataset_of(
 
 
 def _split(x: Tensor, labels: Values, groups: Values) -> Split:
-    """Return records named by content alone: records that differ only in the group share a name."""
+    """Return records as a split, in which a record's id is a digest of its features and label, not of its group."""
     codes = _int64(labels)
     units = tuple(
         hashlib.sha256(row.tobytes() + code.to_bytes(8, "little", signed=True)).hexdigest()
@@ -379,7 +357,7 @@ def _int64(codes: Values) -> Tensor:
 
 
 def features(values: npt.ArrayLike) -> Tensor:
-    """Return bytes unchanged, other numbers as floats."""
+    """Return features as a tensor: bytes unchanged, other numbers as 32-bit floats."""
     array = np.asarray(values)
     kept = np.ascontiguousarray(array, dtype=None if array.dtype == np.uint8 else np.float32)
     # torch warns about memory that is not writable.
@@ -433,7 +411,7 @@ def _settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
 
 
 def _with_setting(section: Any, path: list[str], value: Any) -> Any:
-    """Return ``section`` as a mapping with ``value`` as the setting at ``path``; it is checked when it is used."""
+    """Return ``section`` as a mapping in which the setting at ``path`` is ``value``; `fit` checks the mapping."""
     if not path:
         return value
     values = _plain(section)
@@ -444,7 +422,7 @@ def _with_setting(section: Any, path: list[str], value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return sections, mappings and numpy scalars as plain values, with only those fields of a section that were
+    """Return sections and mappings as plain dicts, numpy values as Python's; of a section only the fields that were
     set."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
@@ -456,21 +434,22 @@ def _plain(value: Any) -> Any:
 
 
 def _seed_of(random_state: Any) -> int:
-    """Return the configuration's seed for ``random_state``; a seed out of range is refused when the configuration is
-    made."""
+    """Return the configuration's seed for ``random_state``: an integer itself, else a number drawn from it."""
+    # A seed out of range is refused when the configuration is made.
     if isinstance(random_state, int | np.integer):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
-    """Return the pipelines that the callers are fitting, innermost first, each with the steps before its last one.
+    """Return the scikit-learn pipelines on the call stack, innermost first, each with the steps in front of the
+    estimator.
 
     A step that is fitted to private records, such as a scaler, reads them without an event, so no epsilon includes it;
-    and public records that do not pass through it are not comparable with private ones. A pipeline does not pass its
-    other steps to the last one, so the callers' frames are searched. Steps in another process, or applied by hand
-    before a fit, are not detected.
+    and public records that do not pass through it are not comparable with private ones. Steps in another process, or
+    applied by hand before a fit, are not detected.
     """
+    # A pipeline does not pass its other steps to the last one, so the stack is searched.
     found = []
     frame = inspect.currentframe()
     while frame is not None:
@@ -491,7 +470,8 @@ _KINDS = "biufU"
 
 
 def _write_student(student: Student, folder: Path) -> None:
-    """Write the model and the embedding that it reads; the model's card contains the embedding's checksum."""
+    """Write the model, and the embedding that it reads, to ``folder``; the model's card contains the embedding's
+    checksum."""
     if student.embedding is not None:
         save_embedding(student.embedding, folder / _EMBEDDING)
         student = replace(student, card=replace(student.card, embedding=sha256_of(folder / _EMBEDDING)))
@@ -516,7 +496,7 @@ _Setting = Mapping[str, Any] | Section | None
 class Parameters(TypedDict, total=False):
     """The parameters of :class:`FairClassifier` for every method of this package, for type checkers and editors.
 
-    A method has those of its own sections (`fairpate methods NAME`).
+    A method accepts only those of its own sections (`fairpate methods NAME`).
     """
 
     epsilon: float | None
@@ -595,8 +575,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
       :meth:`from_declaration`.
     - ``embedding``: how records are embedded, as ``data.embedding``: a mapping; None: not at all; "auto": by an
       embedding of public records if there are some and whole records are protected.
-    - ``num_records``: a public number of private records, or of persons if ``fit`` is given them, by which settings
-      are chosen; None: the real one, which then counts as public, and the statement says so.
+    - ``num_records``: a public number of private records (of persons, if ``fit`` gets persons), by which settings are
+      chosen. None: settings are chosen by the real number, which then counts as public, as the statement says.
     - ``odometer``: a name for the records, under which the operator's odometer charges each fit, together with runs on
       the data set of that name; ``fit`` is then refused beyond a limit (`fairpate ledger limit NAME`). None: nothing is
       charged.
@@ -661,6 +641,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> model.declaration["name"]
         'clinic'
         """
+        # Only to refuse its faults now: records are encoded in `fit`.
         read_declaration(declaration if isinstance(declaration, Mapping) else Path(declaration), given=_GIVEN)
         settings["declaration"] = dict(declaration) if isinstance(declaration, Mapping) else str(declaration)
         return cls(method, **settings)
@@ -711,9 +692,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         records no more often than the most common class.
 
         Raises:
-            ValueError: Settings out of range, with the field; records that are needed but not given, of other lengths
-                or columns, missing, or not finite; public records that did not pass through the steps of a pipeline as
-                ``X`` did; a method that protects only the group, if a column of ``X`` is or encodes the group.
+            ValueError: Settings out of range, with the field; arrays that the method needs and that are not given, or
+                differ in length or columns, or have values that are missing or not finite; public records that did not
+                pass through the steps of a pipeline as ``X`` did; a method that protects only the group, if a column of
+                ``X`` is or encodes the group.
         """
         if self.declaration is not None:
             found = declared_records(self.declaration, X)
@@ -765,7 +747,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _records(self, X: Any, groups: Any) -> GivenRecords:
-        """Return features as the model reads them, and groups, of records that are given after ``fit``."""
+        """Check and encode records to predict, and return their features, and their groups if known."""
         if self.declaration is None:
             return checked_records(self, X, groups)
         found = declared_records(self.declaration, X)
@@ -774,9 +756,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None
     ) -> npt.NDArray[np.float32]:
-        """Return probabilities (N, C) in the order of ``classes_``, with which a randomised classifier draws labels.
+        """Return the probabilities (N, C) of the classes, in the order of ``classes_``.
 
-        ``sensitive_features`` (N,) are needed if predictions depend on the group. NotFittedError before ``fit``.
+        A randomised classifier draws its labels with these. ``sensitive_features`` (N,) are needed if predictions
+        depend on the group. NotFittedError before ``fit``.
         """
         check_is_fitted(self, "student_")
         records = self._records(X, sensitive_features)
@@ -788,9 +771,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Labels:
         """Return labels (N,); with ``idp3`` a masked array, masked where the gate refuses.
 
-        ``sensitive_features`` (N,), or their column, are needed with ``idp3`` and if predictions depend on the group. A
-        randomised classifier draws labels, the same ones at every call unless ``random_state`` differs. NotFittedError
-        before ``fit``.
+        ``sensitive_features`` (N,), or their column in ``X``, are needed with ``idp3`` and if predictions depend on the
+        group. A randomised classifier draws labels, the same ones at every call unless ``random_state`` differs.
+        NotFittedError before ``fit``.
         """
         check_is_fitted(self, "student_")
         seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else _seed_of(random_state)
@@ -810,8 +793,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         sensitive_features: npt.ArrayLike | None = None,
     ) -> float:
-        """Return the accuracy on answered records; NaN if none is answered. A declared frame may contain ``y``
-        itself."""
+        """Return the accuracy on answered records; NaN if none is answered. With a declaration, ``X`` may contain the
+        labels, and ``y`` is then None."""
         y = self._labels(X, y)
         labels = self.predict(X, sensitive_features=sensitive_features)
         answered = ~np.ma.getmaskarray(labels)
@@ -849,16 +832,18 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             # Other objects may not be what their text says, and could not be restored from it.
             if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
                 raise ValueError(
-                    f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}."
+                    f"classes_, groups_: expected text or numbers, which JSON can hold, got {names.tolist()}; fit with "
+                    "labels and groups of these types."
                 )
             typed[what] = {"type": str(names.dtype), "values": words.tolist()}
         folder.parent.mkdir(parents=True, exist_ok=True)
         # In the same folder, so that the final rename is one step on one file system.
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            _write_student(self.student_, temporary)
-            config = without(self.config_.model_dump(mode="json"), PLACES)
-            (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+            made = Path(scratch) / "estimator"
+            made.mkdir()
+            _write_student(self.student_, made)
+            config = configuration.without(self.config_.model_dump(mode="json"), configuration.PLACES)
+            (made / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
             columns, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
             described = {
                 "format": _FORMAT,
@@ -866,20 +851,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "feature_names": None if columns is None else columns.tolist(),
                 "num_features": self.n_features_in_,
                 "sensitive_feature": None if column is None else column.model_dump(mode="json"),
-                "declaration": read_yaml(Path(self.declaration), as_text=True)
+                "declaration": configuration.read_yaml(Path(self.declaration), as_text=True)
                 if isinstance(self.declaration, str)
                 else self.declaration,
                 "statement": asdict(self.statement_),
-                "files": {file.name: sha256_of(file) for file in sorted(temporary.iterdir())},
+                "files": {file.name: sha256_of(file) for file in sorted(made.iterdir())},
             }
-            text = json.dumps(strict(described), indent=2, allow_nan=False)
-            (temporary / _ESTIMATOR).write_text(text + "\n", encoding="utf-8")
-            # A temporary folder is readable by its owner alone; a saved model is meant to be passed on.
-            temporary.chmod(0o755)
-            temporary.rename(folder)
-        except BaseException:  # an interrupt too, or half a model would stay under a hidden name
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            write_json(made / _ESTIMATOR, strict(described))
+            made.rename(folder)
         return folder
 
     @classmethod
@@ -927,13 +906,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
             estimator.events_ = tuple(map(event_from, statement.events))
             estimator.noise_ = statement.noise
-            estimator.privacy_ = Price(
-                epsilon=float("inf") if statement.epsilon is None else statement.epsilon,
-                delta=statement.delta,
-                unit=statement.unit,
-                relation=statement.relation,
-                accounting=statement.accounting,  # type: ignore[arg-type]
-            )
+            stated = {name: getattr(statement, name) for name in ("delta", "unit", "relation", "accounting")}
+            epsilon = float("inf") if statement.epsilon is None else statement.epsilon
+            estimator.privacy_ = Price(epsilon=epsilon, **stated)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StudentFileError(f"{folder}: not a readable estimator ({error}); restore it from a copy.") from error
         return estimator
@@ -950,7 +925,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = self.config_
         if not config.is_private:
             raise ValueError(
-                f"method: {config.method} has no privacy guarantee, so neither may be published; choose another."
+                f"method: {config.method} has no privacy guarantee, so neither model nor card may be published; choose "
+                "another method."
             )
         student, dataset, assessed = self._tested(X, y, sensitive_features)
         run = create_run_directory(config.model_copy(update={"out": Path(folder)}))
@@ -989,13 +965,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return ax
 
     def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
-        """Return the published model, a data set of only the test records as its network reads them, and their
-        assessment."""
+        """Measure the model on test records. Return it, the records as a data set in the form that its network reads,
+        and their assessment."""
         records, labels = self._records(X, groups), column_or_1d(self._labels(X, y), warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
         if unknown or len(labels) != len(records.x):
             raise ValueError(
-                f"y: expected {len(records.x)} labels among {self.classes_.tolist()}, got others or another number."
+                f"y: expected {len(records.x)} labels among {self.classes_.tolist()}, got other labels, or more or "
+                "fewer of them; give the label of each record of X."
             )
         student = self._student_for(records.groups)
         x, card = features(records.x), student.card
@@ -1020,7 +997,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
-        """Return the published model. If ``fit`` was given no groups, the model gets the names of ``groups``."""
+        """Return the published model. If ``fit`` got no groups, the model gets the names in ``groups``, by which it can
+        be measured."""
         if groups is None or len(self.groups_):
             return self.student_
         names = tuple(str(name) for name in np.unique(groups))
@@ -1109,8 +1087,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         if names and config.is_private and not config.protects_persons:
             raise ValueError(
-                f"persons: {config.method} does not bound what all records of a person do together; leave "
-                "persons out, which protects each record by itself, or choose another method (docs/python.md)."
+                f"persons: {config.method} does not bound what all records of a person do together; choose another "
+                "method (docs/python.md), or leave persons out, which protects each record by itself."
             )
         dataset, classes, group_names = dataset_of(
             private.x,
@@ -1124,8 +1102,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return config, embedded(dataset, config.data.embedding), classes, group_names
 
     def _configuration(self, *, num_records: int = 1, num_public: int = 1, seed: int | None = None) -> Method:
-        """Return the configuration that the parameters set, for these public sizes: of private records, real or
-        declared, and of public ones. ConfigError, a ValueError, lists every fault with its field."""
+        """Return the configuration that the parameters set; others are chosen by ``num_records`` and ``num_public``.
+
+        ConfigError, a ValueError, lists every fault with its field.
+        """
         given = self.get_params(deep=False)
         fields = find_method(self.method).model_fields
         said = {name: _plain(value) for name, value in given.items() if name in fields and value is not None}
@@ -1172,20 +1152,18 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "public_sensitive_features: given without public_X; give both, or leave the groups out."
                 )
             return None
-        is_number = isinstance(X, int | np.integer)
-        if self.declaration is not None and not is_number:
-            declared = declared_records(self.declaration, X, "public_X")
-            X, groups = declared.x, declared.groups if groups is None else groups
-        elif not is_number:
+        names = getattr(self, "feature_names_in_", None)
+        if not isinstance(X, int | np.integer) or isinstance(X, bool):
             passed_on = [getattr(each, "transform_input", None) or () for each, _ in _pipelines_in_front()]
-            if not all(in_fit and "public_X" in names for names in passed_on):
+            if self.declaration is not None:
+                declared = declared_records(self.declaration, X, "public_X")
+                X, groups = declared.x, declared.groups if groups is None else groups
+            elif not all(in_fit and "public_X" in arguments for arguments in passed_on):
                 raise ValueError(
                     "public_X: the pipeline's steps change X and not public_X, which would make them incomparable; "
                     "make it Pipeline(..., transform_input=['public_X']) with sklearn's metadata routing "
                     "(docs/python.md, A scaler in front), or leave the steps out."
                 )
-        names = getattr(self, "feature_names_in_", None)
-        if not is_number or isinstance(X, bool):
             columns = getattr(X, "columns", None)
             is_named = columns is not None and all(isinstance(column, str) for column in columns)
             if is_named != (names is not None):
@@ -1214,8 +1192,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
-        """Return the codes of groups; if ``fit`` was given none, their indices among the given ones. ValueError for a
-        group that was not in ``fit``."""
+        """Return the code of each group: its index among the groups in ``fit``, or, if ``fit`` got none, among
+        ``groups``.
+
+        ValueError for a group that was not in ``fit``.
+        """
         if groups is None:
             return None
         names = self.groups_ if len(self.groups_) else np.unique(groups)
@@ -1248,8 +1229,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
 
     After ``fit``: ``best_estimator_``, ``best_params_`` and ``best_score_`` (the noisy number of correct predictions),
     ``classes_``, and as in :class:`FairClassifier` ``events_``, ``privacy_`` and ``statement_``, which says
-    ``tuning_accounted``. There is no ``cv_results_``: the guarantee does not cover results of other trials. The running
-    time of ``fit`` depends on K; nothing else does.
+    ``tuning_accounted``. There is no ``cv_results_``: the guarantee does not cover results of other trials. Only the
+    running time of ``fit`` reveals K.
 
     >>> search = FairSearchCV(FairClassifier("dp_sgd"), {"dp_sgd__learning_rate": [0.1, 0.5]}, epsilon=2.0)
     """
@@ -1280,7 +1261,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         public_sensitive_features: npt.ArrayLike | None = None,
         persons: npt.ArrayLike | None = None,
     ) -> Self:
-        """Train and choose; arguments and errors as in :meth:`FairClassifier.fit`.
+        """Train the trials and keep the best model; arguments and errors as in :meth:`FairClassifier.fit`.
 
         ValueError also for fewer than two settings, for settings that change the privacy cost, and for methods whose
         events are not known before training; TrialsError if every trial failed, which costs the same.
@@ -1320,13 +1301,13 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be searched "
                     f"privately, because trials need fresh noise; set noise={OS_ENTROPY!r}, or choose a private method."
                 )
-        plan = plan_trials(
+        plan = choice.plan_trials(
             [(config, dataset) for config, dataset, *_ in prepared],
             epsilon=self.epsilon,
             delta=self.delta,
             expected_trials=self.expected_trials,
         )
-        weights = group_weights(
+        weights = choice.group_weights(
             whole,
             None if self.group_shares is None else {str(name): share for name, share in self.group_shares.items()},
         )
@@ -1343,26 +1324,29 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     private_folder(run.receipt.parent)
                     part = f"{rule}/{part}"
                     logs.append(ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=part))
-                charge_trials(plan, logs, cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
+                choice.charge_trials(plan, logs, cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
         source, best = OsEntropy(), None
-        with unheard():
+        with choice.unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
                 model = clone(candidates[number]).set_params(epsilon=plan.epsilon, progress=False)
                 try:
                     model.fit(x, y, **given)
-                except MAY_FAIL:
+                except choice.MAY_FAIL:
+                    # A trial that fails counts as the worst: its error would reveal something about it.
                     continue
-                require_planned(model.events_, plan.trainings)
+                choice.require_planned(model.events_, plan.trainings)
                 # A class that training records lack is never predicted: its code matches no prediction.
                 known = {str(name): code for code, name in enumerate(model.classes_)}
                 codes = np.array([known.get(name, -1) for name in whole.label_names])
                 coded = replace(validation, y=torch.from_numpy(codes[validation.y.numpy()]))
                 score = plan.with_noise(score_of(model.student_, coded, weights, source), source)
+                # Of equal scores the first: trials are exchangeable, so that this is a fair draw among them.
                 if best is None or score > best[0]:
                     best = score, number, model
         if best is None:
-            raise TrialsError(
-                "FairSearchCV: no trial gave a model, and the price was spent; try the settings on made-up records."
+            raise choice.TrialsError(
+                "FairSearchCV: no trial gave a model, and the privacy cost was spent; try the settings on made-up "
+                "records."
             )
         score, number, model = best
         self.best_estimator_, self.best_params_, self.best_score_ = model, settings[number], score / WEIGHT
@@ -1419,12 +1403,13 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
     """Return what a scikit-learn search over a :class:`FairClassifier` will spend; call it before the search's ``fit``.
 
     Such a search (``GridSearchCV`` or ``RandomizedSearchCV``; its estimator may be a pipeline that ends in the
-    classifier) trains once for each settings and fold, and once more if it refits. Each training costs its epsilon, and
-    the classifier's odometer adds them up. Without this call it would refuse only the training that exceeds its limit,
-    after those before it were spent.
+    classifier) trains once for each combination of settings and fold, and once more if it refits. Each training costs
+    its epsilon, and the classifier's odometer adds them up. Without this call, the odometer refuses only the training
+    that exceeds the limit, when the earlier ones have been charged already.
 
-    ValueError if the sum is above the limit; UserWarning if there is no limit and it is above 10. TypeError for another
-    kind of search, for a classifier without ``odometer`` or ``epsilon``, and if epsilon is drawn.
+    ValueError if the sum is above the limit; UserWarning if there is no limit and the sum is above 10. TypeError for
+    another kind of search, for a classifier without ``odometer`` or ``epsilon``, and if the search draws epsilon at
+    random.
     """
     is_grid, is_drawn = isinstance(search, GridSearchCV), isinstance(search, RandomizedSearchCV)
     final = search.estimator.steps[-1][1] if isinstance(search.estimator, Pipeline) else search.estimator
@@ -1435,7 +1420,10 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
     if is_drawn and any(
         name.endswith("epsilon") for each in np.atleast_1d(search.param_distributions) for name in each
     ):
-        raise TypeError("param_distributions: an epsilon that is drawn cannot be announced; set it in the estimator.")
+        raise TypeError(
+            "param_distributions: the cost of an epsilon that is drawn at random is not known beforehand; set epsilon "
+            "in the estimator."
+        )
     settings = list(ParameterGrid(search.param_grid)) if is_grid else [{}] * search.n_iter
     costs = []
     for each in settings:
@@ -1447,9 +1435,10 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
             )
         costs.append(model.epsilon)
     folds = check_cv(search.cv, y, classifier=True).get_n_splits(None, y)
+    # Which settings are refitted is not known yet: at most the dearest.
     planned = folds * sum(costs) + (max(costs) if search.refit else 0.0)
     trainings = folds * len(settings) + bool(search.refit)
-    delta = final.delta or PrivacyTarget().delta
+    delta = final.delta or configuration.PrivacyTarget().delta
     odometer = Odometer()
     question = question_above(final.odometer, planned=planned, odometer=odometer, delta=delta, is_own=True)
     if question and odometer.limits(final.odometer):

@@ -1,10 +1,8 @@
-"""Write files so that they are complete or absent, even after a crash or a power failure, locally or in an object
-store.
+"""Write files on a disk or in an object store, so that a file is complete or absent even after a crash.
 
-A local file is written under a temporary name in its own folder, flushed to the disk and renamed; then the folder is
-flushed. A :class:`Storage` is a folder that pyarrow.fs can access: a local or network folder, S3, Google Cloud Storage.
-There a file is readable by its owner only, and an object appears when its upload is complete. Credentials come from the
-environment or from the role of the node.
+A local file is written under a temporary name, flushed to the disk and renamed. A :class:`Storage` is a folder that
+pyarrow.fs can access: a local or network folder, S3, Google Cloud Storage. An object appears there when its upload is
+complete. Credentials come from the environment or from the role of the node.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ CACHE_VARIABLE = "FAIRPATE_CACHE"
 
 
 class PathIn:
-    """A descriptor that returns the path ``name`` inside the folder that the object's attribute ``of`` contains."""
+    """An attribute of a class that is a path: the file ``name`` in the folder that the attribute ``of`` holds."""
 
     def __init__(self, of: str, name: str) -> None:
         self._of, self._name = of, name
@@ -44,7 +42,7 @@ class PathIn:
 
 
 class PlaceError(UsageError, OSError):
-    """Nothing can be written to a path; the message names the option, the path and the remedy."""
+    """An error for a path to which nothing can be written; the message names the option, the path and the remedy."""
 
 
 def cache_dir() -> Path:
@@ -53,10 +51,10 @@ def cache_dir() -> Path:
 
 
 def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise PlaceError unless ``path`` is, or could be created as, a folder that accepts files. Nothing is left behind.
+    """Raise PlaceError unless ``path`` is, or could be created as, a folder that accepts files. No file is left behind.
 
-    ``is_file``: instead, unless ``path`` can be written as a file, whose folder exists and whose name ends in one of
-    ``suffixes`` (if any). ``option`` names the path in messages.
+    With ``is_file``, raise it unless ``path`` can be written as a file whose folder exists, and whose name ends in one
+    of ``suffixes`` (if any). ``option`` names the path in messages.
     """
     if suffixes and path.suffix not in suffixes:
         raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}.")
@@ -196,7 +194,7 @@ def write(location: Location, content: bytes) -> None:
 
 
 def read(location: Location) -> bytes:
-    """Return the content of the file at ``location``. OSError if it cannot be read, ValueError as :func:`write`."""
+    """Return the content of the file at ``location``. OSError if it cannot be read, ValueError for an unknown URI."""
     place = _place(location)
     if isinstance(place, Path):
         return place.read_bytes()
@@ -207,7 +205,10 @@ def read(location: Location) -> bytes:
 
 
 def exists(location: Location) -> bool:
-    """Return whether a file exists at ``location``, without reading it. Other errors as :func:`read`."""
+    """Return whether a file exists at ``location``, without reading it.
+
+    A place that cannot be reached raises as in :func:`read`; a missing file does not.
+    """
     place = _place(location)
     if isinstance(place, Path):
         return place.is_file()
@@ -225,7 +226,7 @@ def _identity(uri: str) -> str | None:
 
 
 def _place(location: Location) -> Path | tuple[FileSystem, str]:
-    """Return the path of a local file, or else a file system and the path in it."""
+    """Return the local path of ``location``, or, if it is not local, its file system and the path there."""
     text = os.fspath(location)
     if "://" not in text:
         return Path(text)

@@ -1,22 +1,17 @@
 """Serve an ASGI application over HTTP: callers, rates and bodies, errors, headers, logs, connections, TLS and uvicorn.
 
 The aggregator, the published student and the coordinator of sites share this module: :func:`new_app` creates the
-application with its error bodies, health routes and middleware, and :class:`HttpServer` serves it, so that every option
-of a service works for all of them.
+application with its error bodies, health routes and middleware, and :class:`HttpServer` serves it.
 
-**Requests.** :class:`Guard` is middleware in front of every route: callers, request rates, body sizes. A body must
-declare its length, so the body of an unknown caller and a body that is too large are refused before they are read. Each
-error names a field, its value and the remedy.
+**Requests** pass :class:`Guard`, middleware that checks callers, request rates and sizes of bodies. A body must declare
+its length, so that one from an unknown caller, or one that is too large, is refused before it is read.
 
-**Connections.** Their limits apply before anything is parsed or buffered. uvicorn's protocol on h11 is the parser;
-:class:`LimitedProtocol` limits the bytes that it gets. A head has a maximum size, head and body have deadlines, a
-connection has one request at a time, and a response that the client does not fetch is abandoned. When the maximum
-number of connections is reached, the address with the most incomplete requests loses those that have waited longest. A
-refused client is read for a moment longer, so that it receives the refusal.
+**Connections** pass :class:`LimitedProtocol` before anything is parsed or buffered. The header section of a request has
+a maximum size, headers and body have deadlines, and a connection has one request at a time. When the maximum number of
+connections is reached, the address with the most incomplete requests loses those that have waited longest.
 
 **Logs** and spans contain method, route, status, caller, number of queries and request id. None of these depends on
-votes, because both kinds of refusal have one status. No line contains a duration, and nothing inside a request has its
-own span.
+votes, because both kinds of refusal have one status; a duration might, so no line contains one.
 """
 
 from __future__ import annotations
@@ -26,6 +21,7 @@ import contextlib
 import contextvars
 import errno
 import http
+import itertools
 import json
 import logging
 import logging.handlers
@@ -40,7 +36,8 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +49,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -136,7 +134,7 @@ LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
 
 
 class Tokens(Protocol):
-    """The tokens that a service accepts now. Both members may change while it runs."""
+    """The tokens that a service accepts now; they may change while it runs."""
 
     @property
     def needs_token(self) -> bool:
@@ -161,13 +159,14 @@ class RequestRate:
             raise ValueError(f"Expected per_s > 0 and burst >= 1, got {self.per_s} and {self.burst}.")
 
 
+NO_RATE = RequestRate()
 STRANGERS = RequestRate(per_s=2.0, burst=20.0)
 """The rate limit of one address whose requests have no known token; it slows down the guessing of tokens."""
 
 
 @dataclass(eq=False)
 class Buckets:
-    """One token bucket per name, all with one rule and full at first; only the most recently used names are kept."""
+    """Rate limits by name: one token bucket each, full at first; only the most recently used names are stored."""
 
     rule: RequestRate
     _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict, init=False)
@@ -189,7 +188,7 @@ class Buckets:
 
 
 class FaultError(HTTPException):
-    """A request is refused with one error; FastAPI converts this exception into a response wherever it is raised."""
+    """The refusal of a request with one error; FastAPI turns this exception into a response wherever it is raised."""
 
     def __init__(
         self, status: int, field: str, value: object, remedy: str, headers: Mapping[str, str] | None = None
@@ -202,66 +201,52 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
     """Return a :class:`Fault` as JSON; a long value is cut off after 80 characters."""
     if isinstance(value, bytes):
         value = value[: _MAX_VALUE_CHARACTERS + 1].decode("utf-8", "backslashreplace")
-    if isinstance(value, str):
-        text = value
-    else:
-        text = ""
+    elif not isinstance(value, str):
         # Encoded piece by piece: a value may have megabytes, and only its start is shown.
-        for piece in json.JSONEncoder(default=str).iterencode(value):
-            text += piece
-            if len(text) > _MAX_VALUE_CHARACTERS:
-                break
-    cut = text if len(text) <= _MAX_VALUE_CHARACTERS else text[:_MAX_VALUE_CHARACTERS] + "..."
+        pieces = json.JSONEncoder(default=str).iterencode(value)
+        value = "".join(itertools.islice(pieces, _MAX_VALUE_CHARACTERS + 1))
+    cut = value if len(value) <= _MAX_VALUE_CHARACTERS else value[:_MAX_VALUE_CHARACTERS] + "..."
     # JSON may contain half of a UTF-16 pair, which UTF-8 cannot encode.
     return {"field": field, "value": cut.encode("utf-8", "backslashreplace").decode(), "remedy": remedy}
 
 
-def field_of(error: Mapping[str, Any]) -> list[str]:
-    """Return the path of the field that one of pydantic's errors is about; empty if it is about the whole body."""
-    if error["type"] == "json_invalid":  # the remedy names the position in the text
-        return []
-    return [str(part) for part in error["loc"] if part not in ("body", "path", "query")]
-
-
 def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_records: int) -> int:
-    """Return the size in bytes of the largest body that ``most_records`` records of this shape may need.
+    """Return the most bytes that a request body with ``most_records`` records of this shape may have.
 
-    At most 2 MiB, or the size of one record if that is more.
+    It is at most 2 MiB, or the size of one record if that is more. ``is_bytes``: the features of a record are bytes.
     """
     record = _BYTES_PER_RECORD + (_BYTES_PER_BYTE if is_bytes else _BYTES_PER_FLOAT) * math.prod(record_shape)
     return max(record, min(_MAX_BODY_BYTES, most_records * record))
 
 
+@dataclass(eq=False)
 class Guard:
-    """ASGI middleware in front of all routes: tokens, roles, request rates, and the size and time of bodies.
+    """ASGI middleware in front of all routes: checks tokens, roles, request rates, and size and time of bodies.
 
-    ``tokens`` None: all callers are admitted. Sets ``scope["state"]["caller"]`` (None if all callers are admitted) and
-    ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted. If a service
-    with ``tokens`` needs no token at present, it accepts only this machine's names in the Host header, so that a web
-    page cannot reach it through a host name that resolves to this machine (DNS rebinding). ``max_body_bytes`` is called
-    for each request.
+    ``tokens`` None: all callers are admitted. ``max_body_bytes`` is called for each request. Sets
+    ``scope["state"]["caller"]`` (None if all callers are admitted) and ``scope["state"]["is_admitted"]``, a function
+    that returns whether the caller would still be admitted. If a service with ``tokens`` needs no token at present, it
+    accepts only this machine's names in the Host header, so that a web page cannot reach it through a host name that
+    resolves to this machine (DNS rebinding).
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        tokens: Tokens | None,
-        max_body_bytes: Callable[[], int],
-        rate: RequestRate,
-        strangers: RequestRate = STRANGERS,
-        body_timeout_s: float = 30.0,
-    ) -> None:
-        self._app, self._tokens = app, tokens
-        self._rates, self._strangers = Buckets(rate), Buckets(strangers)
-        self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
+    app: ASGIApp
+    _: KW_ONLY
+    tokens: Tokens | None
+    max_body_bytes: Callable[[], int]
+    rate: RequestRate = NO_RATE
+    strangers: RequestRate = STRANGERS
+    body_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        self._rates, self._strangers = Buckets(self.rate), Buckets(self.strangers)
         self._large: Counter[str] = Counter()
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit the request, read its body, and pass both to the application; or refuse the request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         length = int(headers.get(b"content-length", "0"))  # the parser has checked that these are digits
@@ -278,51 +263,42 @@ class Guard:
             caller, name = self._admit(scope, headers, given, length)
 
             def is_admitted() -> bool:
-                if caller is None or self._tokens is None:
+                if caller is None or self.tokens is None:
                     return True
-                now = self._tokens.caller(given)
+                now = self.tokens.caller(given)
                 return now is not None and (now.name, now.role) == (caller.name, caller.role)
 
             # A stream checks again while it runs: its token may be revoked meanwhile.
             scope.setdefault("state", {}).update(caller=caller, is_admitted=is_admitted)
             # No open path uses a body, so the body of a stranger is never read.
             if length == 0 or scope["path"] in OPEN_PATHS:
-                await self._app(scope, receive, send_without_body)
+                await self.app(scope, receive, send_without_body)
                 return
-            is_large = length > _LARGE_BODY_BYTES
-            if is_large:
-                self._large[name] += 1
+            large = [name] if length > _LARGE_BODY_BYTES else []
+            self._large.update(large)
             try:
-                body = bytearray()
                 try:
                     # Before the turn below: a caller that sends slowly delays no other caller.
-                    async with asyncio.timeout(self._body_timeout_s):
-                        has_more = True
-                        while has_more:
-                            message = await receive()
-                            if message["type"] == "http.disconnect":
-                                return
-                            body += message.get("body", b"")
-                            has_more = message.get("more_body", False)
+                    async with asyncio.timeout(self.body_timeout_s):
+                        body = await Request(scope, receive).body()
+                except ClientDisconnect:
+                    return
                 except TimeoutError:
                     raise FaultError(408, "request", "no complete body", "Too slow; send it at once.") from None
-                if is_large:
+                if large:
                     # A pause before a large body is parsed lets the event loop answer other requests.
                     async with self._turn:
                         await asyncio.sleep(length / _LARGE_BYTES_PER_S)
-                messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+                messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
                 async def replay() -> Message:
                     # After the body come the real messages, which report when the caller leaves.
                     return messages.pop() if messages else await receive()
 
-                await self._app(scope, replay, send)
+                await self.app(scope, replay, send)
             finally:
-                if is_large:
-                    self._large[name] -= 1
-                    if not self._large[name]:
-                        # Names of strangers are addresses: kept at 0, they would fill the memory.
-                        del self._large[name]
+                # This subtraction drops names at 0. Names of strangers are addresses, which would fill the memory.
+                self._large -= Counter(large)
         except FaultError as refused:
             response = faults_response(refused.status_code, [refused.fault], refused.headers)
             await response(scope, receive, send_without_body)
@@ -330,12 +306,12 @@ class Guard:
     def _admit(
         self, scope: Scope, headers: dict[bytes, str], token: str | None, length: int
     ) -> tuple[KnownCaller | None, str]:
-        """Return the caller, and the name under which its requests are counted. FaultError for a refused request."""
-        tokens = self._tokens
+        """Return the caller, and the name by which its requests are limited. FaultError for a refused request."""
+        tokens = self.tokens
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
-                raise FaultError(400, "Host", host, "Without tokens only this machine is served; ask 127.0.0.1.")
+                raise FaultError(400, "Host", host, "Without tokens only this machine may ask; send it to 127.0.0.1.")
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
         caller = None if is_ambiguous or tokens is None else tokens.caller(token)
@@ -353,14 +329,14 @@ class Guard:
                 remedy = "Send a bearer token of this service in the Authorization header."
                 raise FaultError(401, "Authorization", "(not shown)", remedy, {"WWW-Authenticate": "Bearer"})
             if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
-                raise FaultError(403, "Authorization", caller.role, "For operators; send the operator's token.")
+                raise FaultError(403, "Authorization", caller.role, "Only for operators; send an operator's token.")
         elif caller is None and tokens is not None:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
             raise FaultError(411, "Transfer-Encoding", coding, "Send Content-Length instead.")
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
-        if length > (most := self._max_body_bytes()):
+        if length > (most := self.max_body_bytes()):
             raise FaultError(413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer records.")
         # Bodies being received are in memory. One caller may send few at once, so that a caller that sends slowly over
         # many connections cannot block others.
@@ -389,7 +365,7 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 def faults_response(
     status: int, faults: Sequence[Mapping[str, str]], headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return a response with a :class:`fairpate.http_server.Faults` as JSON."""
+    """Return an error response, whose body is :class:`Faults` as JSON."""
     return json_response({"errors": list(faults)}, status=status, headers=headers)
 
 
@@ -401,23 +377,22 @@ def new_app(
     *,
     title: str,
     description: str,
-    tokens: Tokens | None,
-    max_body_bytes: Callable[[], int],
-    rate: RequestRate,
-    strangers: RequestRate = STRANGERS,
+    tokens: Tokens | None = None,
     reasons: Callable[[], Awaitable[Sequence[str]]] | None = None,
     tracer: Any = None,
     on_response: OnResponse = lambda *_: None,
-    field_name: Callable[[Mapping[str, Any]], str] = lambda error: ".".join(field_of(error)) or "body",
+    field_name: Callable[[list[str]], str] = ".".join,
     unrouted: str = "see /docs.",
     lifespan: Any = None,
+    **guard: Any,
 ) -> FastAPI:
-    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``, to which routes are
-    added.
+    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``; the caller adds its
+    own routes.
 
-    :class:`Guard` and, around it, :class:`Observed` are in front of all routes; their arguments are passed on.
-    ``reasons`` returns why the service cannot answer now; None: it always can. ``field_name`` returns the field that
-    one of pydantic's errors is about; ``unrouted`` ends the remedy for a path without a route.
+    :class:`Guard` and, around it, :class:`Observed` are in front of all routes, and get the arguments that they share
+    with this function. ``reasons`` returns why the service cannot answer now; None: it always can. ``field_name``
+    returns the name of a field from its path in a pydantic error; ``unrouted`` ends the remedy for a path without a
+    route.
     """
     app = FastAPI(
         title=title,
@@ -446,7 +421,10 @@ def new_app(
             else:
                 text = expected(each)
                 remedy = f"{text[:1].upper()}{text[1:]}."
-            found.append(fault(field_name(each), each.get("input"), remedy))
+            # Of JSON that cannot be read the path is a position in the text, which the remedy names.
+            path = () if each["type"] == "json_invalid" else each["loc"]
+            parts = [str(part) for part in path if part not in ("body", "path", "query")]
+            found.append(fault(field_name(parts) or "body", each.get("input"), remedy))
         return faults_response(422, found)
 
     @app.exception_handler(HTTPException)
@@ -499,7 +477,7 @@ def new_app(
         return describe()
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.add_middleware(Guard, tokens=tokens, max_body_bytes=max_body_bytes, rate=rate, strangers=strangers)
+    app.add_middleware(Guard, tokens=tokens, **guard)
     # The middleware added last is outermost: requests that Guard refuses are logged, counted and traced too.
     app.add_middleware(Observed, tracer=tracer, on_response=on_response)
     return app
@@ -514,16 +492,14 @@ _id_now: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", defa
 
 
 class JsonLines(logging.Formatter):
-    """Formats a log record as one line of JSON: time, level, logger, message, request id, and the fields of a
-    request."""
+    """A log formatter that writes a record as one line of JSON: time, level, logger, message, request id, and the
+    fields of a request."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as one line of JSON."""
-        # From one whole number: rounded apart, a second and its milliseconds may not belong together.
-        seconds, milliseconds = divmod(int(1000 * record.created), 1000)
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+        moment = datetime.fromtimestamp(record.created, UTC).replace(tzinfo=None)
         line: dict[str, Any] = {
-            "time": f"{moment}.{milliseconds:03d}Z",
+            "time": f"{moment.isoformat(timespec='milliseconds')}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -549,7 +525,8 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
 def tracer_to(processor: Any = None) -> Any:
     """Return a tracer that passes the service's spans to ``processor``.
 
-    None: exports them as the variables OTEL_EXPORTER_OTLP_* specify. ImportError without the OpenTelemetry packages.
+    ``processor`` None exports spans as the environment variables OTEL_EXPORTER_OTLP_* specify. ImportError without the
+    OpenTelemetry packages.
     """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -566,10 +543,9 @@ def tracer_to(processor: Any = None) -> Any:
 
 @dataclass(eq=False)
 class Observed:
-    """The outermost ASGI middleware: request ids, one log line and span per request, and the headers of every response.
+    """The outermost ASGI middleware: gives a request its id, log line and span, and every response its headers.
 
-    Puts ``request_id`` into ``scope["state"]``: the caller's ``X-Request-Id`` if it is one plain word, else a random
-    id.
+    Sets ``scope["state"]["request_id"]``: the caller's ``X-Request-Id`` if it is one plain word, else a random id.
     """
 
     app: ASGIApp
@@ -594,16 +570,11 @@ class Observed:
                 from opentelemetry.trace import SpanKind
                 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-                span = opened.enter_context(
-                    self.tracer.start_as_current_span(
-                        method,
-                        context=TraceContextTextMapPropagator().extract(headers),
-                        kind=SpanKind.SERVER,
-                        # The text of an exception may contain private values: it goes to the log alone.
-                        record_exception=False,
-                        set_status_on_exception=False,
-                    )
-                )
+                # The text of an exception may contain private values: it goes to the log alone.
+                quiet = {"record_exception": False, "set_status_on_exception": False}
+                context = TraceContextTextMapPropagator().extract(headers)
+                started = self.tracer.start_as_current_span(method, context=context, kind=SpanKind.SERVER, **quiet)
+                span = opened.enter_context(started)
 
             async def observed(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -666,10 +637,10 @@ class ConnectionLimits:
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection under :class:`ConnectionLimits`.
+    """The protocol of one connection, with :class:`ConnectionLimits` on what a client may send and when.
 
-    Its phase says what it waits for: a request's head or body, the application's answer, the next request (idle), or,
-    after a refusal, the end of what the client sends (closing).
+    ``phase`` says what the connection waits for: the headers (``head``) or ``body`` of a request, the application's
+    ``answer``, the next request (``idle``), or, after a refusal, the end of what the client sends (``closing``).
     """
 
     def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
@@ -707,7 +678,7 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass received bytes to the parser, for one request at a time, a head in slices."""
+        """Pass received bytes to the parser: one request at a time, and headers in slices of 4 KiB."""
         while data and self.phase != "closing" and not self.transport.is_closing():
             if self.phase == "answer":  # a second request before the first is answered
                 self.cycle.keep_alive = False
@@ -777,8 +748,8 @@ class LimitedProtocol(H11Protocol):
     def finish(self, *, is_refused: bool = False) -> None:
         """Close the connection after a response.
 
-        If the client is still sending, or was refused, end the response and discard what it sends for two seconds
-        first.
+        If the client is still sending, or was refused, first discard what it sends for two seconds, so that it receives
+        the response.
         """
         if self.is_read and not is_refused:
             self.transport.close()
@@ -814,17 +785,16 @@ class LimitedProtocol(H11Protocol):
 
     def _refuse(self, status: int, found: dict[str, str]) -> None:
         """Write an error response directly, without the parser, which has no request to answer."""
-        body = json.dumps({"errors": [found]}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers += [(b"connection", b"close"), *_HEADERS[self.scheme or "http"]]
+        response = faults_response(status, [found], {"Connection": "close"})
+        headers = [*response.raw_headers, *_HEADERS[self.scheme or "http"]]
         head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
-        self.transport.write(head + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + body)
+        self.transport.write(head + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + response.body)
         self.finish(is_refused=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TlsFiles:
-    """The PEM files of a certificate with its chain, and of its key without a password. ValueError if they cannot be
+    """The PEM files for TLS: a certificate with its chain, and its key without a password. ValueError if they cannot be
     used."""
 
     cert: Path
@@ -841,10 +811,12 @@ class TlsFiles:
 
     @classmethod
     def given(cls, cert: Path | None, key: Path | None) -> TlsFiles | None:
-        """Return the files that the options --tls-cert and --tls-key name; None without both. ValueError for only
-        one."""
+        """Return the files of the options --tls-cert and --tls-key; None if neither was given. ValueError if only one
+        was."""
         if (cert is None) != (key is None):
-            raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
+            raise ValueError(
+                "--tls-cert and --tls-key: expected both, got one; give both, or neither and let a proxy terminate TLS."
+            )
         # Absolute: the actor that reads them may run in another working directory.
         return cls(cert=cert.absolute(), key=key.absolute()) if cert and key else None
 
@@ -867,22 +839,22 @@ _TICKS_PER_LOOK = 20  # ticks of a tenth of a second
 
 
 class ServiceError(UserError, RuntimeError):
-    """A service cannot start or has ended; the message names the remedy."""
+    """An error of a service that cannot start or has ended; the message names the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """The address, limits and logs of a service.
+    """The settings of any HTTP service: its address, limits and logs.
 
     ``rate`` limits the requests of one caller, ``strangers`` those of one address without a known token. ``tls``: the
     files of a certificate; None: plain HTTP. ``log_file`` gets one JSON line per request. ``traces``: export spans as
-    the variables OTEL_EXPORTER_OTLP_* specify.
+    the environment variables OTEL_EXPORTER_OTLP_* specify.
     """
 
     host: str = "127.0.0.1"
     port: int = 8517
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    rate: RequestRate = field(default_factory=RequestRate)
+    rate: RequestRate = NO_RATE
     strangers: RequestRate = STRANGERS
     tls: TlsFiles | None = None
     log_file: Path | None = None
@@ -906,7 +878,7 @@ class HttpSettings:
 
 
 class HttpServer:
-    """uvicorn in a thread, on a socket that is bound before the thread starts."""
+    """An HTTP server: uvicorn in a thread, on a socket that is bound before the thread starts."""
 
     def __init__(
         self,
@@ -918,8 +890,8 @@ class HttpServer:
     ) -> None:
         """Start to serve the application ``make_app(settings, tracer=tracer)``.
 
-        ``tracer`` creates a span for each request; None: the one that the settings ask for. A port in use is waited for
-        up to ``bind_timeout_s``.
+        ``tracer`` creates a span for each request; None: one is made if ``settings.traces`` is set. A port in use is
+        waited for up to ``bind_timeout_s``.
         """
         # First: a port that is taken ends the start before anything else is opened.
         listening = bind(settings.host, settings.port, timeout_s=bind_timeout_s)
@@ -1004,7 +976,8 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int, *, timeout_s: float) -> socket.socket:
-    """Return a listening socket; wait up to ``timeout_s`` for a port in use. ServiceError if it cannot be had."""
+    """Return a listening socket; wait up to ``timeout_s`` for a port in use. ServiceError if it cannot listen there."""
+    # A process that just died may still hold the port.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -2,12 +2,8 @@
 
 After Dalal and Triggs 2005 ("Histograms of Oriented Gradients for Human Detection", CVPR): for each cell of a 10 x 10
 grid, a histogram of the directions of brightness gradients (without sign), weighted by their strength, relative to the
-energy of the neighbouring cells. The features are a fixed public function of one record: no statistic of other records
-enters, so they have no privacy cost. From them a linear model learns what a network cannot learn from a few hundred
-pictures, or under much noise.
-
-A picture's features do not depend on the other pictures of a batch, to the last digit: directions are computed by
-operations with correct rounding. The rounding of ``torch.atan2`` depends on the position in the batch and on threads.
+energy of the neighbouring cells. The features are a fixed public function of one picture, so they have no privacy cost.
+They do not depend on the other pictures of a batch, not even in the last digit.
 """
 
 from __future__ import annotations
@@ -33,13 +29,14 @@ _ARCTANGENT = (
 
 
 def oriented_gradients(pixels: Tensor) -> Tensor:
-    """Return features (N, directions * rows * columns) of bytes (N, channels, H, W), as ``float32`` and at least 0."""
+    """Return the features (N, directions * rows * columns), ``float32`` and at least 0, of pictures in bytes
+    (N, channels, H, W)."""
     parts = [gradient_histograms(part.float().div_(255)) for part in torch.split(pixels, _PICTURES_AT_ONCE)]
     return torch.cat(parts) if parts else torch.empty(0, NUM_VALUES)
 
 
 def gradient_histograms(pictures: Tensor) -> Tensor:
-    """Return the features of :func:`oriented_gradients` for floats (N, channels, H, W) in [0, 1], all at once."""
+    """Return the features of :func:`oriented_gradients` for pictures (N, channels, H, W) of floats in [0, 1]."""
     brightness = pictures.mean(dim=1, keepdim=True)
     # Central differences, padded to the picture's size: its border counts as flat.
     across = functional.pad(brightness[..., 2:] - brightness[..., :-2], (1, 1))
@@ -59,7 +56,9 @@ def gradient_histograms(pictures: Tensor) -> Tensor:
 
 
 def angles(across: Tensor, down: Tensor) -> Tensor:
-    """Return directions without sign, in radians from 0 to pi, each computed only from its own two numbers."""
+    """Return the directions of gradients (``across``, ``down``) without sign, in radians from 0 to pi."""
+    # Not by torch.atan2, whose last digit depends on the position in the batch and on threads: the operations below
+    # round correctly.
     wide, high = across.abs(), down.abs()
     # 0 / 0 if the picture is flat: the direction does not matter, because its strength is 0.
     ratio = torch.minimum(wide, high) / torch.maximum(wide, high).clamp(min=torch.finfo(wide.dtype).tiny)

@@ -1,12 +1,7 @@
 """Text and HTML of pages: the glossary, the meaning of (epsilon, delta), numbers as text, and templates.
 
-The glossary is ``glossary.yaml``; ``python -m fairpate.pages`` writes ``docs/glossary.md`` from it. On a page a term of
-the glossary is a button that opens its definition (``parts.html``); each page contains the definitions of its terms.
-
-Every value on a page is escaped, a name that a template does not get is an error, and the frame of every page forbids a
-browser to fetch anything. Style sheets, scripts and drawings are HTML already and are marked as such here and where
-they are drawn. The documentation page of an HTTP service is rendered here from its OpenAPI document: a page that loads
-a viewer from another server would be blank without a network, and would show that server who reads it.
+``python -m fairpate.pages`` writes ``docs/glossary.md`` from ``glossary.yaml``. On a page a term of the glossary is a
+button that opens its definition. Every value on a page is escaped, and a browser may fetch nothing for a page.
 
 The meaning of an epsilon is how often an attacker can be right (:func:`least_wrong`). The attacker knows all private
 data but one unit, and knows that one of two equally likely cases holds for this unit: present or absent ("add or remove
@@ -60,7 +55,7 @@ class Term:
 
 @cache
 def glossary() -> Mapping[str, tuple[Term, ...]]:
-    """Return all terms by chapter, in the order of the file."""
+    """Return all terms of the glossary by chapter, in the order of its file."""
     text = files("fairpate").joinpath("glossary.yaml").read_text(encoding="utf-8")
     return {
         chapter: tuple(
@@ -113,7 +108,7 @@ _WHICH: dict[Unit, str] = {
 
 
 def least_wrong(epsilon: float, delta: float) -> float:
-    """Return the least share of an attacker's guesses that are wrong: 1/2 is a coin, 0 is certainty."""
+    """Return the least share of an attacker's guesses that are wrong: 1/2 is no better than a coin, 0 is certainty."""
     if math.isinf(epsilon):
         return 0.0
     # By e^-eps, because e^eps overflows.
@@ -123,8 +118,8 @@ def least_wrong(epsilon: float, delta: float) -> float:
 def most_detected(false_alarms: float, epsilon: float, delta: float) -> float:
     """Return the largest share of units that an attacker can detect at a given share of false alarms.
 
-    The trade-off curve of an (epsilon, delta) guarantee (Kairouz, Oh and Viswanath, arXiv 1311.0776): P[detected] <=
-    e^eps P[false alarm] + delta, and the same with 1 - P[false alarm] and 1 - P[detected] exchanged.
+    This is the trade-off curve of an (epsilon, delta) guarantee (Kairouz, Oh and Viswanath, arXiv 1311.0776):
+    P[detected] <= e^eps P[false alarm] + delta, and 1 - P[false alarm] <= e^eps (1 - P[detected]) + delta.
     """
     missed = max(0.0, math.exp(-epsilon) * (1 - delta - false_alarms))
     # Compared as logarithms: e^eps may overflow.
@@ -133,7 +128,8 @@ def most_detected(false_alarms: float, epsilon: float, delta: float) -> float:
 
 
 def strength(epsilon: float, delta: float) -> Strength:
-    """Return ``weak`` if the attacker may be right 95 % of the time, ``void`` if 99.9 %."""
+    """Return how strong a guarantee is: ``void`` if the attacker may be right 99.9 % of the time, ``weak`` if 95 %,
+    ``bounded`` otherwise."""
     wrong = least_wrong(epsilon, delta)
     return "void" if wrong <= _VOID else "weak" if wrong <= _WEAK else "bounded"
 
@@ -187,8 +183,8 @@ class ComparedCosts:
     """The cost of queries compared with their worst case; for the operator only.
 
     ``of_worst_Q``: each cost as a share of the worst case, 0 to 1; NaN if the worst case is infinite, as without noise.
-    ``varies``: whether votes change the cost of a query that was voted on. ``dearest``: the most expensive queries,
-    highest first; empty if the cost does not vary. ``words`` is a summary in sentences.
+    ``varies``: whether votes change the cost of any query that was voted on. ``dearest``: indices of the most expensive
+    queries, highest cost first; empty if the cost does not vary. ``words``: a summary in sentences.
     """
 
     of_worst_Q: FloatArray
@@ -263,12 +259,12 @@ def decimal(value: float) -> str:
 
 
 def interval(found: Any, words: Callable[[float], str] = decimal) -> str:
-    """Return the ends of the interval of an estimate, each formatted by ``words``; "undefined" if ``low`` is NaN."""
+    """Return the interval of an estimate as text, ``low to high``; "undefined" if it has none (``low`` is NaN)."""
     return "undefined" if math.isnan(found.low) else f"{words(found.low)} to {words(found.high)}"
 
 
 def estimated(found: Any) -> str:
-    """Return an estimated share with its interval."""
+    """Return an estimated share with its interval as text; without an interval, the share alone."""
     return percent(found.value) + ("" if math.isnan(found.low) else f" ({interval(found, percent)})")
 
 
@@ -291,8 +287,7 @@ def number(value: float) -> str:
 def epsilon_text(value: float) -> str:
     """Return an epsilon with two decimals, rounded up: a printed epsilon is never below the true one.
 
-    The true one is the decimal number as which ``value`` prints: 0.07 stays 0.07. For pages, command line and
-    benchmarks.
+    ``value`` is rounded as the decimal number that it prints as, so that 0.07 stays 0.07.
     """
     if not math.isfinite(value):
         return decimal(value)
@@ -301,7 +296,10 @@ def epsilon_text(value: float) -> str:
 
 
 def made_words(made_on: str | None, version: str) -> str:
-    """Return the date and version for the end of a page. ``made_on`` is an ISO 8601 date; None: unknown."""
+    """Return the last line of a page: the date on which it was made and the version of FairPATE.
+
+    ``made_on`` is an ISO 8601 date; None: unknown, and left out.
+    """
     if made_on is None:
         return f"FairPATE {version}"
     day = date.fromisoformat(made_on)
@@ -309,14 +307,14 @@ def made_words(made_on: str | None, version: str) -> str:
 
 
 def in_two_lines(measure: str) -> str:
-    """Return the name of a measure with a line break after its first hyphen, or else its first space."""
+    """Return the name of a measure in two lines, for a narrow column: broken at its first hyphen, or else space."""
     mark = "-" if "-" in measure else " "
     first, _, second = measure.partition(mark)
     return f"{first}{mark.strip()}\n{second}"
 
 
 def place(value: float, *, largest: float) -> float:
-    """Return the position of a value between 0 and ``largest``, in per cent, limited to 0..100."""
+    """Return where a value lies on an axis from 0 to ``largest``, in per cent of its length, limited to 0..100."""
     return round(100 * min(max(value / largest, 0), 1), 1) if largest > 0 else 0.0
 
 
@@ -339,6 +337,7 @@ def name_of(schema: Mapping[str, Any]) -> str:
 
 _OPENS = re.compile(r'popovertarget="(term-[^"]+)"')
 _LOADER = jinja2.PackageLoader("fairpate")
+# A name that a template does not get is an error: an empty string would silently leave a number out of a page.
 _PAGES = jinja2.Environment(
     loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )

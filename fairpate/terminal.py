@@ -1,11 +1,9 @@
 """Output of commands as text or one JSON document, progress display, and checks of optional packages.
 
-A command returns an :class:`Output`: its facts, with words for a person, or, with `--json`, as one document of strict
-JSON. Standard output then contains only the document; remarks go to standard error, and no progress is shown. An error
-is also a document, ``{"error": {"message": ..., "exit_code": ...}}``, unless one was printed already.
-
-A person sees progress bars on a terminal and plain lines in a job's log, where no line is cut or wrapped. Signals end a
-command cleanly.
+A command returns an :class:`Output`. It is printed in words or, with `--json`, as one document of strict JSON: standard
+output then contains only the document, remarks go to standard error, and no progress is shown. An error is a document
+too, ``{"error": {"message": ..., "exit_code": ...}}``, unless one was printed already. Progress is bars on a terminal
+and plain lines in a job's log.
 """
 
 import importlib
@@ -51,6 +49,7 @@ class _Console(Console):
 
 def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
     """Return a console that prints plain text, without markup; into a pipe or a file, no line is wrapped or cut."""
+    # Names and paths as they are: `[x]` or `:ok:` in one must not become a style or a picture.
     console = _Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         console.width = _UNLIMITED
@@ -80,8 +79,8 @@ def listing(*headers: str | Column) -> Table:
 class Output:
     """The result of a command: ``facts`` for a program, ``words`` for a person.
 
-    ``words`` None: a line for each fact; an iterator: printed line by line. ``code`` is the exit code; ``failure`` is
-    printed on standard error and explains why the code is not 0.
+    ``words``: None prints a line for each fact, an iterator is printed line by line. ``code`` is the exit code;
+    ``failure`` explains on standard error why the code is not 0.
     """
 
     facts: Mapping[str, Any]
@@ -143,7 +142,7 @@ def show(output: Output) -> int:
 
 
 def fail(message: str, *, code: int = 1) -> int:
-    """Print an error for a person, and for a program as the document if none is written yet; return ``code``."""
+    """Print an error message on standard error, with `--json` also as the JSON document; return the exit ``code``."""
     tell_program({}, error=message, code=code)
     terminal(stderr=True).print(Text.assemble(("error", "bold red"), " ", message), soft_wrap=True)
     return code
@@ -155,8 +154,8 @@ def say(text: str) -> None:
 
 
 def tell_program(facts: Mapping[str, Any], *, error: str | None = None, code: int = 1) -> None:
-    """Write ``facts``, and the error if any, as the JSON document, if `--json` was given and no document is written
-    yet."""
+    """Write ``facts``, and the ``error`` if any, as the command's JSON document. Without `--json`, or if the document
+    was written before, do nothing."""
     document = _document.get()
     # A second document would make neither of them readable.
     if document is None or document.is_written:
@@ -184,7 +183,7 @@ _LEAST_S = 1.0  # a pace over less time is not shown
 
 @dataclass
 class Pace:
-    """Estimates the remaining time from the pace of steps since the first report."""
+    """Estimates the remaining time of a loop from the pace of its steps since the first report."""
 
     clock: Callable[[], float] = lambda: time.monotonic()
     _first: tuple[float, int] | None = field(default=None, init=False)
@@ -196,6 +195,7 @@ class Pace:
         If ``done`` falls or ``total`` changes, the measurement starts again.
         """
         now = self.clock()
+        # Another loop has begun, whose steps take another time.
         if self._first is None or done < self._last[0] or total != self._last[1]:
             self._first = (now, done)
         self._last = (done, total)
@@ -217,7 +217,7 @@ def duration(seconds: float) -> str:
 class Reporter:
     """Displays the stages of a command: :meth:`stage` shows one with its progress, :meth:`note` prints a line under it.
 
-    ``quiet``: displays nothing; ``asks``: :meth:`consent` asks the person at the terminal.
+    ``quiet``: display nothing. ``asks``: let :meth:`consent` ask the person at the terminal; otherwise it agrees.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, asks: bool = False) -> None:
@@ -228,8 +228,8 @@ class Reporter:
     def stage(self, name: str, *, patience_s: float = 0.0) -> Iterator[Advance]:
         """Show a stage and its progress inside the block, including steps that loops report (:mod:`fairpate.types`).
 
-        Yields ``advance(done, total)``. With ``patience_s``, a stage that takes less time is not shown. A quiet
-        reporter passes steps on to the listener outside it.
+        Yields the function ``advance(done, total)``, which reports progress. With ``patience_s``, a stage that takes
+        less time is not shown. With a quiet reporter, ``advance`` reports to the listener around this block, if any.
         """
         if self.console.quiet:
             yield tell
@@ -243,14 +243,14 @@ class Reporter:
             yield advance
 
     def consent(self, question: str) -> None:
-        """Ask the person at the terminal to agree, if this reporter asks. UsageError without agreement, or without a
-        terminal."""
+        """Ask the person at the terminal to agree, if this reporter ``asks``. UsageError if the person does not agree,
+        or without a terminal."""
         if not self.asks:
             return
         if is_for_program() or not sys.stdin.isatty():
             raise UsageError(f"{question} There is no terminal to ask on: give --yes to agree.")
         if not Confirm.ask(f"{question} Go on?", console=self.console, default=False):
-            raise UsageError("--yes: not agreed; nothing was trained, charged or published.")
+            raise UsageError("Not agreed: nothing was trained, charged or published. Agree, or give --yes.")
 
     def note(self, name: str, text: str) -> None:
         """Print one line under a stage."""
@@ -260,7 +260,7 @@ class Reporter:
 
 @contextmanager
 def waiting(name: str) -> Iterator[Advance]:
-    """Show the stage ``name`` of a command that usually ends quickly: only if it takes longer than two seconds."""
+    """Show the stage ``name``, but only if it takes longer than two seconds: for commands that usually end sooner."""
     with Reporter().stage(name, patience_s=_PATIENCE_S) as advance:
         yield advance
 
@@ -328,14 +328,15 @@ MODULES = {
 
 
 class MissingExtraError(UsageError):
-    """An option needs an extra that cannot be imported; the message says how to install it."""
+    """An error for an option that needs an optional package (an extra) which cannot be imported; the message says how
+    to install it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraFault:
-    """Why an extra cannot be imported, and the command that installs it.
+    """The reason in ``words`` why an extra cannot be imported, with the command that installs it.
 
-    ``is_broken``: it is installed and cannot be imported; otherwise it is not installed.
+    ``is_broken``: the extra is installed and cannot be imported; otherwise it is not installed.
     """
 
     is_broken: bool
@@ -364,6 +365,6 @@ def extra_fault(extra: str) -> ExtraFault | None:
 
 
 def require_extra(extra: str, option: str) -> None:
-    """Raise MissingExtraError unless ``extra`` can be imported; ``option`` names in the message what needs it."""
+    """Raise MissingExtraError unless ``extra`` can be imported; ``option`` is the option that needs it."""
     if fault := extra_fault(extra):
         raise MissingExtraError(f"{option}: needs the extra {extra}, which is {fault.words}")

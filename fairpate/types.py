@@ -1,8 +1,8 @@
 """Frozen records that pass from one stage to the next, errors of users, strict JSON values and progress reports.
 
-Records carry results and parameters, and have no behaviour. The meaning, unit and range of a value are documented here
-once, and every package may import this module. Long loops report their progress with :func:`tell`, and a command that
-listens shows it. Libraries that take a second to import are imported when they are first used (:class:`Later`).
+Every package may import this module; it documents the meaning, unit and range of shared values once. Long loops report
+their progress with :func:`tell` to the command that runs them. Libraries that take a second to import are imported when
+they are first used (:class:`Later`).
 
 Shapes: Q queries, C classes, G groups.
 """
@@ -151,18 +151,19 @@ class UserError(Exception):
 
 
 class UsageError(UserError):
-    """A request is wrong on any machine: an option, a name or a configuration.
+    """An error in a request itself (an option, a name or a configuration), which would fail on any machine.
 
     A command ends with exit code 2 for this error, and with 1 for other failures.
     """
 
 
 class DataError(UserError, ValueError):
-    """Records cannot be used; the message names the file, column or option, the value and the remedy."""
+    """An error in records that cannot be used; the message names the file, column or option, the value and the
+    remedy."""
 
 
 class DataSettingsError(DataError, UsageError):
-    """A data set, an option or a size does not exist, whatever files are present."""
+    """An error in a request for records: no files could provide such a data set, option or size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +241,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class VoteBatch:
-    """The votes of teachers on public queries; private to the operator.
+    """The votes of teachers on public queries; not to be published.
 
     ``votes_QC[i, k]`` counts the teachers that chose class k for ``record_ids[i]``, whose public group is
     ``groups_Q[i]``; every row sums to the number of teachers. ``ensemble`` identifies the teachers: a digest of their
@@ -310,10 +311,10 @@ class LabelledSet:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryOutcomes:
-    """The numbers of queries by outcome: post-processing of what the mechanism released.
+    """The numbers of queries by outcome. Outcomes are released, so counting them has no privacy cost.
 
-    ``epsilon_submitted`` is the cost of all reservations in the ledger in full, including queries that were refused for
-    free or left open by a crash, because the number of free refusals depends on the labels released.
+    ``epsilon_submitted`` charges every query in the ledger in full, including those that were refused for free or left
+    open by a crash, because the number of free refusals depends on the released labels.
     """
 
     submitted: int
@@ -440,7 +441,7 @@ def strict(value: Any) -> Any:
 
 
 def worded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with infinities as words that ``float`` reads, because JSON has no number for them."""
+    """Return ``values`` with infinities as the texts "inf" and "-inf", because JSON has no number for them."""
     return {
         name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
     }
@@ -450,7 +451,7 @@ _type_hints = cache(get_type_hints)
 
 
 def restored(kind: type[ItemT], value: Any) -> ItemT:
-    """Return the value of type ``kind`` from which :func:`strict` made ``value``; a null number becomes NaN.
+    """Undo :func:`strict`: build a value of type ``kind`` from its JSON form ``value``; a null number becomes NaN.
 
     TypeError for a dataclass with a missing or unknown field, and for a value of another form.
     """
@@ -494,7 +495,7 @@ def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
     After the first block, a step of 20 seconds or more is announced with its expected duration.
     """
     started_s, count = time.monotonic(), len(items)
-    # At least once: what is computed of no item has a shape too.
+    # One block even for no items: callers join the results, which needs at least one of the right shape.
     for start in range(0, max(count, 1), size):
         yield items[start : start + size]
         if not (done := min(start + size, count)):
@@ -515,9 +516,10 @@ def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
 
 @contextmanager
 def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[None]:
-    """Listen to progress inside the block.
+    """Listen to the progress that loops report inside the block.
 
-    ``advance(done, total)`` is called for every reported step, ``announce(step, seconds)`` at the start of a long one.
+    ``advance(done, total)`` is called for every reported step, and ``announce(step, seconds)``, with the expected
+    duration, early in a long one.
     """
     token = _listener.set((advance, announce))
     try:

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from fairpate.config import ModelConfig
@@ -26,12 +27,13 @@ _UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, Attrib
 
 
 class StudentFileError(UserError):
-    """A file is missing, damaged, or not a student."""
+    """A student's file is missing or damaged, or is not a student's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentCard:
-    """The description of a student in its file. ``idp3`` is the rule of the gate with which it predicts, or None.
+    """The description of a student, stored in its file. ``idp3`` is the rule of the gate that refuses predictions, or
+    None.
 
     ``num_members`` is the number of networks of a uniform mixture; None for a single network. ``mixing[a][j][k]`` is
     the probability of predicting k for a member of group a if the network predicts j; None keeps the network's
@@ -50,6 +52,7 @@ class StudentCard:
     mixing: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     num_training_labels: int | None = None
     embedding: str | None = None
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     def __post_init__(self) -> None:
         groups, classes = len(self.group_names), len(self.label_names)
@@ -75,12 +78,9 @@ def read_card(path: Path) -> StudentCard:
 
 
 def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
-    """Return the card and the weights in a file; call it inside :func:`readable`, which converts errors to
-    StudentFileError.
-
-    A card that names an embedding needs the embedding's file next to the student's. A file without a checksum is
-    accepted if it can be read.
-    """
+    """Return the card and the weights in a student's file. Call this inside :func:`readable`, which converts errors to
+    StudentFileError. A card that names an embedding needs the embedding's file next to the student's. A file without a
+    checksum is accepted if it can be read."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -91,10 +91,8 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
     expected = values.pop("sha256", None)
     if expected not in (None, content_digest(values, weights)):
         raise ValueError("its content does not match its checksum")
-    values.pop("format")
-    model, idp3 = ModelConfig.model_validate(values.pop("model")), values.pop("idp3")
-    fields: Any = {name: _tuples(value) for name, value in values.items()}
-    card = StudentCard(**fields, model=model, idp3=None if idp3 is None else GateRule(**idp3))
+    del values["format"]
+    card = TypeAdapter(StudentCard).validate_python(values)
     if card.embedding is not None:
         beside = path.with_name(EMBEDDING_FILE)
         if hashlib.sha256(beside.read_bytes()).hexdigest() != card.embedding:
@@ -104,7 +102,7 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Convert the errors of a missing, damaged or different file to StudentFileError."""
+    """Inside the block, convert the errors of reading a missing, damaged or different file to StudentFileError."""
     try:
         yield
     except _UNREADABLE as error:
@@ -115,14 +113,10 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def content_digest(card: Mapping[str, object], weights: Weights) -> str:
-    """Return the SHA-256 of the card and of the name, type, shape and bytes of every array."""
+    """Return the SHA-256 of a student's card and of the name, type, shape and bytes of every array of weights."""
     digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
     for name, array in sorted(weights.items()):
         # Types have torch's names, because torch writes these files.
         digest.update(json.dumps([name, f"torch.{array.dtype}", list(array.shape)]).encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _tuples(value: object) -> object:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -3,8 +3,7 @@
 The student costs no further privacy, so any number of replicas may predict. With IDP3 (FairPATE, Algorithm 2) whether a
 prediction is answered depends on every answer before it. Its counters are therefore in one place: in the one process,
 or in a deployment with one replica, which processes the predictions of a request together and in order. The counters
-are zero when the service starts. Errors, bodies, tokens, rates and headers are those of every service
-(:mod:`fairpate.http_server`).
+are zero when the service starts.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.http_server import Body, FaultError, RequestRate, Tokens, largest_body_bytes, new_app
+from fairpate.http_server import Body, FaultError, largest_body_bytes, new_app
 from fairpate.types import GateRule, torch
 from student.card import read_card
 from student.student import load_student
@@ -32,8 +31,8 @@ OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 
 
 class Record(Body):
-    """One record: features as nested lists of the student's input shape, or values by column; and the name of its
-    group."""
+    """One record: its features, as nested lists of the student's input shape, or its values by column; and the name of
+    its group."""
 
     features: list[Any] | None = None
     columns: dict[str, str | float | None] | None = Field(
@@ -49,19 +48,20 @@ class Records(Body):
 
 
 class SharedGate:
-    """The IDP3 gate with its counters, shared by all replicas."""
+    """The gate of IDP3 with its counters of answers, which all replicas share."""
 
     def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
 
     async def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
-        """Return whether each of these predictions, in this order, may be answered; answers are counted."""
+        """Decide in order which predictions are answered, and count them; return True for each that is."""
         # Nothing is awaited between two predictions, so that the requests of two clients do not mix.
         return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
 
 
 class StudentReplica:
-    """A copy of the student; if there is a shared gate, it decides which predictions are answered."""
+    """A copy of the student that predicts. If there is a shared gate, the gate decides which predictions are
+    answered."""
 
     def __init__(self, path: Path, offer: OfferToGate | None, form: RecordForm | None = None) -> None:
         student = load_student(path)
@@ -72,7 +72,7 @@ class StudentReplica:
         self._offer = offer
 
     async def answer(self, body: Records) -> dict[str, Any]:
-        """Predict one label per record, null if IDP3 refuses to answer. FaultError for an invalid record."""
+        """Predict one label per record; it is null if IDP3 refuses to answer. FaultError for an invalid record."""
         card, shape, groups = self._card, self._student.record_shape, []
         features = np.stack([read_features(record, i, shape, self._form) for i, record in enumerate(body.records)])
         for i, record in enumerate(body.records):
@@ -97,7 +97,7 @@ class StudentReplica:
         return largest_body_bytes(shape, is_bytes=is_image, most_records=MAX_RECORDS_PER_REQUEST)
 
     def describe(self) -> dict[str, Any]:
-        """Return the student's inputs, labels and groups, and its gate, as JSON."""
+        """Return a description of the student as JSON: its inputs, labels and groups, and its gate."""
         card = self._card
         rule = card.idp3
         return {
@@ -159,17 +159,11 @@ def read_features(
     return values.astype(np.uint8 if is_image else np.float32)
 
 
-def student_app(
-    replica: Callable[[], StudentReplica],
-    *,
-    tokens: Tokens | None = None,
-    rate: RequestRate | None = None,
-    tracer: Any = None,
-) -> FastAPI:
+def student_app(replica: Callable[[], StudentReplica], **options: Any) -> FastAPI:
     """Return the HTTP application; ``replica()`` returns the copy of the student that serves a request.
 
-    Without ``tokens`` every caller is admitted. ``rate`` limits one caller: the name of a token, or an address if no
-    token is needed.
+    ``options`` are tokens, rate and tracer as in :func:`fairpate.http_server.new_app`. Without tokens every caller is
+    admitted. The rate limits one caller: the name of a token, or an address if no token is needed.
     """
 
     async def reasons() -> Sequence[str]:
@@ -180,17 +174,15 @@ def student_app(
         title="FairPATE student",
         description="Predictions of a published model: any number of them costs no further privacy.",
         reasons=reasons,
-        tokens=tokens,
         max_body_bytes=lambda: replica().max_body_bytes,
-        rate=rate or RequestRate(),
-        tracer=tracer,
         # A client of an aggregator shows this to the user who gave it this URL.
         unrouted="a published student is served here, not an aggregator: it answers POST /v1/predictions, see /docs.",
+        **options,
     )
 
     @app.post("/v1/predictions")
     async def predict(body: Records) -> Any:
-        """Predict one label per record, null if IDP3 refuses to answer."""
+        """Predict one label per record; it is null if IDP3 refuses to answer."""
         return await replica().answer(body)
 
     @app.get("/v1/student")
@@ -201,27 +193,22 @@ def student_app(
     return app
 
 
-def student_in_one_process(
-    path: Path,
-    *,
-    form: RecordForm | None = None,
-    tokens: Tokens | None = None,
-    rate: RequestRate | None = None,
-    tracer: Any = None,
-) -> FastAPI:
-    """Return the HTTP application of the student in the file ``path``, with its gate. StudentFileError for a bad file.
+def student_in_one_process(path: Path, *, form: RecordForm | None = None, **options: Any) -> FastAPI:
+    """Return the HTTP application of the student in the file ``path``, with its gate.
 
-    With ``form``, records may be given by columns.
+    With ``form``, a record may be given as values by column; ``options`` as in :func:`student_app`. StudentFileError if
+    the file is missing or damaged.
     """
     card, offer = read_card(path), None
     if card.idp3 is not None:
         offer = SharedGate(card.idp3, len(card.group_names), len(card.label_names)).offer
     replica = StudentReplica(path, offer, form)
-    return student_app(lambda: replica, tokens=tokens, rate=rate, tracer=tracer)
+    return student_app(lambda: replica, **options)
 
 
 class ServedStudent(BaseModel):
-    """The arguments of :func:`application` in a Ray Serve configuration: a student, and the number of its copies."""
+    """The arguments of :func:`application` in a Ray Serve configuration: the student's file, and the number of
+    copies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     student: Path = Field(description="Absolute path of the student's file, the same on every node.")
@@ -230,9 +217,10 @@ class ServedStudent(BaseModel):
 
 
 def application(arguments: dict[str, Any]) -> Any:
-    """Return the Ray Serve application, not started yet, for arguments with the fields of :class:`ServedStudent`.
+    """Build a Ray Serve application, without starting it, from arguments with the fields of :class:`ServedStudent`.
 
-    For `import_path: student.server:application`. StudentFileError for a bad file.
+    A Ray Serve configuration names it as `import_path: student.server:application`. StudentFileError if the file is
+    missing or damaged.
     """
     from ray import serve
 
@@ -263,7 +251,8 @@ def application(arguments: dict[str, Any]) -> Any:
 
 @contextmanager
 def student_served(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> Iterator[None]:
-    """Serve copies of the student on the running Ray until the block ends. StudentFileError for a bad file."""
+    """Serve copies of the student on the running Ray inside the block. StudentFileError if the file is missing or
+    damaged."""
     from ray import serve
 
     arguments = {"student": path.absolute(), "num_replicas": num_replicas, "cpus_per_replica": cpus_per_replica}

@@ -10,16 +10,13 @@ A student is one safetensors file with weights and card. A prediction may be ref
 the gate answers only while the demographic disparity of the answers stays within its margin; its counts start at zero
 in every call and depend on the order of records. A student may be randomised, in one of two ways: a uniform mixture of
 networks, one of which is drawn for each prediction, or a table of probabilities with which a label that the network
-predicts is replaced, by group. Its labels are drawn from the probabilities of its predictions. A student of embedded
-records has the public embedding in a file next to it, which its card names by checksum; with it, the student takes
-records in the form of the data set.
+predicts is replaced, by group. A student of embedded records has the public embedding in a file next to it, which its
+card names by checksum.
 
 A student may be exported as an ONNX graph, which predicts without this package, with a JSON that explains its use. The
-graph contains everything between a record and the probabilities of its labels: the scaling of bytes, the public
-embedding of a table or of pictures, the network, and the table of a randomised student. It is compared in onnxruntime
-with the student on public records. The JSON describes the rest: how a raw row becomes features, the names of the
-outputs, how a label is obtained from probabilities, and the reject option with its state. Both are functions of the
-student, of declared constants and of public records.
+graph contains everything between a record and the probabilities of its labels, and is compared in onnxruntime with the
+student on public records. The JSON describes the rest: how a raw row becomes features, how a label is obtained from
+probabilities, and the reject option with its state.
 
 Shapes: N answered records, M unlabelled ones, C classes, G groups.
 """
@@ -27,6 +24,7 @@ Shapes: N answered records, M unlabelled ones, C classes, G groups.
 import copy
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import warnings
@@ -41,25 +39,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from fairpate.config import AugmentConfig, StudentTraining
 from fairpate.data.embedding import Embedding, read_embedding
 from fairpate.fairness.gate import filter_stream
-from fairpate.nn.fit import (
-    ERASED,
-    UNCHANGED,
-    Mixture,
-    Optimizer,
-    Penalty,
-    augment,
-    fit,
-    precision_of,
-    predict_probabilities,
-    said_labels,
-    strengthened,
-)
+from fairpate.nn import fit
 from fairpate.nn.models import build_model, scale_bytes
-from fairpate.types import UserError
+from fairpate.types import IntArray, UserError
 from student.card import EMBEDDING_FILE, FORMAT, StudentCard, content_digest, read_student_file, readable
 
 _NEEDS_GROUPS = "This student predicts by group and needs sensitive_features, a group per record."
@@ -67,13 +54,13 @@ _NEEDS_GROUPS = "This student predicts by group and needs sensitive_features, a 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """N predictions: ``probabilities_NC``, their argmax ``labels``, and a mask ``answered`` of those that are answered.
+    """N predictions: ``probabilities_NC``, the most likely ``labels``, and a mask ``answered``, False for a refusal.
 
     For a randomised student ``probabilities_NC`` are the probabilities of predicting each label, and ``labels`` are
-    drawn.
+    drawn from them.
     """
 
-    labels: npt.NDArray[np.int64]
+    labels: IntArray
     probabilities_NC: npt.NDArray[np.float32]
     answered: npt.NDArray[np.bool_]
 
@@ -92,16 +79,13 @@ class Student:
         return self.card.input_shape if self.embedding is None else self.embedding.record_shape
 
     def predict(
-        self,
-        x: Tensor,
-        sensitive_features: npt.NDArray[np.int64] | None = None,
-        *,
-        generator: np.random.Generator | None = None,
+        self, x: Tensor, sensitive_features: IntArray | None = None, *, generator: np.random.Generator | None = None
     ) -> Prediction:
         """Predict labels for records with features (N, ...).
 
-        With IDP3 some predictions are not answered. IDP3 and a mixing by group need ``sensitive_features`` (N,), the
-        records' groups; ValueError without. ``generator`` draws the labels of a randomised student; None: a new one.
+        With IDP3 some predictions are refused. ``sensitive_features`` (N,) are the records' groups, needed for IDP3 and
+        for a student whose card has a ``mixing`` by group; ValueError without. ``generator`` draws the labels of a
+        randomised student; None: a new generator.
         """
         # Checked here too: `probabilities` needs groups only if predictions are mixed by group.
         if self.card.idp3 is not None and sensitive_features is None:
@@ -116,18 +100,11 @@ class Student:
         answered = np.ones(len(labels), dtype=np.bool_)
         if self.card.idp3 is not None:
             assert sensitive_features is not None
-            answered = filter_stream(
-                labels,
-                sensitive_features,
-                rule=self.card.idp3,
-                num_groups=len(self.card.group_names),
-                num_classes=len(self.card.label_names),
-            )
+            numbers = {"num_groups": len(self.card.group_names), "num_classes": len(self.card.label_names)}
+            answered = filter_stream(labels, sensitive_features, rule=self.card.idp3, **numbers)
         return Prediction(labels=labels, probabilities_NC=probabilities, answered=answered)
 
-    def probabilities(
-        self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None = None
-    ) -> npt.NDArray[np.float32]:
+    def probabilities(self, x: Tensor, sensitive_features: IntArray | None = None) -> npt.NDArray[np.float32]:
         """Return the probability of predicting each label, shape (N, C). ValueError if groups are needed and not
         given."""
         if tuple(x.shape[1:]) != self.record_shape:
@@ -135,20 +112,17 @@ class Student:
         if self.embedding is not None:
             x = self.embedding(x)
         if self.card.mixing is None:
-            return predict_probabilities(self.network, x).numpy()
+            return fit.predict_probabilities(self.network, x).numpy()
         if sensitive_features is None:
             raise ValueError(_NEEDS_GROUPS)
         # The table mixes labels that the network predicts, not its probabilities.
         mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
-        mixed: npt.NDArray[np.float32] = np.einsum(
-            "nj,njk->nk", said_labels(self.network, x), mixing_GCC[sensitive_features]
-        )
-        return mixed
+        return np.einsum("nj,njk->nk", fit.said_labels(self.network, x), mixing_GCC[sensitive_features])
 
 
 def save_student(student: Student, path: Path) -> None:
-    """Write weights and card to one safetensors file. The card identifies the file of initial weights by its checksum
-    only."""
+    """Write a student's weights and card to one safetensors file. The card identifies the file of initial weights by
+    its checksum, without a path."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
     # safetensors stores contiguous tensors only.
@@ -180,7 +154,7 @@ def build_network(card: StudentCard) -> nn.Module:
         build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
         for _ in range(card.num_members or 1)
     ]
-    return members[0] if card.num_members is None else Mixture(members)
+    return members[0] if card.num_members is None else fit.Mixture(members)
 
 
 ProgressCallback = Callable[[int, int], None]
@@ -207,15 +181,15 @@ def train_student(
     *,
     num_classes: int,
     generator: torch.Generator,
-    augmentation: AugmentConfig = UNCHANGED,
+    augmentation: AugmentConfig = fit.UNCHANGED,
     on_progress: ProgressCallback = lambda *_: None,
     initial_model: nn.Module | None = None,
-    penalty: Penalty | None = None,
+    penalty: fit.Penalty | None = None,
 ) -> nn.Module:
-    """Train and return a model. ``on_progress(done, total)`` counts epochs over all rounds.
+    """Train a student on answered and unlabelled records, and return it.
 
-    Every round starts from a copy of ``initial_model`` or, without one, from new random weights. ``penalty(model)`` is
-    added to the loss of every step.
+    ``on_progress(done, total)`` counts epochs over all rounds. Every round starts from a copy of ``initial_model`` or,
+    without one, from new random weights. ``penalty(model)`` is added to the loss of every step.
 
     ValueError if no query was answered, for probabilities of other than ``num_classes`` classes, and for ``fixmatch``
     on records that are not images.
@@ -246,21 +220,17 @@ def train_student(
     # One supervised fit, then another with confident pseudo-labels if the method asks for it.
     total_rounds = 2 if config.method == "pseudo_label" and len(unlabelled_x) else 1
     total_epochs = total_rounds * config.fit.epochs
+    epochs = itertools.count(1)
+
+    def advance(*_: float) -> None:
+        on_progress(next(epochs), total_epochs)
+
+    shared: dict[str, Any] = {"generator": generator, "augmentation": augmentation, "penalty": penalty}
     for done in range(total_rounds):
         model = new_model()
-        before = done * config.fit.epochs
-        fit(
-            model,
-            x,
-            targets,
-            config.fit,
-            generator=generator,
-            augmentation=augmentation,
-            on_epoch=lambda epoch, _, before=before: on_progress(before + epoch + 1, total_epochs),  # type: ignore[misc]
-            penalty=penalty,
-        )
+        fit.fit(model, x, targets, config.fit, on_epoch=advance, **shared)
         if done + 1 < total_rounds:
-            probability, label = predict_probabilities(model, unlabelled_x).max(dim=1)
+            probability, label = fit.predict_probabilities(model, unlabelled_x).max(dim=1)
             sure = probability >= config.confidence
             added = label[sure]
             if records.labels.ndim == 2:
@@ -278,12 +248,12 @@ def _fixmatch(
     generator: torch.Generator,
     augmentation: AugmentConfig,
     on_progress: ProgressCallback,
-    penalty: Penalty | None,
+    penalty: fit.Penalty | None,
 ) -> nn.Module:
-    """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams of records is
-    repeated.
+    """Train ``model`` by FixMatch and return it.
 
-    Both losses have the same weight, and a batch has four unlabelled records for each labelled one.
+    An epoch visits every record at least once: the shorter of the two streams, answered and unlabelled records, is
+    repeated. Both losses have the same weight, and a batch has four unlabelled records for each answered one.
     """
 
     def endless(total: int, batch_size: int) -> Iterator[Tensor]:
@@ -291,28 +261,30 @@ def _fixmatch(
             yield from torch.randperm(total, generator=generator).split(batch_size)
 
     def augmented(x: Tensor, how: AugmentConfig, *, erase: float = 0.0) -> Tensor:
-        return augment(scale_bytes(x), how, generator, erase=erase).contiguous(memory_format=torch.channels_last)
+        return fit.augment(scale_bytes(x), how, generator, erase=erase).contiguous(memory_format=torch.channels_last)
 
-    stronger = strengthened(augmentation)
+    def averaging(average: Any, parameters: Any, count: Tensor | int) -> None:
+        # A plain mean at first, so that early weights do not linger; then an exponential moving average.
+        torch._foreach_lerp_(average, parameters, max(1 / _AVERAGE_HORIZON_STEPS, 1 / (int(count) + 1)))
+
+    stronger = fit.strengthened(augmentation)
     size, chunk = config.fit.batch_size, config.fit.batch_size * _UNLABELLED_PER_LABELLED
     answered, unlabelled = endless(len(records.labels), size), endless(len(records.unlabelled_x), chunk)
     num_steps = max(math.ceil(len(records.labels) / size), math.ceil(len(records.unlabelled_x) / chunk))
-    optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
-    parameters: list[Tensor] = list(model.parameters())
-    average, steps = [parameter.detach().clone() for parameter in parameters], 0
+    optimizer = fit.Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
     # `fit` does the same for images: convolutions are two to three times as fast on this layout.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model.train()
+    averaged = AveragedModel(model.train(), multi_avg_fn=averaging)
     # Drawn only so that a seed gives the same student as in versions that used this number.
     torch.randint(2**62, (), generator=generator)
     for epoch in range(config.fit.epochs):
         for _ in range(num_steps):
             # The order of these draws is part of the meaning of a seed.
             others, rows = next(unlabelled), next(answered)
-            with precision_of(config.fit, records.unlabelled_x.device):
+            with fit.precision_of(config.fit, records.unlabelled_x.device):
                 answered_x = augmented(records.answered_x[rows], augmentation)
                 weak_x = augmented(records.unlabelled_x[others], augmentation)
-                strong_x = augmented(records.unlabelled_x[others], stronger, erase=ERASED)
+                strong_x = augmented(records.unlabelled_x[others], stronger, erase=fit.ERASED)
                 # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
                 with torch.no_grad():
                     probability, label = model(weak_x).softmax(dim=1).max(dim=1)
@@ -331,16 +303,9 @@ def _fixmatch(
                 raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
             loss.backward()
             optimizer.step_from_backward(epoch)
-            steps += 1
-            # A plain mean at first, so that early weights do not linger; then an exponential moving average.
-            weight = max(1 / _AVERAGE_HORIZON_STEPS, 1 / steps)
-            with torch.no_grad():
-                torch._foreach_lerp_(average, parameters, weight)
+            averaged.update_parameters(model)
         on_progress(epoch + 1, config.fit.epochs)
-    with torch.no_grad():
-        for parameter, mean in zip(parameters, average, strict=True):
-            parameter.copy_(mean)
-    return model.eval()
+    return averaged.module.eval()
 
 
 PORTABLE_FORMAT = "fairpate.portable/1"
@@ -357,7 +322,7 @@ _OTHER = {
 
 
 class PortableError(UserError):
-    """A student has no ONNX graph, or its graph predicts differently."""
+    """A student cannot be written as an ONNX graph, or its graph predicts differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,8 +351,7 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
         groups = torch.arange(len(records)) % len(student.card.group_names)
     # Two records: with one, the exporter takes the number of records for a constant.
     graph = _graph(_Whole(student).eval(), records[:2], None if groups is None else groups[:2])
-    codes = None if groups is None else groups.numpy()
-    _check(graph, student.card, records.numpy(), codes, student.probabilities(records, codes))
+    _check(graph, student, records, None if groups is None else groups.numpy())
     card = student.card
     inputs = [{"name": "records", "type": str(records.numpy().dtype), "shape": ["N", *records.shape[1:]]}]
     if card.mixing is not None:
@@ -428,13 +392,13 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
 
 
 class _Whole(nn.Module):
-    """The exported module: maps records (and groups, if predictions are mixed by group) to the probabilities of
-    labels."""
+    """The whole student as one module for export: maps records (and groups, if predictions are mixed by group) to the
+    probabilities of labels."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
         self.network, self._embedding = student.network, student.embedding
-        self._is_mixture = isinstance(student.network, Mixture)
+        self._is_mixture = isinstance(student.network, fit.Mixture)
         mixing = student.card.mixing
         self.register_buffer("mixing_GCC", None if mixing is None else torch.tensor(mixing, dtype=torch.float32))
 
@@ -452,7 +416,8 @@ class _Whole(nn.Module):
 
 
 def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
-    """Return the bytes of the ONNX file: includes the weights, takes any number of records, names no local path."""
+    """Return the bytes of the ONNX file, which contains the weights, accepts any number of records, and contains no
+    local path."""
     from onnxscript import opset18
 
     def hypot(one: Any, other: Any) -> Any:
@@ -493,32 +458,26 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
     # Equal students give equal bytes, and so equal digests.
-    content: bytes = model.SerializeToString(deterministic=True)
-    return content
+    return model.SerializeToString(deterministic=True)
 
 
-def _check(
-    graph: bytes,
-    card: StudentCard,
-    records: npt.NDArray[Any],
-    groups: npt.NDArray[np.int64] | None,
-    expected: npt.NDArray[np.float32],
-) -> None:
+def _check(graph: bytes, student: Student, records: Tensor, groups: IntArray | None) -> None:
     """Raise PortableError unless the graph predicts the same as the student, for one record and for all.
 
-    A mixing by group depends on the most likely label, where rounding may break a tie differently: for a randomised
-    student one record in a hundred may differ.
+    The probabilities of a randomised student depend on the most likely label, and rounding may break a tie differently:
+    for it one record in a hundred may differ.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    expected = student.probabilities(records, groups)
     # One record too: a graph may have stored the number of records that it was made with.
     for count in (1, len(records)):
-        given = {"records": records[:count]} | ({} if groups is None else {"groups": groups[:count]})
+        given = {"records": records[:count].numpy()} | ({} if groups is None else {"groups": groups[:count]})
         (found,) = session.run(["probabilities"], given)
         apart = (np.abs(found - expected[:count]).max(axis=1) > _TOLERANCE).mean()
-        if found.shape != expected[:count].shape or not apart <= (_MOST_APART if card.is_randomised else 0):
+        if found.shape != expected[:count].shape or not apart <= (_MOST_APART if student.card.is_randomised else 0):
             what = f"predicts something other than the student on {apart:.0%} of {count} public records"
             raise PortableError(f"model.onnx: {what}, so it is not published.")

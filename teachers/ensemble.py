@@ -3,16 +3,14 @@
 **Shards.** PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher
 of a record is ``BLAKE2b(key, unit_id) mod num_teachers``: it does not depend on any other record, so adding or removing
 a record changes exactly one shard. Where persons are protected, person ids replace record ids: all records of a person
-reach one teacher, and the guarantee holds for persons. Ids do not depend on the sensitive attribute, so changing an
-attribute moves no record. Shards differ in size and may be empty.
+reach one teacher. Ids do not depend on the sensitive attribute, so changing an attribute moves no record. Shards differ
+in size and may be empty.
 
 **Blocks.** Training and voting are maps over blocks of teachers on a :class:`BlockPool`: this process, or Ray actors
 (:mod:`teachers.ray_pool`). A block is stored as one safetensors object, named by a hash of everything that determines
-its teachers: shards, model, training, seed and library versions. So a resumed run trains only the missing blocks. A
-digest of the tensors is stored with them, and an object that is truncated or altered counts as missing. Teachers
-memorise their shards, so local checkpoint folders and files are readable by their owner only. A shard is sent only to
-the worker that trains it. Workers with a shared storage read and write checkpoints there themselves; otherwise this
-process does.
+its teachers: shards, model, training, seed and library versions. So a resumed run trains only the missing blocks. An
+object that is truncated or altered counts as missing. Teachers memorise their shards, so local checkpoints are readable
+by their owner only. A shard is sent only to the worker that trains it.
 
 **Votes.** ``predictions_TQ`` is private and never leaves the worker; the vote counts stay with the operator, and only
 the aggregator's noise may turn them into labels. This module computes no privacy cost.
@@ -75,24 +73,24 @@ _log = logging.getLogger(__name__)
 
 
 class PoolError(UserError, RuntimeError):
-    """A pool could not finish its work; the cause is chained."""
+    """A pool of workers could not finish its work; the cause is chained."""
 
 
 @dataclass(eq=False)
 class BlockPool:
-    """Compute ``function(shared, item, device)`` for many items, one after another in this process.
+    """Computes ``function(shared, item, device)`` for many items, one after another in this process.
 
-    For a machine without Ray or with a single GPU; subclasses use several workers. ``device``: the torch device of
-    every worker.
+    It is for a machine without Ray or with a single GPU; subclasses use several workers. ``device``: the torch device
+    of every worker.
     """
 
     device: str = "cpu"
 
     def carry(self, module: ModuleType) -> None:
-        """Send the code of ``module`` to workers on which it is not installed; without workers, do nothing."""
+        """Send the code of ``module`` to workers on which it is not installed. This pool has no workers: do nothing."""
 
     def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield (position of the item, result) as results arrive, in any order; items are read lazily."""
+        """Yield pairs (position of an item, result), in the order in which results arrive. Items are read lazily."""
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
@@ -107,8 +105,8 @@ class BlockPool:
     ) -> Counts:
         """Return the sum of ``function(shared, item, device)`` over the items; all results have one shape and type.
 
-        ``on_progress(done, total)`` is called after each item; items count by their ``sizes``. ValueError without
-        items.
+        ``on_progress(done, total)`` is called after each item, with the ``sizes`` of the items added up. ValueError
+        without items.
         """
         total: Counts | None = None
         done = 0
@@ -144,7 +142,8 @@ def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> I
 
 
 def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size: int, key: bytes) -> list[IntArray]:
-    """Return each shard's rows, ascending, cut to the ``max_size`` that come first in the order of a keyed hash.
+    """Cut shards to at most ``max_size`` rows: those that come first in the order of a keyed hash; return rows
+    ascending.
 
     Which rows of a shard remain depends on this shard only. The hash is independent of the one that assigns teachers.
     """
@@ -188,8 +187,8 @@ def load_block(location: Location) -> ArrayWeights:
 
 
 def is_stored(storage: Storage | None, location: Location, _: str = "") -> bool:
-    """Return whether ``location`` holds a complete checkpoint. It is read in full; a damaged one is logged as a
-    warning."""
+    """Return whether there is a complete checkpoint at ``location``, which is read in full. A damaged one is logged as
+    a warning."""
     if storage is not None:
         storage.require_here()
     if not exists(location):
@@ -235,8 +234,8 @@ def stored_blocks(
     A block's file is named ``kind``, its first teacher, and a hash of everything that determines it: ``determined_by``
     (JSON values), its teachers' numbers, and their shards, which ``shards_of(teachers)`` returns as pairs of tensors or
     arrays. They are sent to the block's worker, where ``function(shared, (block, shards), device)`` returns the arrays
-    to store (None if the worker stored them itself) and one further value. Returns all blocks; sixteen hexadecimal
-    digits that identify their content (private); and the further values of the blocks computed now, in any order.
+    to store (None if the worker stored them itself) and one further value. Return all blocks; a private digest of their
+    contents, sixteen hexadecimal digits; and the further values of the blocks computed now, in any order.
     ``on_progress`` counts the teachers of stored blocks as done.
     """
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
@@ -365,7 +364,7 @@ class Ensemble:
 
 @dataclass(frozen=True, kw_only=True)
 class CountTask:
-    """The queries (Q, ...) on which every block of teachers votes; vote counts have the type ``count_type``."""
+    """The settings for voting that are sent to the workers: the queries (Q, ...), and the type of vote counts."""
 
     spec: TeacherSpec
     queries: npt.NDArray[np.generic]
@@ -383,9 +382,9 @@ def train_ensemble(
     pool: BlockPool | None = None,
     on_progress: Progress | None = None,
 ) -> Ensemble:
-    """Shard ``private`` by a keyed hash, and train the teachers that ``checkpoint_dir`` does not contain yet.
+    """Divide ``private`` into shards, train the teachers that ``checkpoint_dir`` lacks, and return all teachers.
 
-    ``pool`` None trains in this process. ``on_progress(teachers_done, num_teachers)`` counts restored teachers as done.
+    ``pool`` None trains in this process. ``on_progress(teachers_done, num_teachers)`` counts stored teachers as done.
     ValueError for labels outside ``range(num_classes)``.
     """
     y = private.y
@@ -484,7 +483,8 @@ def checked_votes(votes_QC: VoteArray, num_teachers: int) -> VoteArray:
 
 
 def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[IntArray]:
-    """Return, for each teacher, the row numbers of ``private`` that it learns from, ascending; there may be none."""
+    """Return for each teacher the row numbers, ascending, of the ``private`` records from which it learns; there may be
+    none."""
     teacher_N = assign_teachers(private.together, config.num_teachers, shard_key(seed))
     sizes = np.bincount(teacher_N, minlength=config.num_teachers)
     # Stable: a teacher's rows stay in their order.
@@ -504,7 +504,7 @@ def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[In
 def _train_block(
     shared: tuple[TeacherSpec, Engine, Storage | None], item: tuple[Block, list[ArrayShard]], device: str
 ) -> tuple[ArrayWeights | None, int]:
-    """Train one block. Returns its weights (None if this worker stored them) and the number of teachers that
+    """Train one block of teachers. Return their weights (None if this worker stored them), and how many teachers
     diverged."""
     (spec, engine, storage), (block, given) = shared, item
     # Copied, because arrays from Ray's store are read-only.
@@ -534,6 +534,6 @@ def count_block(task: CountTask, source: str | ArrayWeights | StackedWeights, de
 
 
 def tensors_of(source: str | ArrayWeights | StackedWeights) -> StackedWeights:
-    """Return a block's weights as tensors, after reading them if ``source`` is their location."""
+    """Return the weights of a block as tensors; ``source`` is the weights themselves or their location."""
     weights = load_block(source) if isinstance(source, str) else source
     return {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in weights.items()}

@@ -6,8 +6,8 @@ from them. A second call with the same shards, code, queries and seed reads the 
 
 A teacher must be a function of its own shard, or one record would change several votes. So each teacher is a copy of
 what the factory returns, has its own seed, and trains after the process's random states were seeded. If a teacher
-raises an error (because its shard has a single class, say), it votes for its shard's most common class: the error would
-reveal something of the shard. State that the user's code keeps outside of its objects is not checked.
+raises an error, it votes for its shard's most common class: the error would reveal something of the shard. State that
+the user's code keeps outside of its objects is not checked.
 
 Shapes: T teachers, Q queries, C classes, N records, F features.
 """
@@ -69,12 +69,12 @@ class OwnTeacherError(UserError, ValueError):
 
 
 def named(factory: Factory) -> str:
-    """Return the name of ``factory`` as used in messages and in the digest of votes: ``module:qualified name``."""
+    """Return the name of ``factory`` for messages and for the digest of votes: ``module:qualified name``."""
     return f"{getattr(factory, '__module__', '')}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
 
 
 def own_modules(factory: Factory) -> list[ModuleType]:
-    """Return the factory's module and all modules of the working directory that it uses, directly or indirectly."""
+    """Return the module of ``factory``, and all modules of the working directory that it uses, also indirectly."""
     found: dict[str, ModuleType] = {}
     waiting = [getattr(factory, "__module__", "")]
     while waiting:
@@ -110,7 +110,8 @@ def made(factory: Factory, seed: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTeachersVotes:
-    """The votes ``votes_QC``, whose rows sum to T, and a hash of everything that determines them. Both are private."""
+    """Votes of a user's own teachers: ``votes_QC``, whose rows sum to T, and a hash of everything that determines them.
+    Both are private."""
 
     votes_QC: VoteArray
     digest: str
@@ -118,7 +119,7 @@ class OwnTeachersVotes:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lesson:
-    """The settings and queries that all teachers share."""
+    """The settings and queries that are sent to the workers, the same for all teachers."""
 
     factory: Factory
     num_classes: int
@@ -214,7 +215,7 @@ def ask_own_teachers(
 
 
 def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) -> tuple[ArrayWeights, str | None]:
-    """Train one block; return its predictions and the error of its first teacher that failed.
+    """Train one block of teachers; return their predictions, and the error of the first teacher that failed or None.
 
     OwnTeacherError for predictions that are not one class per query.
     """
@@ -262,9 +263,9 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) ->
 
 @contextmanager
 def _own_randomness(seed: int) -> Iterator[int]:
-    """Seed the process's random states, which a teacher may use, so that no teacher depends on the teachers before it.
+    """Seed the process's random states inside the block, so that no teacher depends on the teachers before it.
 
-    Yields a seed below 2^32, the range of scikit-learn's seeds.
+    It yields a seed below 2^32, the range of scikit-learn's seeds.
     """
     short = seed % 2**32
     ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - what the user's code may draw from
@@ -280,7 +281,7 @@ def _own_randomness(seed: int) -> Iterator[int]:
 
 
 def _table(x: Tensor) -> npt.NDArray[np.float32]:
-    """Return features as a table (N, F): each picture becomes a row of values from 0 to 1."""
+    """Return features as a table (N, F); a picture becomes a row of values from 0 to 1."""
     return scale_bytes(x).flatten(start_dim=1).float().numpy()
 
 

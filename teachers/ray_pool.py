@@ -1,21 +1,18 @@
 """Everything that runs on Ray: clusters, pools of actors that train blocks of teachers, and actors that serve votes.
 
 * :func:`start_ray` uses the Ray that is running, joins the cluster at RAY_ADDRESS, or starts Ray on this machine for as
-  long as it is needed. A Ray that it starts is private to this process: it listens on loopback only and requires a
-  random token that is kept in memory. When the head of a cluster dies, Ray ends this process after about a minute
-  without a message; :func:`head_watched` warns before.
+  long as it is needed. A Ray that it starts is private to this process. When the head of a cluster dies, Ray ends this
+  process after about a minute without a message; :func:`head_watched` warns before.
 * :class:`RayPool` is a bounded pool of actors that train or vote, one block of teachers at a time. An item is sent only
-  to the worker that computes it, and at most two items per worker are under way. A lost worker is replaced on any node
-  with free resources, and its items are computed again, with the same results because the function is pure. Ray's own
-  retries are not enough: Ray restarts an actor with its tasks, which wait for resources while other actors are idle.
-  Plain Ray tasks, which any node may run, would notice a silent node late (by a gRPC ping every five minutes, whereas
-  the head reports a lost actor at once), and on GPUs would start one process each.
-* :class:`ServingTeachers` are actors that keep their blocks of weights and vote whenever they are asked. One call per
-  actor carries a whole batch of queries. An actor that dies or hangs (it answers pings while it works) is restarted,
-  reads its teachers and votes again, with the same result because a vote is a pure function. Votes from which a teacher
-  is missing are never returned.
-* :class:`RayNeighbourhood` are actors that hold private records which vote themselves. Each actor samples its own
-  records and returns the nearest of them; the overall nearest are found among these.
+  to the worker that computes it. A lost worker is replaced on any node with free resources, and its items are computed
+  again, with the same results because the function is pure. Ray's own retries are not enough: Ray restarts an actor
+  with its tasks, which wait for resources while other actors are idle. Plain Ray tasks would notice a silent node late
+  (by a gRPC ping every five minutes, whereas the head reports a lost actor at once).
+* :class:`ServingTeachers` are actors that keep their blocks of weights and vote on request. An actor that dies or hangs
+  (it answers pings while it works) is restarted, reads its teachers and votes again, with the same result because a
+  vote is a pure function. Votes from which a teacher is missing are never returned.
+* :class:`RayNeighbourhood` are actors with private records which vote themselves. Each actor samples its own records
+  and returns the nearest of them; the overall nearest are found among these.
 
 **Records as voters** (Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020). For each query every record enters a fresh
 secret sample independently with ``sampling_rate``; the ``num_neighbours`` nearest records of the sample (all, if the
@@ -26,11 +23,10 @@ changes the counts no more than a record does.
 
 This holds exactly, without rounding. Coordinates are integers, so that sums of their products are exact in ``float64``
 and a distance does not depend on the other records of a computation. Equal distances are ordered by a keyed hash of the
-record's (or person's) id, then by label: functions of the record alone, whereas row numbers would change with other
-records. So the nearest records of all blocks, merged, are the same however the records are divided into blocks. A
-sample is drawn when the counts are requested and is not kept: the same query gets another sample the next time, and a
-caller releases at most one result per sample. Samples come from the operating system's entropy (``seed`` None), or for
-experiments from a seed and the name of the query, independent of the number of actors.
+record's (or person's) id, then by label: functions of the record alone. So the nearest records of all blocks, merged,
+are the same however the records are divided into blocks. A sample is drawn when the counts are requested and is not
+stored: a caller releases at most one result per sample. Samples come from the operating system's entropy (``seed``
+None), or for experiments from a seed and the name of the query.
 
 Shapes: N records, Q queries, D coordinates, K neighbours, C classes.
 """
@@ -97,7 +93,7 @@ _RECORD = np.dtype([("squared", np.float64), ("order", np.uint64), ("label", np.
 
 @dataclass(frozen=True, kw_only=True)
 class Voters:
-    """The records of one block: coordinates (N, D), labels (N,) and their order among equal distances (N,).
+    """The voting records of one block: coordinates (N, D), labels (N,), and the order of equally distant ones (N,).
 
     ``person_N`` numbers the person of each record from 0 within the block, which has all records of each of its
     persons; None: one record per person. ``number`` is the number of this block.
@@ -111,12 +107,12 @@ class Voters:
 
     @cached_property
     def num_sampled(self) -> int:
-        """The number of persons (of records, if ``person_N`` is None) that are sampled independently."""
+        """The number of units that are sampled independently: persons, or records if ``person_N`` is None."""
         return len(self.labels_N) if self.person_N is None else int(self.person_N.max(initial=-1)) + 1
 
     def records_of(self, sampled: IntArray) -> IntArray:
-        """Return the row numbers, ascending, of the records of the sampled persons (or of the sampled records
-        themselves)."""
+        """Return the row numbers, ascending, of all records of the sampled persons (if ``person_N`` is None, of the
+        sampled records)."""
         if self.person_N is None:
             return sampled
         is_sampled = np.zeros(self.num_sampled, dtype=np.bool_)
@@ -177,7 +173,7 @@ def check_coordinates(coordinates_ND: Coordinates) -> None:
 
 @dataclass(eq=False)
 class Sampler:
-    """Draws secret Poisson samples of blocks of records; every call draws a new sample."""
+    """Draws secret Poisson samples from blocks of records; every call draws a new sample."""
 
     rate: float
     seed: int | None = None
@@ -187,8 +183,8 @@ class Sampler:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def rows(self, query: str, block: int, size: int) -> IntArray:
-        """Draw a sample for one query from the ``size`` records or persons of a block; return their numbers,
-        ascending."""
+        """Draw a sample for one query from the ``size`` records or persons of a block; return the sampled numbers in
+        ascending order."""
         with self._lock:
             if self.seed is not None:
                 # Seven bytes, since torch takes seeds of 63 bits.
@@ -206,10 +202,10 @@ class Sampler:
 def nearest_of_samples(
     blocks: Sequence[Voters], queries_QD: Coordinates, names: Sequence[str], *, count: int, sampler: Sampler
 ) -> Nearest:
-    """Draw a new sample for each query, and return the ``count`` sampled records nearest to it; ``names`` seed the
-    samples.
+    """Draw a new sample for each query, and return the ``count`` sampled records nearest to it.
 
-    Computed as one matrix product per block and 256 queries, so that memory does not grow with the number of either.
+    ``names`` are the names of the queries, from which seeded samples are derived. Distances are computed for one block
+    and 256 queries at a time, so that memory does not grow with the number of either.
     """
     check_coordinates(queries_QD)
     parts = []
@@ -223,7 +219,7 @@ def nearest_of_samples(
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
-    """Merge results for parts of the records: return the same K nearest records as one search through all of them."""
+    """Merge the nearest records of several parts: return the K nearest overall, as one search through all would."""
     count, all_Q = parts[0].shape[1], np.concatenate(parts, axis=1)
     # The same three keys as in `_nearest_in`: a record that is not there, at an infinite distance, comes last.
     first = np.lexsort((all_Q["label"], all_Q["order"], all_Q["squared"]), axis=1)[:, :count]
@@ -308,8 +304,8 @@ class RayPool(BlockPool):
         self._failed_starts = 0
 
     def carry(self, module: ModuleType) -> None:
-        """Send the functions and classes of ``module`` to workers together with their code (see
-        :meth:`BlockPool.carry`)."""
+        """From now on, send functions and classes of ``module`` to workers together with their code, because it may not
+        be installed there."""
         from ray import cloudpickle
 
         cloudpickle.register_pickle_by_value(module)
@@ -330,7 +326,7 @@ class RayPool(BlockPool):
         self._ready, self._starting = [], {}
 
     def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Compute as :meth:`BlockPool.run` does, on the actors.
+        """Yield results as :meth:`BlockPool.run` does, computed by the actors.
 
         PoolError if the function raises, or an item is lost more than ``MOST_LOSSES`` times.
         """
@@ -386,7 +382,7 @@ class RayPool(BlockPool):
             yield task.position, result
 
     def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
-        """Wait for, and return, the next reference that is ready: a task's, or that of an actor that starts.
+        """Wait until a task has ended or an actor has started, and return its reference.
 
         PoolError if none is ready in time.
         """
@@ -404,8 +400,8 @@ class RayPool(BlockPool):
                 f"ray.num_gpus={self._config.num_gpus:g}; add nodes, free some, or raise ray.wait_for_nodes_s."
             )
         raise PoolError(
-            f"No block was finished within {limit_s:g} s, with {len(pending)} blocks under way. A worker may hang: "
-            "give the same command again, which resumes from the stored blocks."
+            f"No block was finished within {limit_s:g} s, while {len(pending)} blocks were being computed. A worker "
+            "may hang: give the same command again, which resumes from the stored blocks."
         )
 
     def _start_actor(self) -> None:
@@ -413,7 +409,7 @@ class RayPool(BlockPool):
         self._starting[actor.__ray_ready__.remote()] = actor
 
     def _welcome(self, reference: Any) -> None:
-        """Add an actor that has started to the ready ones, or start another if it failed. PoolError after repeated
+        """Add an actor to the ready ones if it has started, or start another if it failed. PoolError after repeated
         failures."""
         import ray
 
@@ -450,7 +446,7 @@ def number_of_actors(config: RayConfig) -> int:
 
 
 def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
-    """Return how many workers that each need ``num_cpus`` and ``num_gpus`` fit on the cluster, and its size in words.
+    """Return how many workers fit on the cluster if each needs ``num_cpus`` and ``num_gpus``, and its size in words.
 
     A worker runs on one node, so resources are counted node by node.
     """
@@ -471,10 +467,9 @@ _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
 @contextmanager
 def open_pool(config: RayConfig) -> Iterator[BlockPool]:
-    """Open the pool of ``config``: this process (without importing Ray) if ``num_actors`` is 0, else a
-    :class:`RayPool`.
+    """Open a pool inside the block: a :class:`RayPool`, or this process, without importing Ray, if ``num_actors`` is 0.
 
-    Code that itself runs in a Ray task must use 0: a pool of actors would wait for CPUs that the task holds.
+    Code that itself runs in a Ray task must use 0: a pool of actors would wait for the CPUs of the task.
     """
     if config.num_actors == 0:
         threads = torch.get_num_threads()
@@ -584,7 +579,8 @@ def _read_authentication_again() -> None:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM: Ray's own would print a C++ stack on the terminal."""
+    """Inside the block, let Ray install a handler of SIGTERM; afterwards restore this process's own, because Ray's
+    would print a C++ stack on the terminal."""
     handler = signal.getsignal(signal.SIGTERM)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -622,8 +618,8 @@ def head_watched(address: str, *, interval_s: float = _WATCH_INTERVAL_S) -> Iter
             # Equal, so that an outage is reported once.
             if missed == _MOST_MISSED:
                 _log.warning(
-                    "The head of the Ray cluster, %s:%d, does not answer. If it stays away Ray ends this command: give "
-                    "it again once there is a cluster. What is stored is found, and what was charged stays charged.",
+                    "The head of the Ray cluster, %s:%d, does not answer. If this lasts, Ray ends this command: give "
+                    "it again once there is a cluster. It resumes from what is stored; what was charged stays charged.",
                     *place,
                 )
 
@@ -650,8 +646,8 @@ BESIDE_WORK = "signs of life"
 
 
 class ServingActor:
-    """An actor that serves: ``answer_from(sources)`` loads its blocks of data once and returns the function that
-    answers."""
+    """An actor that answers requests. ``answer_from(sources)`` loads its blocks of data once, and returns the function
+    that computes an answer from them."""
 
     def __init__(
         self, answer_from: Callable[[Sequence[Any]], Callable[..., Any]], torch_threads: int, *sources: Any
@@ -660,17 +656,17 @@ class ServingActor:
         self._answer = answer_from(sources)
 
     def answer(self, *arguments: Any) -> Any:
-        """Return this actor's answer, computed on its own blocks."""
+        """Return this actor's answer to a request, computed from its own blocks of data."""
         return self._answer(*arguments)
 
     def ping(self) -> None:
-        """Return, to show that the actor is alive."""
+        """Do nothing: a call that returns shows that the actor is alive."""
 
 
 class _ServingActors:
-    """A bounded number of actors among which blocks of data are divided.
+    """A bounded number of actors among which blocks of data are divided, and which answer requests.
 
-    They serve until :meth:`close`; an actor that ends before is restarted.
+    They serve until :meth:`close`; an actor that dies before is restarted.
     """
 
     def __init__(
@@ -730,7 +726,7 @@ class _ServingActors:
 
 
 class ServingTeachers(_ServingActors):
-    """All teachers of an ensemble, on a bounded number of actors; use inside :func:`start_ray`.
+    """All teachers of an ensemble, ready to vote, on a bounded number of actors; use inside :func:`start_ray`.
 
     PoolError if the cluster is too small.
     """
@@ -752,7 +748,8 @@ class ServingTeachers(_ServingActors):
 def _counter_of(
     spec: TeacherSpec, device: str, sources: Sequence[str | ArrayWeights]
 ) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
-    """Load blocks of teachers; return a function from features (Q, ...) to the blocks' vote counts (Q, C)."""
+    """Load blocks of teachers; return a function that maps features (Q, ...) to the vote counts (Q, C) of these
+    teachers."""
     blocks = [tensors_of(source) for source in sources]
     return lambda queries: np.sum(
         [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
@@ -761,7 +758,8 @@ def _counter_of(
 
 @dataclass(kw_only=True, eq=False)
 class _Watched:
-    """A voting actor, whether it answered its last ping, and the pending ping with its time ``asked_s`` (monotonic)."""
+    """A voting actor, whether it ``answers`` pings, and its pending ``ping``, sent at ``asked_s`` (a monotonic
+    time)."""
 
     actor: Any
     answers: bool = False
@@ -811,13 +809,13 @@ class VoterWatch:
                             voter.answers = False
                         voter.ping = None
                     elif voter.answers and time.monotonic() > voter.asked_s + _HANG_TIMEOUT_S:
-                        _log.warning("A voter gave no sign of life for %g s and is started again.", _HANG_TIMEOUT_S)
+                        _log.warning("A voter did not answer for %g s and is started again.", _HANG_TIMEOUT_S)
                         voter.answers, voter.ping = False, None
                         # Ray restarts it behind the same handle, which the callers hold.
                         ray.kill(voter.actor, no_restart=False)
                 self._looked_s = time.monotonic()
             except Exception:  # noqa: BLE001 - the watch continues, and counts as without an answer meanwhile
-                _log.exception("The voters could not be looked at.")
+                _log.exception("The voters could not be checked.")
 
 
 _TIMEOUT_S = 300.0
@@ -825,7 +823,7 @@ _TIMEOUT_S = 300.0
 
 @dataclass(eq=False, repr=False)
 class LocalNeighbourhood:
-    """The private records that vote, all in this process."""
+    """Private records that vote themselves, all in this process."""
 
     blocks: Sequence[Voters]
     _: KW_ONLY
@@ -841,12 +839,12 @@ class LocalNeighbourhood:
         return True
 
     def close(self) -> None:
-        """Release the records in memory."""
+        """Drop the records, so that their memory is freed."""
         self.blocks = []
 
 
 class RayNeighbourhood(_ServingActors):
-    """The private records that vote, in blocks on a bounded number of actors; use inside :func:`start_ray`.
+    """Private records that vote themselves, in blocks on a bounded number of actors; use inside :func:`start_ray`.
 
     Each actor samples its own records. A restarted actor draws new samples; nothing computed from the lost ones was
     released.
@@ -866,7 +864,7 @@ class RayNeighbourhood(_ServingActors):
 
         PoolError unless all actors answer in time.
         """
-        return merged(self.ask(queries_QD, names, timeout_s=_TIMEOUT_S, what="records could be asked"))
+        return merged(self.ask(queries_QD, names, timeout_s=_TIMEOUT_S, what="private records voted"))
 
 
 Neighbourhood = LocalNeighbourhood | RayNeighbourhood

@@ -8,14 +8,11 @@ give the same teachers up to rounding.
 With either engine a teacher is a function of its own shard and of public numbers, bit for bit. All its random numbers
 (initial weights, order of records, augmentation) come from ``(seed, teacher index)``. In a stack each teacher has its
 own row and its own optimiser state, and the shapes of all kernels depend on public numbers only. Shards differ in size:
-batches are filled up with records of zeros that have weight 0, and a teacher without records for a batch is computed on
-such filler alone and not updated. The longest shard of a stack determines how many steps an epoch has.
+batches are filled up with records of zeros that have weight 0, and a teacher without records for a batch is not
+updated.
 
 A teacher without records keeps its initial weights: its votes are then a fixed public function of the query. So does a
 teacher whose training diverged, because an error would reveal something of its shard.
-
-The number of teachers that an accelerator's memory holds at once is measured on real training steps
-(:func:`stack_that_fits`). It determines how many teachers share a program, never what they learn.
 
 Shapes: T teachers, B records of a batch, N records of the longest shard, F features, C classes.
 """
@@ -58,8 +55,8 @@ _log = logging.getLogger(__name__)
 
 
 class CudaMemory:
-    """The memory of a CUDA device that this process may use: its share, which a pool of several workers per device
-    sets."""
+    """Measures the memory of a CUDA device. This process may use only a share of it, which a pool of several workers
+    per device sets."""
 
     def __init__(self, device: torch.device):
         # By number: some of torch's questions about memory refuse `cuda` for the current device.
@@ -86,7 +83,7 @@ class CudaMemory:
 
 
 def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_teachers: int) -> int:
-    """Return the largest number of teachers, up to ``num_teachers``, that together fit into four fifths of ``memory``.
+    """Return the largest number of teachers, up to ``num_teachers``, that can train together in 4/5 of ``memory``.
 
     ``train_step(k)`` trains k teachers for one step. A line through the peaks of one and of two teachers estimates how
     many fit; that number is then tried, and halved until it fits. ValueError if one teacher does not fit.
@@ -114,7 +111,7 @@ def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_t
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One teacher's records: ``x`` (N, ...) bytes or floats, ``y`` (N,) classes."""
+    """The records of one teacher: ``x`` (N, ...) bytes or floats, ``y`` (N,) classes."""
 
     x: Tensor
     y: Tensor
@@ -122,7 +119,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSpec:
-    """The public values that determine a teacher together with its shard. No shard has more than ``max_shard_size``
+    """The public settings that, together with its shard, determine a teacher. No shard has more than ``max_shard_size``
     records."""
 
     model: ModelConfig
@@ -220,7 +217,7 @@ _STACKED_LAYERS = (*_DENSE_LAYERS, nn.Conv2d, nn.GroupNorm, nn.MaxPool2d, nn.Ada
 
 
 class _Stack:
-    """T teachers that train together. Their parameters are rows of tensors (T, ...).
+    """T teachers that are trained as one program; their parameters are rows of tensors (T, ...).
 
     Their records are concatenated, followed by one record of zeros that fills incomplete batches. Records are on the
     device only if the configuration limits the size of a shard, since the use of device memory must not depend on
@@ -353,7 +350,7 @@ class _Stack:
 
 
 def _rows(kept_T: Tensor, values: Tensor) -> Tensor:
-    """Return ``values`` with zeros in all rows that are not in the mask ``kept_T``."""
+    """Return ``values`` with the rows replaced by zeros for which the mask ``kept_T`` is False."""
     return values.where(kept_T.to(values.device).view(-1, *[1] * (values.ndim - 1)), 0)
 
 
@@ -364,7 +361,7 @@ def _finite(gradients: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """One step: a batch of records for each of ``teachers``, the teachers that still have records in this step.
+    """One training step of a stack: a batch for each of ``teachers``, those that still have records in this step.
 
     ``positions_TB`` are positions in a shuffled shard; ``weights_TB`` are 1 / batch size, and 0 for filler records.
     """

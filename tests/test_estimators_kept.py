@@ -99,7 +99,7 @@ class TestAFolder:
     def test_a_label_that_json_cannot_hold(self, tmp_path: Path) -> None:
         model = FairClassifier("dp_sgd", **QUICK).fit(X, Y)
         model.classes_ = np.array([pd.Timestamp(0), pd.Timestamp(1)], dtype=object)
-        with pytest.raises(ValueError, match="expected words or numbers"):
+        with pytest.raises(ValueError, match="expected text or numbers"):
             model.save(tmp_path / "model")
         assert not list(tmp_path.iterdir())
 

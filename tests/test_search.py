@@ -183,7 +183,7 @@ def test_trials_that_all_fail_are_an_error_that_names_the_price(monkeypatch: pyt
 
     X, y, _ = records()
     monkeypatch.setattr(FairClassifier, "fit", fails)
-    with pytest.raises(TrialsError, match="the price was spent"):
+    with pytest.raises(TrialsError, match="the privacy cost was spent"):
         search().fit(X, y)
 
 

@@ -1,17 +1,15 @@
 """The HTTP API of a service: requests, responses, routes, and metrics for Prometheus.
 
 **Requests.** A query is identified by its content. Request bodies accept exactly what the pool's shape, range and
-groups allow, and the OpenAPI document is generated from these types, so that it describes what is accepted.
+groups allow, and the OpenAPI document is generated from these types.
 
 **Responses.** An analyst gets labels, refusals and public numbers, and all refusals look the same. The step that
 refused, the data-dependent privacy cost and everything else that depends on votes are available only under
 ``/v1/operator/``. The docstring of a type or route for operators only says "Private".
 
-**Metrics.** The analysts' metrics do not depend on votes: requests by route and status, the number of queries received,
-the number of groups of requests that were processed together, readiness, and the public part of the budget. They
-contain no label, no kind of reply and no duration, because these depend on votes. When a data-dependent budget ends
-depends on votes too, so its numbers are then left out. The operators' metrics contain all of that, durations of
-requests, and outcomes of queries.
+**Metrics.** The analysts' metrics contain no label, no kind of reply and no duration, because these depend on votes.
+The numbers of a data-dependent budget are left out too, because votes decide when it ends. The operators' metrics
+contain all of that, durations of requests, and outcomes of queries.
 """
 
 import asyncio
@@ -36,36 +34,16 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pyarrow import csv
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, create_model
 
+from aggregator import session
 from aggregator.audit import note_action
 from aggregator.ledger import NO_LIMIT, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
-from aggregator.service.page import Advice, Latest, States, Streams, page
-from aggregator.service.writer import Batcher, Readiness, Snapshot, Verification, Writer
-from aggregator.session import (
-    UNLIMITED,
-    BudgetStatus,
-    OverBudget,
-    PublicPool,
-    Question,
-    QuotaExceededError,
-    VotesUnavailableError,
-    epsilon_data_independent,
-    epsilon_fixed_beforehand,
-    most_queries,
-)
+from aggregator.service.page import Advice, Latest, States, charge_json, page
+from aggregator.service.writer import Batcher, Snapshot
+from aggregator.session import BudgetStatus, OverBudget, PublicPool, Question, QuotaExceededError, VotesUnavailableError
 from aggregator.store import LedgerError, UnreachableError
-from fairpate.http_server import (
-    Body,
-    FaultError,
-    Faults,
-    Health,
-    KnownCaller,
-    fault,
-    faults_response,
-    field_of,
-    json_response,
-)
+from fairpate.http_server import Body, FaultError, Faults, Health, KnownCaller, fault, faults_response, json_response
 from fairpate.pages import delta_text, meaning
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import strict, worded
@@ -79,7 +57,8 @@ Status = Literal["answered", "refused", "over_budget"]
 
 
 class Reply(Body):
-    """The reply to one query. All refusals look the same; an ``over_budget`` query was not processed and is free."""
+    """The reply to one query. All refusals look the same; a query with status ``over_budget`` was not processed and is
+    free."""
 
     key: str = Field(description="The query's content hash; GET /v1/queries/{key} gives the same reply again.")
     status: Status
@@ -90,12 +69,14 @@ class Replies(Body):
     """One reply per query, in the order of the request."""
 
     replies: list[Reply]
-    budget_crossed_at: int | None = Field(description="Position of the first query that the budget had no room for.")
+    budget_crossed_at: int | None = Field(
+        description="Position of the first query for which the budget had no room; null: there was room for all."
+    )
 
 
 class Budget(Body):
-    """The shared budget, in public numbers. Null means a limit that this kind of budget does not have, or an infinite
-    epsilon."""
+    """The shared budget, in public numbers. A null limit means that this kind of budget has no such limit, a null
+    epsilon that it is infinite."""
 
     kind: str
     epsilon_limit: float | None
@@ -132,18 +113,18 @@ class OwnLeft(Body):
 
 
 class Me(Body):
-    """A caller, with its limits and charges. Callers with the same name share them."""
+    """A caller with its limits and charges. Tokens of the same name share them."""
 
     name: str
     scope: Literal["analyst", "operator"]
     limit: OwnLimit
     spent: OwnSpent
     left: OwnLeft | None = Field(description="What is left of the caller's own limit; null: no limit of its own.")
-    expires_s: float | None = Field(description="When the token ends, in seconds since 1970; null: never.")
+    expires_s: float | None = Field(description="When the token expires, in seconds since 1970; null: never.")
 
 
 class Estimate(Body):
-    """The most that a request would cost, and the budget before and after it."""
+    """The most that queries would cost: how many are new, and the budget before and after them."""
 
     new_queries: int = Field(description="Queries that have no stored reply; each is charged in full.")
     stored_replies: int = Field(description="Queries with a stored reply; they are free.")
@@ -195,7 +176,8 @@ class Caller(Body):
 
 
 class About(Body):
-    """The run in words. `form` lists the inputs of a record, one per column; null if records have no columns."""
+    """A description of the run in words. `form` lists the inputs for a record, one per column; null if records have no
+    columns."""
 
     run: str
     method: str
@@ -208,7 +190,7 @@ class About(Body):
     guarantee: str
     is_private: bool
     form: list[FormField] | None
-    takes_posted: bool = Field(description="Whether records that are not in the pool can be asked.")
+    takes_posted: bool = Field(description="Whether queries may contain records that are not in the pool.")
     caller: Caller
 
 
@@ -216,7 +198,9 @@ class State(Body):
     """The state that an analyst's page shows: the budget, and whether new queries are answered."""
 
     budget: Budget
-    queries_left: int | None = Field(description="New queries that the budget has room for; null: depends on votes.")
+    queries_left: int | None = Field(
+        description="Number of new queries for which the budget has room; null: it depends on votes."
+    )
     health: Health
 
 
@@ -228,7 +212,7 @@ class AnswersWanted(Body):
 
 
 def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
-    """Return a :class:`Reply` as JSON; it does not show which step refused."""
+    """Return a :class:`Reply` as JSON, which does not show which step refused the query."""
     # Shown apart from refusals: unless votes decide when the budget ends, its room can be computed from public numbers.
     if isinstance(reply, OverBudget):
         return {"key": key, "status": "over_budget", "label": None}
@@ -236,12 +220,12 @@ def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
 
 
 class PageOfLedger(Body):
-    """The part of the ledger that is requested; the values come from a query string, as text."""
+    """The part of the ledger that an operator requests, in a query string."""
 
     # A query string is text: a strict model would refuse `limit=100`.
     model_config = ConfigDict(extra="forbid", strict=False)
     start: int = Field(0, ge=0, le=2**31, description="Number of the first charge, from 0.")
-    limit: int = Field(100, ge=1, le=1000, description="The most charges to return.")
+    limit: int = Field(100, ge=1, le=1000, description="The largest number of charges to return.")
 
 
 class LedgerEntry(Body):
@@ -257,7 +241,7 @@ class LedgerEntry(Body):
     label: int | None
     caller: str
     request: str
-    at_s: float = Field(description="When it was charged, in seconds since 1970.")
+    at_s: float = Field(description="When the query was charged, in seconds since 1970.")
 
 
 class Chain(Body):
@@ -270,7 +254,7 @@ class Chain(Body):
 
 
 class GroupCounts(Body):
-    """The number of one group's charges with each outcome."""
+    """The charges of one group, counted by outcome."""
 
     group: str
     answer: int
@@ -278,7 +262,7 @@ class GroupCounts(Body):
     fairness: int
     free: int
     open: int
-    answers: list[int] = Field(description="Answers of each class.")
+    answers: list[int] = Field(description="Number of answers by class.")
 
 
 class Spender(Body):
@@ -289,7 +273,7 @@ class Spender(Body):
 
 
 class PointInTime(Body):
-    """The number of charges up to one time, in seconds since 1970; `answered` and `refused` are by group."""
+    """The number of charges up to the time `at_s`, in seconds since 1970; `answered` and `refused` are by group."""
 
     at_s: float
     charges: int
@@ -307,7 +291,8 @@ class Latency(Body):
 
 
 class LargeCharge(Body):
-    """One of the most expensive charges: its cost as a share of its worst case and of all costs."""
+    """One of the most expensive charges, with its cost as a share of the worst case (`of_worst`) and of the cost of all
+    charges (`of_total`)."""
 
     number: int = Field(description="Position in the order in which queries were charged, from 1.")
     group: str
@@ -320,7 +305,7 @@ class LargeCharge(Body):
 
 
 class Costs(Body):
-    """The data-dependent costs of queries, in Renyi divergence of one order. Private: not to be published."""
+    """The data-dependent privacy costs of queries, in Renyi divergence of one `order`. Private: not to be published."""
 
     order: float
     words: str
@@ -343,12 +328,14 @@ class Overview(Body):
         description="How long the budget lasts at the present rate; null: no end, or unknown."
     )
     budget: Budget
-    queries_left: int | None = Field(description="New queries that the budget has room for; null: depends on votes.")
+    queries_left: int | None = Field(
+        description="Number of new queries for which the budget has room; null: it depends on votes."
+    )
     epsilon_data_dependent: float | None
     costs: Costs
     points: list[PointInTime]
     groups: list[GroupCounts]
-    callers: list[Spender] = Field(description="The callers with most charges, the highest first.")
+    callers: list[Spender] = Field(description="The callers with most charges, in descending order.")
     open_reservations: int
     latency: Latency
     disk_free_bytes: int | None
@@ -357,7 +344,7 @@ class Overview(Body):
 
 
 class LedgerPage(Body):
-    """A part of the ledger, and the data-dependent epsilon of all charges. Private: not to be published."""
+    """The requested part of the ledger, and the data-dependent epsilon of all charges. Private: not to be published."""
 
     total: int
     entries: list[LedgerEntry]
@@ -369,7 +356,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
-    """Return the types of the request bodies for queries and for an estimate.
+    """Return two types of request bodies: for queries, and for an estimate.
 
     They accept only this pool's record numbers, record shape, value range and groups.
     """
@@ -414,8 +401,8 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
 
 
 def _tagged_by(tags: Mapping[str, str], default: str) -> Discriminator:
-    """Return a pydantic discriminator of a union: a body gets the tag of the first field in ``tags`` that it has, else
-    ``default``."""
+    """Return a discriminator for a union of types of bodies: a body has the tag of the first field in ``tags`` that it
+    has, or else ``default``."""
 
     def tag(value: Any) -> str:
         """Return the tag of ``value``, which is JSON or a validated model."""
@@ -433,8 +420,8 @@ def _whole_number(**bounds: Any) -> Any:
 
 
 def question_of(query: Any, pool: PublicPool) -> Question:
-    """Return the question that a validated body contains. FaultError for a record whose column has an undeclared
-    value."""
+    """Return the question of a validated ``query`` from a request body. FaultError for a record with an undeclared
+    value in a column."""
     number: int | None = getattr(query, "id", None)
     if number is not None:
         return pool.questions[number]
@@ -455,7 +442,7 @@ _SEEN = "all replies to all analysts together"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Descriptions of the run for its page; empty if unknown. ``record`` says in words what one record is."""
+    """Descriptions of a run for its page, each empty if unknown. ``record`` says in words what one record is."""
 
     run: str = "this run"
     method: str = ""
@@ -466,8 +453,8 @@ class Facts:
 
 
 def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: KnownCaller) -> dict[str, Any]:
-    """Return an :class:`About` as JSON."""
-    form, epsilon = pool.form, epsilon_fixed_beforehand(terms)
+    """Return the :class:`About` of a service as JSON, for this ``caller``."""
+    form, epsilon = pool.form, session.epsilon_fixed_beforehand(terms)
     if epsilon is None:
         guarantee = "The budget ends when the votes say so, which leaks: no guarantee was fixed beforehand."
     else:
@@ -504,10 +491,10 @@ MEDIA_TYPES = {"parquet": "application/vnd.apache.parquet", "csv": "text/csv; ch
 def answers_file(
     keys: Sequence[str], outcomes: Sequence[Outcome | None], pool: PublicPool, file_format: FileFormat
 ) -> bytes:
-    """Return the content of a file with one row per key: the record's number in the pool (null: posted), status and
-    label.
+    """Return the content of a file of replies: for each key its record's number in the pool, its status and its label.
 
-    The status is ``not_stored`` for a key without a stored reply.
+    The number is null for a record that is not in the pool. The status is ``not_stored`` for a key without a stored
+    reply.
     """
     labels = [None if outcome is None else outcome.label for outcome in outcomes]
     # One word for every refusal: the step that refused depends on votes, and analysts may read this file.
@@ -540,24 +527,19 @@ class ServiceMetrics:
         # Not the library's global one, which holds facts of the process and allows one service per process.
         self._registry, self._private = prometheus.CollectorRegistry(), prometheus.CollectorRegistry()
         # By route, not by path: each key in a path would be another time series.
-        self._requests = prometheus.Counter(
-            "fairpate_http_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry
-        )
-        self._queries = prometheus.Counter("fairpate_queries_received", "Queries in requests.", registry=self._registry)
-        self.groups = prometheus.Counter(
-            "fairpate_groups", "Groups of requests asked together.", registry=self._registry
-        )
-        self._started = prometheus.Gauge(
-            "fairpate_started_seconds", "When the process started.", registry=self._registry
-        )
-        self._started.set_to_current_time()
-        self._latency = prometheus.Histogram(
-            "fairpate_request_seconds", "From request to reply.", ["route"], buckets=_BUCKETS_S, registry=self._private
-        )
+        counter = functools.partial(prometheus.Counter, registry=self._registry)
+        self._requests = counter("fairpate_http_requests", "Requests answered.", ["method", "route", "status"])
+        self._queries = counter("fairpate_queries_received", "Queries in requests.")
+        self.groups = counter("fairpate_groups", "Groups of requests processed together.")
+        when = "When the process started, in seconds since 1970."
+        started = prometheus.Gauge("fairpate_started_seconds", when, registry=self._registry)
+        started.set_to_current_time()
+        timing = functools.partial(prometheus.Histogram, buckets=_BUCKETS_S, registry=self._private)
+        self._latency = timing("fairpate_request_seconds", "Time from a request to its reply.", ["route"])
         self._last_s: deque[float] = deque(maxlen=1000)
 
     def count_request(self, facts: Mapping[str, Any], seconds: float) -> None:
-        """Count one finished request (a :data:`fairpate.http_server.OnResponse`)."""
+        """Count a finished request that took ``seconds``; called as a :data:`fairpate.http_server.OnResponse`."""
         route = facts["route"]
         self._requests.labels(facts["method"], route, str(facts["status"])).inc()
         self._latency.labels(route).observe(seconds)
@@ -566,7 +548,7 @@ class ServiceMetrics:
         self._queries.inc(facts["queries"] or 0)
 
     def latency(self) -> dict[str, float | int | None]:
-        """Return a :class:`Latency` of the latest requests with queries, as JSON. Private."""
+        """Return the :class:`Latency` of the latest requests with queries as JSON, for operators only."""
         ordered = sorted(self._last_s)
         found = {f"p{p}_ms": 1000 * ordered[(len(ordered) - 1) * p // 100] if ordered else None for p in (50, 90, 99)}
         return {"count": len(ordered), **found}
@@ -579,19 +561,19 @@ class ServiceMetrics:
         return prometheus.generate_latest(self._registry) + prometheus.generate_latest(_gauges("fairpate", found))
 
     def render_for_operator(self, status: BudgetStatus, overview: Mapping[str, Any]) -> bytes:
-        """Return the analysts' metrics and the private ones, which are taken from an :class:`Overview`."""
+        """Return the analysts' and the operators' metrics as Prometheus text; ``overview`` is an :class:`Overview`."""
         chain = overview["chain"]
         found: dict[str, tuple[str, float | None]] = _budget(status) | {
-            "queries_left": ("Queries that the budget has room for.", overview["queries_left"]),
-            "epsilon_data_dependent": ("Not to be published.", overview["epsilon_data_dependent"]),
-            "open_reservations": ("Charged and never answered.", overview["open_reservations"]),
-            "chain_ok": ("Whether the last verification held.", float(not chain["fault"])),
-            "chain_verified_seconds": ("When the chain was last verified.", chain["at_s"]),
+            "queries_left": ("New queries for which the budget has room.", overview["queries_left"]),
+            "epsilon_data_dependent": ("Not to be published: depends on votes.", overview["epsilon_data_dependent"]),
+            "open_reservations": ("Queries charged but never answered.", overview["open_reservations"]),
+            "chain_ok": ("Whether the ledger was valid at the last verification.", float(not chain["fault"])),
+            "chain_verified_seconds": ("When the ledger was last verified.", chain["at_s"]),
             "last_backup_seconds": ("When the ledger was last copied; 0: never.", overview["last_backup_s"] or 0.0),
         }
         # A ledger in a database has no disk here: a number for it would be an alert that never ends.
         if overview["disk_free_bytes"] is not None:
-            found["disk_free_bytes"] = ("On the disk of the ledger.", overview["disk_free_bytes"])
+            found["disk_free_bytes"] = ("Free space on the disk of the ledger.", overview["disk_free_bytes"])
         gauges = _gauges("fairpate_operator", found)
         outcomes = prometheus.Gauge(
             "fairpate_operator_outcomes", "Charges by group and outcome.", ["group", "outcome"], registry=gauges
@@ -604,8 +586,8 @@ class ServiceMetrics:
 
 
 def _gauges(prefix: str, values: Mapping[str, tuple[str, float | None]]) -> prometheus.CollectorRegistry:
-    """Return a registry of gauges with these descriptions and values; None means no limit and is exported as
-    infinity."""
+    """Return a registry with one gauge for each of ``values``, its description and value. None means no limit and is
+    exported as infinity."""
     # Made for each rendering: the numbers are those of one state, and none stays from an earlier one.
     registry = prometheus.CollectorRegistry()
     for name, (text, value) in values.items():
@@ -614,12 +596,12 @@ def _gauges(prefix: str, values: Mapping[str, tuple[str, float | None]]) -> prom
 
 
 def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
-    """Return the description and value of the budget's metrics; None means no limit."""
+    """Return description and value of each metric of the budget, by name; the value None means no limit."""
     return {
         "queries_submitted": ("Queries charged.", status.queries_submitted),
-        "queries_limit": ("Queries that may be charged.", status.max_queries),
-        "epsilon_submitted": ("Spent.", strict(status.epsilon_submitted)),
-        "epsilon_limit": ("What may be spent.", status.epsilon_limit),
+        "queries_limit": ("Most queries that may be charged.", status.max_queries),
+        "epsilon_submitted": ("Epsilon of the queries charged.", strict(status.epsilon_submitted)),
+        "epsilon_limit": ("Limit on epsilon.", status.epsilon_limit),
         "budget_closed": ("Whether there is no room for a new query.", float(status.closed)),
     }
 
@@ -637,20 +619,19 @@ _FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Faults} for stat
 Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's content hash.")]
 
 
-def field_name(error: Mapping[str, Any]) -> str:
-    """Return the name of the field that one of pydantic's errors is about, without the tags of unions."""
-    parts = field_of(error)
+def field_name(parts: list[str]) -> str:
+    """Return the name of a field from its path in an error of pydantic, without the tags of unions."""
     # pydantic puts the tag of a union before its fields, as in `queries.queries`.
     if parts[:2] in (["queries", "queries"], ["count", "count"]):
         parts = parts[1:]
     names = [
         part for before, part in zip(["", *parts], parts, strict=False) if not (before.isdigit() and part in _TAGS)
     ]
-    return ".".join(names) or "body"
+    return ".".join(names)
 
 
 def add_error_bodies(app: FastAPI) -> None:
-    """Make ``app`` answer errors of session and ledger with :class:`fairpate.http_server.Faults`."""
+    """Make ``app`` answer errors of session and ledger with bodies of type :class:`fairpate.http_server.Faults`."""
 
     @app.exception_handler(QuotaExceededError)
     async def over_quota(_: Request, error: QuotaExceededError) -> Response:
@@ -679,18 +660,10 @@ def add_error_bodies(app: FastAPI) -> None:
 
 
 def add_analyst_routes(
-    app: FastAPI,
-    facts: Facts,
-    pool: PublicPool,
-    writer: Writer,
-    batcher: Batcher,
-    health: Readiness,
-    counters: ServiceMetrics,
-    states: States,
-    streams: Streams,
-    tokens: LiveTokens,
+    app: FastAPI, facts: Facts, states: States, batcher: Batcher, counters: ServiceMetrics, tokens: LiveTokens
 ) -> None:
     """Add the analysts' routes and the page to ``app``."""
+    writer, pool, streams = states.writer, states.pool, states.streams
     queries_type, estimate_type = bodies_for(pool)
 
     async def submit(request: Request, body: Any) -> Response:
@@ -719,7 +692,7 @@ def add_analyst_routes(
         return json_response(reply_json(key, outcome))
 
     async def estimate(body: Any) -> Response:
-        """Return what queries, or a number of new queries, would cost; none is submitted."""
+        """Return what the given queries, or a number of new queries, would cost. No query is submitted."""
         # A set: a query that is given twice in one request is charged once.
         keys = {question_of(query, pool).query.key for query in getattr(body, "queries", ())}
         # One snapshot, so that both budgets are of one moment.
@@ -734,7 +707,7 @@ def add_analyst_routes(
 
     @app.post("/v1/answers", response_class=Response, responses=_FILES)
     async def answers(wanted: AnswersWanted) -> Response:
-        """Return stored replies as a file, one row per key; no query is submitted."""
+        """Return stored replies as a file with one row per key. No query is submitted."""
         outcomes = [writer.books.ledger.outcome_of.get(key) for key in wanted.keys]
         # In a thread: the event loop answers other requests while thousands of rows are written.
         content = await asyncio.to_thread(answers_file, wanted.keys, outcomes, pool, wanted.format)
@@ -753,8 +726,8 @@ def add_analyst_routes(
 
     @app.get("/metrics", response_class=Response, responses=_METRICS)
     async def prometheus() -> Response:
-        """Return metrics for Prometheus; none depends on votes."""
-        text = counters.render(writer.snapshot.budget_status(), health.reasons())
+        """Return the metrics that do not depend on votes, for Prometheus."""
+        text = counters.render(writer.snapshot.budget_status(), states.health.reasons())
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     state = Latest(states.for_analyst, max_age_s=_ANALYSTS_AGE_S)
@@ -772,7 +745,7 @@ def add_analyst_routes(
 
     @app.get("/v1/state", response_model=State)
     async def now() -> Response:
-        """Return the budget and the service's health; the events stream the same values."""
+        """Return the budget and the service's health, the values that `/v1/events` streams."""
         return json_response(await state())
 
     @app.get("/v1/events", response_class=Response, responses=_EVENTS)
@@ -787,28 +760,28 @@ def add_analyst_routes(
         ledger = writer.books.ledger
         # The store's limit first: a change enters the ledger with the next new query.
         own = tokens.stored.limits.get(caller.name, ledger.limits.get(caller.name, NO_LIMIT))
-        queries, most = ledger.charged_to[caller.name], most_queries(ledger.terms, own)
-        epsilon = epsilon_data_independent(ledger.terms, num_queries=queries)
+        queries, most = ledger.charged_to[caller.name], session.most_queries(ledger.terms, own)
+        epsilon = session.epsilon_data_independent(ledger.terms, num_queries=queries)
         return json_response(
             {
                 "name": caller.name,
                 "scope": caller.role,
                 "limit": dataclasses.asdict(own),
                 "spent": {"queries": queries, "epsilon": strict(epsilon)},
-                "left": None if most == UNLIMITED else {"queries": max(0, most - queries)},
+                "left": None if most == session.UNLIMITED else {"queries": max(0, most - queries)},
                 "expires_s": caller.expires_s,
             }
         )
 
 
 def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
-    """Return a :class:`Statement` as JSON."""
+    """Return the :class:`Statement` of a service as JSON."""
     terms, status = snapshot.terms, snapshot.budget_status()
     return {
         "unit": terms.unit,
         "relation": terms.relation,
         "delta": status.delta,
-        "epsilon": strict(epsilon_fixed_beforehand(terms)),
+        "epsilon": strict(session.epsilon_fixed_beforehand(terms)),
         "epsilon_submitted": strict(status.epsilon_submitted),
         "queries_submitted": status.queries_submitted,
         "noise": terms.noise,
@@ -824,20 +797,13 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def add_operator_routes(
-    app: FastAPI,
-    pool: PublicPool,
-    writer: Writer,
-    verification: Verification,
-    counters: ServiceMetrics,
-    states: States,
-    streams: Streams,
-) -> None:
+def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics) -> None:
     """Add the operators' routes to ``app``."""
+    writer, pool, streams = states.writer, states.pool, states.streams
 
     @app.get("/v1/operator/ledger", response_model=LedgerPage)
     async def ledger(request: Request, page: Annotated[PageOfLedger, Query()]) -> Response:
-        """Return charges with their outcomes, and the data-dependent epsilon of all charges. Private."""
+        """Return a part of the charges with their outcomes, and the data-dependent epsilon of all charges. Private."""
         snapshot = writer.snapshot
         books, total = snapshot.books, snapshot.num_charges
         start, stop = min(page.start, total), min(page.start + page.limit, total)
@@ -845,27 +811,18 @@ def add_operator_routes(
         # Noted before anything is read, so that no reading goes unrecorded. In a thread: it waits for the disk.
         await asyncio.to_thread(note_action, books.ledger.actions, "read", caller=caller.name, charges=[start, stop])
         entries = []
-        for number, (key, group, outcome, asked) in enumerate(books.ledger.charged(start, stop), start):
-            entries.append(
-                {
-                    "number": number,
-                    "key": key,
-                    "group": pool.group_names[group],
-                    "verdict": "open" if outcome is None else outcome.verdict,
-                    "label": None if outcome is None else outcome.label,
-                    "caller": asked.asker.caller,
-                    "request": asked.asker.request,
-                    "at_s": asked.at_s,
-                }
-            )
+        for number, charge in enumerate(books.ledger.charged(start, stop), start):
+            key, _, outcome, asked = charge
+            own = {"key": key, "label": None if outcome is None else outcome.label, "request": asked.asker.request}
+            entries.append(charge_json(number, charge, pool) | own)
         epsilon = await asyncio.to_thread(books.epsilon, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
 
     @app.post("/v1/operator/verification", response_model=Chain, responses={503: {"model": Faults}})
     async def verify() -> Response:
-        """Verify all entries of the ledger now, while queries are answered. 503 if it cannot be read now."""
+        """Verify all entries of the ledger now, while queries are answered. Status 503 if the ledger cannot be read."""
         try:
-            return json_response(await verification.verify_now())
+            return json_response(await states.verification.verify_now())
         except UnreachableError as error:
             remedy = f"The ledger cannot be read now, so it was not verified; try again later. {error}"
             raise FaultError(503, "ledger", "", remedy) from error

@@ -2,13 +2,11 @@
 
 Tokens come from the environment or from files when a service starts, and from the token store; files and store are read
 again when they change. Only SHA-256 digests of tokens are kept, so no token is in a process list, actor argument, log
-line or traceback. Without any token the service is open to this machine only, and to analysts only: the operators'
-routes always need a token.
+line or traceback. Without any token the service is open to this machine only, and to analysts only.
 
-The store is one file that only the operator can read (mode 0600), replaced atomically and changed while the run is
-served. It contains digests of tokens that were made here from 256 random bits, so a reader of the file gains no access.
-Changes are pure functions of the store; :func:`change` applies one under a lock on the folder. While a store cannot be
-read, no caller is admitted.
+The store is one file that only the operator can read (mode 0600), changed while the run is served. It contains digests
+of tokens that were made here from 256 random bits, so a reader of the file gains no access. Changes are pure functions
+of the store; :func:`change` applies one. While a store cannot be read, no caller is admitted.
 """
 
 from __future__ import annotations
@@ -60,11 +58,11 @@ def token_digest(token: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBook:
-    """The tokens of a service at its start.
+    """The tokens with which a service starts.
 
-    ``files``: the files that were read, with the role of their tokens. ``store``: the token store of the run. A marker
-    file is written next to the store as soon as a token is needed, so that the loss of the store gives nobody access,
-    even after a restart.
+    ``files``: the files that were read, with the role of their tokens. ``store``: the path of the run's token store. A
+    marker file is written next to the store as soon as a token is needed, so that the loss of the store gives nobody
+    access, even after a restart.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -77,7 +75,7 @@ class TokenBook:
 
     @property
     def is_empty(self) -> bool:
-        """True if no token is configured and none ever was. A store without tokens counts as configured."""
+        """True if there has never been a token. An existing store counts as one, even if it is empty."""
         stored = self.store is not None and any(map(os.path.lexists, (self.store, _mark(self.store))))
         return not (self.entries or stored)
 
@@ -106,7 +104,7 @@ def read_tokens(
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach ``host``; False for any name but localhost."""
+    """Return whether only this machine can reach the address ``host``; False for any name except localhost."""
     # No other name is trusted: it may resolve to another address tomorrow.
     if host == "localhost":
         return True
@@ -117,7 +115,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_private(path: Path) -> str:
-    """Return the text of a file with tokens. TokenError if it cannot be read, or if others than its owner may read
+    """Return the text of a file of tokens. TokenError if it cannot be read, or if users other than its owner may read
     it."""
     try:
         mode = path.stat().st_mode
@@ -163,7 +161,7 @@ Name = Annotated[str, StringConstraints(pattern=f"^{_NAME}$")]
 
 @dataclass(frozen=True, kw_only=True)
 class StoredToken:
-    """The digest of one token, with its owner and role. Times are seconds since 1970; ``expires_s`` None: never."""
+    """The digest of one token, with its owner and role. Times are in seconds since 1970; ``expires_s`` None: never."""
 
     name: Name
     role: Role
@@ -190,7 +188,7 @@ class TokenStore(BaseModel):
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The stored tokens as pairs of digest and caller."""
+        """The stored tokens, each as a pair of its digest and the caller that it identifies."""
         return tuple(
             (bytes.fromhex(t.sha256), KnownCaller(name=t.name, role=t.role, expires_s=t.expires_s)) for t in self.tokens
         )
@@ -221,9 +219,10 @@ def added(
     now_s: float,
     before: OwnLimit = NO_LIMIT,
 ) -> tuple[TokenStore, str]:
-    """Return the store with a new token for a new ``name``, and the token. TokenError for a taken or invalid name.
+    """Return the store with a new token for a new ``name``, and this token. TokenError for a taken or invalid name.
 
-    ``limit`` is stored for the name; ``before`` is the limit that the ledger has for it, used if the store has none.
+    ``limit`` is stored for the name; values that it does not set come from the store or else from ``before``, the limit
+    that the ledger has for the name.
     """
     _check_name(name, repr(name))
     if any(token.name == name for token in store.tokens):
@@ -236,7 +235,8 @@ def added(
 
 
 def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float) -> tuple[TokenStore, str]:
-    """Return the store with an additional token for ``name``, and the token; older ones expire by ``old_expires_s``."""
+    """Return the store with another token for ``name``, and this token. Older tokens expire at ``old_expires_s`` at the
+    latest."""
     # The new token inherits the end of the newest one: rotating must not prolong access.
     newest = store.of(name)[-1]
     store = store.with_tokens(_by(t, old_expires_s) if t.name == name else t for t in store.tokens)
@@ -244,7 +244,7 @@ def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float)
 
 
 def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenStore:
-    """Return the store in which the newest token of ``name`` expires at ``expires_s``, and older ones no later."""
+    """Return the store in which the newest token of ``name`` expires at ``expires_s``, and its older ones no later."""
     newest = store.of(name)[-1]
     # A token that was rotated out is never prolonged: it may have leaked.
     changed = {token: _by(token, expires_s) for token in store.of(name)}
@@ -253,7 +253,7 @@ def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenSt
 
 
 def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
-    """Return ``token`` so that it expires at ``expires_s`` at the latest; None changes nothing."""
+    """Return ``token`` with ``expires_s`` as its latest time of expiry; None changes nothing."""
     return token if expires_s is None or not token.is_good(expires_s) else replace(token, expires_s=expires_s)
 
 
@@ -312,7 +312,7 @@ def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, Result
 
 
 def _mark(store: Path) -> Path:
-    """Return the path of the marker file, whose existence means that tokens are needed even if the store is lost."""
+    """Return the path of the marker file. If the file exists, callers need tokens even if the store is lost."""
     return store.with_suffix(".needed")
 
 
@@ -340,7 +340,8 @@ class LiveTokens:
             self._need_token()
 
     def caller(self, token: str | None) -> KnownCaller | None:
-        """Return the owner of ``token``, None for an unknown token; the local analyst if no token is needed."""
+        """Return the caller that ``token`` identifies, None for an unknown token; the local analyst if no token is
+        needed."""
         self._look()
         if not self._needs_token:
             return LOCAL_ANALYST
@@ -359,7 +360,7 @@ class LiveTokens:
         return self._needs_token
 
     def _look(self) -> None:
-        """Read the files and the store again if they have changed, at most every half second."""
+        """Read the token files and the store again if they have changed; check this at most every half second."""
         now_s = time.monotonic()
         if now_s < self._look_again_s:
             return

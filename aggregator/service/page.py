@@ -1,13 +1,12 @@
 """Views of a service: the page at ``/``, live states, and the operator's overview.
 
 The page is one file with its style and script inside. Its content security policy names both by digest, so that a
-browser runs no other script, and allows it to fetch this service's own routes only. The page is sent to every caller
-and contains no data of the service: its script fetches them with the token that the user types. The analyst's part
-shows public numbers; the operator's part (charges, forecast, advice) depends on votes and must not be published.
+browser runs no other script, and allows it to fetch this service's own routes only. The page contains no data of the
+service: its script fetches them with the token that the user types. The analyst's part shows public numbers; the
+operator's part (charges, forecast, advice) depends on votes and must not be published.
 
 Live states are sent as server-sent events (:class:`Streams`). A state is computed at most once a second for all
-callers, so that the time of an event reveals nothing within that second. The number of streams is limited, because each
-occupies a connection; a stream ends with the service, when its caller's token becomes invalid, and after ten minutes.
+callers, so that the time of an event reveals nothing within that second.
 
 Shapes: G groups, C classes.
 """
@@ -32,7 +31,8 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from aggregator.ledger import NOBODY, Ledger
+from aggregator.ledger import NOBODY, Asked, Ledger
+from aggregator.mechanism import Outcome
 from aggregator.service.writer import Books, Readiness, Verification, Writer
 from aggregator.session import PublicPool
 from fairpate import __version__
@@ -48,7 +48,7 @@ _VERDICTS = ("answer", "confidence", "fairness", "free", "open")
 
 
 class ChargesAt(NamedTuple):
-    """The number of charges up to one time, and how many of them were answered and refused, by group."""
+    """The number of charges up to the time ``at_s``, and how many of them were answered and refused, by group."""
 
     at_s: float
     charges: int
@@ -58,9 +58,9 @@ class ChargesAt(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class History:
-    """Counts of one ledger's charges over time; call :meth:`look` from one thread at a time.
+    """The history of one ledger's charges: counts at several times. Call :meth:`look` from one thread at a time.
 
-    ``open`` has the numbers of the open reservations: charged without an outcome, so that nothing was released.
+    ``open`` lists the numbers of open reservations: charged without an outcome, so that nothing was released.
     ``_counts`` are by group, verdict and label.
     """
 
@@ -84,7 +84,8 @@ class History:
         self.look(ledger, num_charges, now_s=now_s)
 
     def look(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
-        """Add a point to the history: the outcomes of the first ``num_charges`` charges, counted as they are now."""
+        """Add a point to the history for the time ``now_s``: the present outcomes of the first ``num_charges``
+        charges."""
         rows = [(number, ledger.charged(number, number + 1)[0]) for number in self.open]
         # Open reservations were counted as open; those that have an outcome now are counted as that.
         self._counts.subtract((group, "open", None) for _, (_, group, _, _) in rows)
@@ -109,8 +110,8 @@ class History:
             self._spacing_s *= 2
 
     def by_group(self) -> list[dict[str, Any]]:
-        """Return, for each group, the number of charges by verdict (open reservations included) and ``answers`` by
-        class."""
+        """Return for each group the number of charges by verdict (``open`` for open reservations), and under
+        ``answers`` the number of answers by class."""
         found: list[dict[str, Any]] = [
             dict.fromkeys(_VERDICTS, 0) | {"answers": [0] * self.num_classes} for _ in range(self.num_groups)
         ]
@@ -130,11 +131,11 @@ _REMEDIES = {
     "ledger": "The ledger cannot be reached or written, so new queries are refused; stored replies are still given. "
     "Look at its disk or database and at the log; the service opens it again once it can be written.",
     "disk": "The disk of the run is full or read-only. Free some room; the service needs no restart.",
-    "votes": "Not all voters answer. The service starts them again; if they stay away, look at Ray's nodes.",
+    "votes": "Not all voters answer. The service starts them again; if they do not come back, look at Ray's nodes.",
     "cluster": "Ray's control process does not answer; without it Ray ends the service within minutes. Look at "
     "`ray status` on the head's node.",
-    "busy": "The writer has not come back for two minutes. Look at voters and disk; if it stays, restart the service.",
-    "unknown": "The state was not checked for half a minute: the machine is overloaded. Look at its load.",
+    "busy": "The writer has been busy for two minutes. Look at voters and disk; if this lasts, restart the service.",
+    "unknown": "Readiness was not checked for half a minute: the machine is overloaded. Look at its load.",
 }
 
 
@@ -147,9 +148,10 @@ class Advice(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetForecast:
-    """A forecast for the budget, in numbers and in words.
+    """A forecast of when the budget ends, in numbers and in words.
 
-    ``per_hour``: the present rate of new queries; ``lasts_s``: how long the budget lasts at this rate; None: no end.
+    ``per_hour``: the present rate of new queries; ``lasts_s``: how many seconds the budget lasts at this rate; None: it
+    does not end, or this is unknown.
     """
 
     per_hour: float
@@ -197,8 +199,8 @@ def advice(
     found = [Advice(level="now", words=_REMEDIES[reason]) for reason in reasons if reason != "chain"]
     if chain:
         words = (
-            f"The chain of the ledger does not hold: {chain} New queries are refused. Stop the service and restore all "
-            "of the ledger from one copy."
+            f"The ledger's chain of entries is not valid: {chain} New queries are refused. Stop the service and "
+            "restore all of the ledger from one copy."
         )
         found.append(Advice(level="now", words=words))
     # `soon` and not `now`: stored replies are still given, and nothing restores a budget.
@@ -209,7 +211,7 @@ def advice(
         words = f"The budget is nearly spent: {_queries(left)} of {total:,} left. Inform the analysts."
         found.append(Advice(level="soon", words=words))
     elif lasts_s is not None and lasts_s < _DAY_S:
-        words = f"At this pace the budget is used up in about {span(lasts_s)}. Find out who asks, and why."
+        words = f"At this pace the budget is used up in about {span(lasts_s)}. Find out who submits queries, and why."
         found.append(Advice(level="soon", words=words))
     if num_open:
         are = "reservation is" if num_open == 1 else "reservations are"
@@ -231,32 +233,33 @@ def _queries(number: int) -> str:
     return f"{number:,} {'query' if number == 1 else 'queries'}"
 
 
+Charge = tuple[str, int, Outcome | None, Asked]
 _NUM_BINS = 20
 _MOST_CALLERS = 20
 
 
+def charge_json(number: int, charge: Charge, pool: PublicPool) -> dict[str, Any]:
+    """Return as JSON what every view of an operator shows of a charge, one of :meth:`Ledger.charged`."""
+    _, group, outcome, asked = charge
+    verdict, name = "open" if outcome is None else outcome.verdict, pool.group_names[group]
+    return {"number": number, "group": name, "verdict": verdict, "caller": asked.asker.caller, "at_s": asked.at_s}
+
+
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
-    """Return a :class:`aggregator.service.api.Costs` of the first ``num_charges`` charges, whose costs must be
-    computed."""
+    """Return the :class:`aggregator.service.api.Costs` of the first ``num_charges`` charges as JSON.
+
+    :meth:`Books.epsilon` must have computed their costs.
+    """
     ledger, (cost_Q, voted_Q) = books.ledger, books.priced(num_charges)
     # At one order, at which the costs of queries add up and compare.
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.order])[0])
     found = compared_costs(cost_Q, np.full(len(cost_Q), worst), voted_Q)
     total, charges = float(cost_Q.sum()), []
     for number in found.dearest:
-        ((_, group, outcome, asked),) = ledger.charged(number, number + 1)
-        charges.append(
-            {
-                "number": number + 1,
-                "group": pool.group_names[group],
-                "verdict": "open" if outcome is None else outcome.verdict,
-                "votes": sorted(ledger.votes_QC[number].tolist(), reverse=True)[:2],
-                "of_worst": float(found.of_worst_Q[number]),
-                "of_total": float(cost_Q[number]) / total,
-                "caller": asked.asker.caller,
-                "at_s": asked.at_s,
-            }
-        )
+        (charge,) = ledger.charged(number, number + 1)
+        shares = {"of_worst": float(found.of_worst_Q[number]), "of_total": float(cost_Q[number]) / total}
+        votes = sorted(ledger.votes_QC[number].tolist(), reverse=True)[:2]
+        charges.append(charge_json(number + 1, charge, pool) | {"votes": votes} | shares)
     return {
         "order": books.order,
         "words": found.words,
@@ -265,26 +268,24 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
     }
 
 
+@dataclass(eq=False)
 class States:
-    """The states that the page shows: the analyst's and the operator's.
+    """Computes the states that the page shows: the analyst's and the operator's.
 
-    ``latency`` returns quantiles of durations; ``last_backup`` returns when the ledger was last copied; None: never.
+    ``latency`` returns quantiles of the duration of requests; ``last_backup`` returns when the ledger was last copied,
+    None for never.
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        health: Readiness,
-        verification: Verification,
-        pool: PublicPool,
-        latency: Callable[[], Mapping[str, float | int | None]],
-        *,
-        last_backup: Callable[[], float | None],
-    ) -> None:
-        self._writer, self._health, self._pool, self._latency = writer, health, pool, latency
-        self._verification, self._last_backup = verification, last_backup
-        self._started_s = time.time()
-        snapshot = writer.snapshot
+    writer: Writer
+    health: Readiness
+    verification: Verification
+    pool: PublicPool
+    streams: "Streams"
+    latency: Callable[[], Mapping[str, float | int | None]]
+    last_backup: Callable[[], float | None]
+
+    def __post_init__(self) -> None:
+        self._started_s, snapshot = time.time(), self.writer.snapshot
         self._history = History(num_groups=snapshot.terms.num_groups, num_classes=snapshot.terms.num_classes)
         self._history.begin(snapshot.books.ledger, snapshot.num_charges, now_s=self._started_s)
 
@@ -292,27 +293,27 @@ class States:
         """Add a point to the history every ``interval_s`` seconds."""
         while True:
             await asyncio.sleep(interval_s)
-            snapshot = self._writer.snapshot
+            snapshot = self.writer.snapshot
             self._history.look(snapshot.books.ledger, snapshot.num_charges, now_s=time.time())
 
     async def for_analyst(self) -> dict[str, Any]:
         """Return a :class:`aggregator.service.api.State` as JSON."""
-        snapshot = self._writer.snapshot
+        snapshot = self.writer.snapshot
         status = snapshot.budget_status()
         # The room of a budget that ends by votes reveals how they voted.
         left = None if status.kind == "data_dependent" else snapshot.room
-        return {"budget": status.to_json(), "queries_left": left, "health": self._health.to_json()}
+        return {"budget": status.to_json(), "queries_left": left, "health": self.health.to_json()}
 
     async def for_operator(self) -> dict[str, Any]:
         """Return a :class:`aggregator.service.api.Overview` as JSON."""
-        now_s, snapshot, history = time.time(), self._writer.snapshot, self._history
+        now_s, snapshot, history = time.time(), self.writer.snapshot, self._history
         ledger, num_charges, status = snapshot.books.ledger, snapshot.num_charges, snapshot.budget_status()
         history.look(ledger, num_charges, now_s=now_s)
         is_exact = status.kind != "data_dependent"
         ahead = forecast(history.points, left=snapshot.room, is_exact=is_exact, now_s=now_s)
-        chain = self._verification.chain
+        chain = self.verification.chain
         advised = advice(
-            self._health.reasons(),
+            self.health.reasons(),
             left=snapshot.room,
             total=status.queries_submitted + snapshot.room,
             lasts_s=ahead.lasts_s,
@@ -321,8 +322,8 @@ class States:
         )
         # In this order: costs are those of the charges that the running price has priced.
         price = await asyncio.to_thread(snapshot.books.epsilon, num_charges)
-        costs = await asyncio.to_thread(costs_of, snapshot.books, num_charges, self._pool)
-        groups = zip(self._pool.group_names, history.by_group(), strict=True)
+        costs = await asyncio.to_thread(costs_of, snapshot.books, num_charges, self.pool)
+        groups = zip(self.pool.group_names, history.by_group(), strict=True)
         spenders = sorted(ledger.charged_to.items(), key=lambda each: -each[1])[:_MOST_CALLERS]
         disk_free_bytes = None
         if isinstance(ledger.place, Path):  # the disk of a database is not visible from here
@@ -334,7 +335,7 @@ class States:
         return {
             "at_s": now_s,
             "started_s": self._started_s,
-            "health": self._health.to_json(),
+            "health": self.health.to_json(),
             "advice": [each.model_dump() for each in advised],
             "forecast": ahead.words,
             "lasts_s": ahead.lasts_s,
@@ -346,10 +347,10 @@ class States:
             "groups": [{"group": name, **counts} for name, counts in groups],
             "callers": [{"name": name or "the run itself", "queries": queries} for name, queries in spenders],
             "open_reservations": len(history.open),
-            "latency": self._latency(),
+            "latency": self.latency(),
             "disk_free_bytes": disk_free_bytes,
             "chain": chain,
-            "last_backup_s": self._last_backup(),
+            "last_backup_s": self.last_backup(),
         }
 
 
@@ -362,7 +363,7 @@ _LONGEST_S, _SIGN_OF_LIFE_S, _TICK_S = 600.0, 15.0, 0.25
 
 @dataclass(eq=False)
 class Latest:
-    """A state that all callers share, computed at most once in ``max_age_s``. Use it from one event loop."""
+    """A state that all callers share, computed at most once in ``max_age_s`` seconds. Use it from one event loop."""
 
     compute: State
     max_age_s: float
@@ -388,12 +389,13 @@ class Streams:
     _open: Counter[str] = field(default_factory=Counter, init=False)
 
     def close(self) -> None:
-        """End all streams. May be called from any thread."""
+        """End all streams. Any thread may call this."""
         # A flag, because tasks cannot be cancelled from another thread; every stream reads it within one tick.
         self._is_closing = True
 
     def response(self, request: Request, state: State) -> StreamingResponse:
-        """Return a stream of ``state`` for the caller of ``request``. FaultError 503 if too many streams are open."""
+        """Return a response that streams ``state`` to the caller of ``request``. FaultError 503 if too many streams are
+        open."""
         caller, most = request.scope["state"]["caller"], _MOST_STREAMS
         # Some streams are reserved for operators: analysts cannot lock them out of their page.
         if caller.role != "operator":
@@ -431,8 +433,7 @@ class _Stream(StreamingResponse):
 
     def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
         # nginx would collect events in a buffer before it forwards any.
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -452,29 +453,18 @@ def page(*, needs_token: bool) -> tuple[str, dict[str, str]]:
     """Return the page and its HTTP headers; with ``needs_token`` the page first asks for a token."""
     script = _digest("service.js")
     policy = (
-        "default-src 'none'",
-        f"script-src {script}",
-        f"style-src {_digest(*_STYLES)}",
-        "connect-src 'self'",
-        "img-src data:",
+        f"default-src 'none'; script-src {script}; style-src {_digest(*_STYLES)}; connect-src 'self'; img-src data:; "
         # A user types a token here: no form may send it elsewhere, and no other site may frame the page.
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    headers = {
-        "Content-Security-Policy": "; ".join(policy),
-        "Cache-Control": "no-store",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
+    headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
     # The policy is in the page as well, in case the page is shown without its headers.
     inside = f"; script-src {script}; connect-src 'self'"
     return render("service.html", needs_token=needs_token, version=__version__, policy=inside), headers
 
 
 def _digest(*names: str) -> str:
-    """Return the digest, for a content security policy, of the script or style element that contains these files."""
+    """Return the digest of the script or style element with these files, in the form of a content security policy."""
     # The template puts a line break before and behind them.
     folder = files("fairpate") / "templates"
     text = "\n" + "".join((folder / name).read_text(encoding="utf-8") for name in names)

@@ -1,9 +1,8 @@
 """Serve an aggregator over HTTP: its application, and the named Ray actor that holds the ledger.
 
 The actor is the ledger's only writer. When its process dies, Ray starts another, which opens the ledger again (every
-entry is verified and replayed), starts the voters again, and listens on the same port. The voters are passed in by a
-function that opens a :class:`Backend`; this module does not depend on teachers. uvicorn runs in a thread of the actor.
-Several runs are served by several services, each with its own port; a proxy can give them one address.
+entry is verified and replayed), starts the voters again, and listens on the same port. uvicorn runs in a thread of the
+actor. Several runs are served by several services, each with its own port.
 """
 
 from __future__ import annotations
@@ -21,15 +20,7 @@ import numpy as np
 from fastapi import FastAPI
 
 from aggregator.ledger import Ledger
-from aggregator.service.api import (
-    MAX_QUERIES_PER_REQUEST,
-    Facts,
-    ServiceMetrics,
-    add_analyst_routes,
-    add_error_bodies,
-    add_operator_routes,
-    field_name,
-)
+from aggregator.service import api
 from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
 from aggregator.service.page import States, Streams
 from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Verification, Writer
@@ -45,12 +36,12 @@ _HISTORY_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """The ledger, the pool and the voters of a service.
+    """The parts that a service needs of its run: the ledger, the pool and the voters.
 
     ``close`` ends the voters; the service closes the ledger itself. ``reopen`` opens ledger and session again after a
-    failed write; None: this needs a restart of the service. ``voters_answer`` returns, without waiting, whether the
+    failed write; None: only a restart of the service does. ``voters_answer`` returns, without waiting, whether the
     voters answer; ``try_vote`` votes on a public record, or raises, and is called after a vote that failed.
-    ``last_backup`` returns when the ledger was last copied, in seconds since 1970; None: never.
+    ``last_backup`` returns when the ledger was last copied, in seconds since 1970, or None for never.
     """
 
     ledger: Ledger
@@ -61,17 +52,18 @@ class Backend:
     voters_answer: Callable[[], bool] = lambda: True
     try_vote: Callable[[], object] | None = None
     close: Callable[[], None] = lambda: None
-    facts: Facts = field(default_factory=Facts)
+    facts: api.Facts = field(default_factory=api.Facts)
     last_backup: Callable[[], float | None] = lambda: None
 
     def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-        """Return the service as an ASGI application; its shutdown waits for queries under way and closes the ledger.
+        """Return the service as an ASGI application. Its shutdown waits for the queries being processed, then closes
+        the ledger.
 
         ``tracer`` creates a span for every request; None: no spans.
         """
         pool = self.pool
         pool.questions[0]  # hashes all records now; the first request would wait for it
-        counters, tokens, streams = ServiceMetrics(), LiveTokens(settings.tokens), Streams()
+        counters, tokens, streams = api.ServiceMetrics(), LiveTokens(settings.tokens), Streams()
         writer = Writer(Books(ledger=self.ledger, session=self.session), reopen=self.reopen)
         verification = Verification(writer, interval_s=settings.verification_interval_s)
         health = Readiness(
@@ -90,7 +82,7 @@ class Backend:
             own_limits=lambda: tokens.stored.limits,
             on_group=counters.groups.inc,
         )
-        states = States(writer, health, verification, pool, counters.latency, last_backup=self.last_backup)
+        states = States(writer, health, verification, pool, streams, counters.latency, self.last_backup)
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -104,7 +96,7 @@ class Backend:
             await asyncio.to_thread(writer.close)
 
         max_bytes = largest_body_bytes(
-            pool.record_shape, is_bytes=pool.features.dtype == np.uint8, most_records=MAX_QUERIES_PER_REQUEST
+            pool.record_shape, is_bytes=pool.features.dtype == np.uint8, most_records=api.MAX_QUERIES_PER_REQUEST
         )
         app = new_app(
             title="FairPATE aggregator",
@@ -116,12 +108,12 @@ class Backend:
             strangers=settings.strangers,
             tracer=tracer,
             on_response=counters.count_request,
-            field_name=field_name,
+            field_name=api.field_name,
             lifespan=lifespan,
         )
-        add_analyst_routes(app, self.facts, pool, writer, batcher, health, counters, states, streams, tokens)
-        add_operator_routes(app, pool, writer, verification, counters, states, streams)
-        add_error_bodies(app)
+        api.add_analyst_routes(app, self.facts, states, batcher, counters, tokens)
+        api.add_operator_routes(app, states, counters)
+        api.add_error_bodies(app)
         app.state.streams = streams
         return app
 
@@ -130,9 +122,9 @@ class Backend:
 class ServiceSettings(HttpSettings):
     """The address, limits and tokens of an aggregator.
 
-    ``answer_step_s``: replies to new queries are sent at whole multiples of this time after their request; 0: at once.
-    ``health_interval_s``: time between two checks of readiness. ``verification_interval_s``: time between the end of
-    one verification of the ledger and the start of the next.
+    ``answer_step_s``: replies to new queries are sent at whole multiples of this time after the request came in; 0: at
+    once. ``health_interval_s``: time between two checks of readiness. ``verification_interval_s``: time between the end
+    of one verification of the ledger and the start of the next.
     """
 
     tokens: TokenBook = field(default_factory=TokenBook)
@@ -158,7 +150,7 @@ _REOPEN_TIMEOUT_S, _REOPEN_PAUSE_S = 240.0, 2.0
 
 
 class ExposureError(ServiceError, UsageError):
-    """A service without tokens would be open to the whole network."""
+    """The service has no tokens and would be open to the whole network, so it is not started."""
 
 
 class AggregatorActor:
@@ -194,7 +186,7 @@ class AggregatorActor:
         return self._server is not None and self._server.is_alive()
 
     def stop(self) -> None:
-        """Stop the server, which closes the ledger, and then the voters."""
+        """Stop the server, which closes the ledger, and then end the voters."""
         # The server first: its shutdown answers the requests under way, which need the voters, and closes the ledger.
         if self._server is not None:
             self._server.stop()
@@ -203,7 +195,7 @@ class AggregatorActor:
 
 
 def is_restarted() -> bool:
-    """Return whether Ray started this actor's process to replace one that died."""
+    """Return whether Ray started this actor's process because an earlier one died."""
     import ray
 
     if not ray.is_initialized():
@@ -221,7 +213,7 @@ class Service:
     url: str
 
     def is_serving(self, *, timeout_s: float) -> bool:
-        """Return whether the service accepts requests, waiting for a restart that is under way.
+        """Return whether the service accepts requests, after waiting for a restart if there is one.
 
         ServiceError if the service ended, with the cause, or does not answer within ``timeout_s``.
         """
@@ -239,7 +231,7 @@ class Service:
             raise ServiceError(f"{self.name}: the service ended: {cause}") from error
 
     def stop(self) -> None:
-        """Finish the requests under way, close the ledger and end the actor."""
+        """Finish the requests being processed, close the ledger and end the actor."""
         import ray
 
         try:
@@ -271,9 +263,9 @@ def start_service(
 ) -> Service:
     """Start the service in an actor called ``name``, and wait until it answers.
 
-    ``detached`` lets it outlive this process on a cluster; ``resources`` pins it to the node whose disk has the ledger.
-    ServiceError if a service of this name runs, if others could reach a service without tokens, or with the error of
-    ``open_backend``.
+    With ``detached``, it outlives this process on a cluster; ``resources`` pins it to the node whose disk has the
+    ledger. ServiceError if a service of this name runs, if others could reach a service without tokens, or if
+    ``open_backend`` fails.
     """
     import ray
 
@@ -305,7 +297,7 @@ def start_service(
 
 
 def find_service(name: str) -> Any | None:
-    """Return the handle of the actor ``name``; None if no such actor runs."""
+    """Return the handle of the running actor ``name``; None if there is none."""
     import ray
 
     try:
@@ -315,7 +307,7 @@ def find_service(name: str) -> Any | None:
 
 
 def check_exposure(settings: ServiceSettings) -> None:
-    """Raise ExposureError if other machines can reach the service's host and no token is configured."""
+    """Raise ExposureError if no token is configured and other machines can reach the service's host."""
     if settings.tokens.is_empty and not is_loopback(settings.host):
         raise ExposureError(
             f"--host {settings.host}: others could reach this service, and no token is configured; set "

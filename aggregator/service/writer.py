@@ -2,28 +2,26 @@
 
 **Writing.** Calls of the session run one after another on a separate thread. After each call, what readers need is
 stored in an immutable :class:`Snapshot`, so that no reader waits for slow teachers or a slow disk. After a failed write
-the ledger is opened again, which verifies and replays every entry, as soon as its store accepts a durable write, unless
-another process took it over. Until then new queries fail at once and stored replies are still returned.
+the ledger is opened again as soon as its store accepts a durable write, unless another process took it over. Until then
+new queries fail at once and stored replies are still returned.
 
 **Batches** (:class:`Batcher`). The writer processes one group of waiting requests after another, so that concurrent
 clients share a durable transaction, and the replies of a group leave together. The duration of a request must not
-reveal which step refused: a reply to a new query leaves at a whole multiple of ``answer_step_s`` after its request came
-in.
+reveal which step refused: a reply to a new query leaves at a whole multiple of ``answer_step_s`` after its request.
 
 **Verification** (:class:`Verification`). The chain is verified repeatedly while queries are answered. An invalid chain
-ends the writing. A ledger that cannot be read now is not an invalid chain: the last result remains, and the next round
-tries again.
+ends the writing; a ledger that cannot be read now is verified in the next round.
 
 **Readiness** (:class:`Readiness`) means: the ledger exists and is open for writing, its chain was valid at the last
 verification, its disk has room, the last votes arrived and the voters answer, Ray's control process answers, and the
-writer is not stuck. A failed condition is checked again in the background, so that the service becomes ready when the
-cause is gone. Readiness depends on no vote, and a spent budget does not affect it.
+writer is not stuck. Readiness depends on no vote, and a spent budget does not affect it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import sqlite3
@@ -40,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator import audit
+from aggregator import session as sessions
 from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.session import (
     AggregatorSession,
@@ -50,8 +49,6 @@ from aggregator.session import (
     QuotaExceededError,
     Quotas,
     Reply,
-    budget_status,
-    queries_that_fit,
 )
 from aggregator.store import DeposedError, LedgerError, UnreachableError
 from fairpate.http_server import KnownCaller
@@ -71,10 +68,10 @@ _log = logging.getLogger(__name__)
 
 
 class Books:
-    """An open ledger, the session that writes it, and the data-dependent privacy cost of its charges.
+    """An open ledger with the session that writes it; computes the data-dependent privacy cost of its charges.
 
-    The cost is for the operator only; it is computed once per charge. ``order`` is the Renyi order at which the costs
-    of single charges are compared.
+    The cost is for the operator only; it is computed once for each charge. ``order`` is the Renyi order at which the
+    costs of single charges are compared.
     """
 
     def __init__(self, *, ledger: Ledger, session: AggregatorSession) -> None:
@@ -84,20 +81,20 @@ class Books:
         self._num_priced = 0
         # The order that gives the whole budget its smallest epsilon; it depends on no vote.
         # At least one query: a curve of zeros has no best order.
-        planned = [terms.mechanism.worst_case(queries_that_fit(terms, _MOST_PLANNED) or 1)]
+        planned = [terms.mechanism.worst_case(sessions.queries_that_fit(terms, _MOST_PLANNED) or 1)]
         order = accountant.epsilon(planned, target_delta=terms.budget.delta).order
         self._place = int(np.abs(_ORDERS_A - order).argmin())
         self.order = float(_ORDERS_A[self._place])
         self._cost_Q, self._voted_Q = np.zeros(0), np.zeros(0, dtype=np.bool_)
 
     def snapshot(self) -> Snapshot:
-        """Return the current state; call it between two transactions."""
+        """Return a snapshot of the current state. Call this between two transactions."""
         room = self.session.room(_MOST_NEW_QUERIES)
         return Snapshot(books=self, terms=self.ledger.terms, num_charges=len(self.ledger.keys), room=room)
 
     def epsilon(self, num_charges: int) -> float:
-        """Return the data-dependent epsilon of the first ``num_charges`` charges, or of more if another thread computed
-        more."""
+        """Return the data-dependent epsilon of the first ``num_charges`` charges, or of more charges if another thread
+        has already computed theirs."""
         ledger = self.ledger
         with self._lock:
             start, stop = self._num_priced, num_charges
@@ -121,9 +118,9 @@ class Books:
             return epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
 
     def priced(self, num_charges: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Return the cost at ``order`` of each of the first ``num_charges`` charges, and whether it used votes.
+        """Return for each of the first ``num_charges`` charges its cost at ``order``, and whether it used votes.
 
-        :meth:`epsilon` must have computed them. A charge that used no votes costs 0.
+        :meth:`epsilon` must have computed these costs. A charge that used no votes costs 0.
         """
         with self._lock:
             return self._cost_Q[:num_charges], self._voted_Q[:num_charges]
@@ -133,7 +130,7 @@ class Books:
 class Snapshot:
     """The state of a ledger after its last durable transaction.
 
-    ``room``: how many new queries the budget admits (at most ten million).
+    ``room``: the number of new queries for which the budget has room, counted up to ten million.
     """
 
     books: Books
@@ -144,11 +141,11 @@ class Snapshot:
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
         """Return the budget as it would be after ``num_new_queries``, whether or not all of them have room."""
         count, closed = self.num_charges + num_new_queries, self.room <= num_new_queries
-        return budget_status(self.terms, num_queries=count, closed=closed)
+        return sessions.budget_status(self.terms, num_queries=count, closed=closed)
 
 
 class Writer:
-    """Calls a session from one thread, and opens its ledger again after a failed write; call :meth:`close` at the end.
+    """Calls a session from one thread, and opens its ledger again after a failed write. Call :meth:`close` at the end.
 
     ``books``, ``snapshot``, ``failure`` (empty: none) and ``busy_since_s`` may be read from any thread.
     """
@@ -163,7 +160,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
 
     def close(self) -> None:
-        """Wait for the call under way, end the thread and close the ledger."""
+        """Wait until the current call has ended, end the thread and close the ledger."""
         self._thread.shutdown()
         self.books.ledger.close()
 
@@ -188,8 +185,8 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
     def fail(self, books: Books, failure: str) -> None:
-        """Stop writing ``books``, unless the ledger was opened again since; the writer recovers as after a failed
-        write."""
+        """Stop writing ``books`` because of ``failure``, unless the ledger was opened again since then. The writer
+        recovers as after a failed write."""
         if books is self.books and not self.failure:
             self.failure = failure
 
@@ -226,7 +223,7 @@ _PAUSE_S, _SHARE = 0.02, 0.02
 
 
 class Verification:
-    """Verifies all entries of the ledger repeatedly, ``interval_s`` apart, in a separate thread (:meth:`running`)."""
+    """Verifies all entries of the ledger again and again, ``interval_s`` apart, in a separate thread."""
 
     def __init__(self, writer: Writer, *, interval_s: float) -> None:
         self._writer, self._interval_s = writer, interval_s
@@ -235,7 +232,7 @@ class Verification:
 
     @property
     def chain(self) -> dict[str, Any]:
-        """The result of the last verification; a :class:`aggregator.service.api.Chain` as JSON."""
+        """The result of the last verification, a :class:`aggregator.service.api.Chain` as JSON."""
         books = self._writer.books
         if books is not self._books:  # opened again, which verifies every entry
             self._note(books, books.ledger.head.number)
@@ -243,7 +240,7 @@ class Verification:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run the verifying thread inside the block; it ends after the slice under way."""
+        """Run the verifying thread inside the block. At the end of the block it finishes its current slice first."""
         # No thread of a pool: the end of the process would wait for a database that hangs.
         threading.Thread(target=self._verify_repeatedly, daemon=True, name="verification").start()
         try:
@@ -290,7 +287,7 @@ class Verification:
     def _note(self, books: Books, entries: int, fault: LedgerError | None = None) -> None:
         """Store the result of a verification; a fault ends the writing of ``books``."""
         if fault is not None:
-            _log.error("The chain of the ledger does not hold; new queries are refused: %s", fault)
+            _log.error("The ledger's chain of entries is not valid; new queries are refused: %s", fault)
         chain = {"at_s": time.time(), "entries": entries, "fault": "" if fault is None else str(fault)}
         self._books, self._chain = books, chain
         if fault is not None:
@@ -307,9 +304,9 @@ _SHARED_S = 0.2  # anonymous callers that ask often cause one probe in this time
 
 @dataclass(eq=False)
 class Probe:
-    """A check that may hang, run on a separate thread: one at a time, shared by all callers that wait for it.
+    """Runs a check that may hang on a separate thread, one at a time, for all callers that wait for its result.
 
-    Use it from one event loop. ``check`` raises if what it checks has failed.
+    Use it from one event loop. The function ``check`` raises if what it checks has failed.
     """
 
     check: Callable[[], None]
@@ -319,7 +316,7 @@ class Probe:
 
     @property
     def is_bad(self) -> bool:
-        """True if the last check failed, or the one under way takes longer than two seconds."""
+        """True if the last check failed, or the current one has taken longer than two seconds."""
         hangs = self._under_way is not None and time.monotonic() > self._began_s + _PROBE_LIMIT_S
         return self._failed or hangs
 
@@ -350,67 +347,63 @@ class Probe:
         done.set_result(None)
 
 
+@dataclass(eq=False)
 class Readiness:
     """Reports whether a new query would be answered now; :meth:`watch` checks the conditions every ``interval_s``."""
 
-    def __init__(
-        self,
-        writer: Writer,
-        *,
-        voters_answer: Callable[[], bool],
-        try_vote: Callable[[], object],
-        interval_s: float,
-        chain_fault: Callable[[], str] = str,
-    ) -> None:
-        self.votes_failed = False
-        self._writer = writer
-        self._voters_answer, self._try_vote = voters_answer, try_vote
-        self._interval_s, self._chain_fault = interval_s, chain_fault
-        self._has_room = True
-        self._looked_s = time.monotonic()
+    writer: Writer
+    _: KW_ONLY
+    voters_answer: Callable[[], bool]
+    try_vote: Callable[[], object]
+    interval_s: float
+    chain_fault: Callable[[], str] = str
+
+    def __post_init__(self) -> None:
+        self.votes_failed, self._has_room, self._looked_s = False, True, time.monotonic()
         self._ledger, self._cluster = Probe(self._check_ledger), Probe(_check_ray)
 
     def reasons(self) -> list[Reason]:
-        """Return why a new query would not be answered, according to the last checks; empty if it would be."""
-        now_s, busy_since_s = time.monotonic(), self._writer.busy_since_s
+        """Return the reasons why a new query would not be answered, according to the last checks; empty if it would be
+        answered."""
+        now_s, busy_since_s = time.monotonic(), self.writer.busy_since_s
         facts: dict[Reason, bool] = {
             "busy": busy_since_s is not None and now_s - busy_since_s > _STUCK_S,
-            "chain": bool(self._chain_fault()),
+            "chain": bool(self.chain_fault()),
             "cluster": self._cluster.is_bad,
             "disk": not self._has_room,
-            "ledger": bool(self._writer.failure) or self._ledger.is_bad,
-            "votes": self.votes_failed or not self._voters_answer(),
+            "ledger": bool(self.writer.failure) or self._ledger.is_bad,
+            "votes": self.votes_failed or not self.voters_answer(),
             "unknown": now_s - self._looked_s > _STALE_S,
         }
         return [reason for reason, holds in facts.items() if holds]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a :class:`fairpate.http_server.Health` as JSON."""
+        """Return the service's :class:`fairpate.http_server.Health` as JSON."""
         reasons = self.reasons()
         return {"status": "failing" if reasons else "ok", "reasons": reasons}
 
     async def watch(self) -> None:
         """Check the conditions of readiness every ``interval_s`` seconds, without end."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
             await self.look()
 
     async def look(self) -> None:
-        """Check the conditions of readiness once, and retry what has failed."""
+        """Check the conditions of readiness once, and try again to open the ledger or to vote if this failed before."""
         try:
             await self.reasons_now()
-            if self._writer.failure and self._has_room:
+            if self.writer.failure and self._has_room:
                 # Any call opens the ledger again; one that fails is repeated at the next look.
                 with contextlib.suppress(LedgerError):
-                    await self._writer.call(lambda _: None)
+                    await self.writer.call(lambda _: None)
             # Only once they answer: before, the trial vote would hold its thread until it timed out.
-            if self.votes_failed and self._voters_answer():
+            if self.votes_failed and self.voters_answer():
                 with contextlib.suppress(Exception):
-                    await asyncio.to_thread(self._try_vote)
+                    await asyncio.to_thread(self.try_vote)
                     self.votes_failed = False
             self._looked_s = time.monotonic()
         except Exception:  # noqa: BLE001 - the watch continues after any error
-            _log.exception("The health of the service could not be looked at.")
+            _log.exception("The health of the service could not be checked.")
 
     async def reasons_now(self) -> list[Reason]:
         """Check the ledger and Ray, within two seconds, then return :meth:`reasons`."""
@@ -418,20 +411,20 @@ class Readiness:
         return self.reasons()
 
     def _check_ledger(self) -> None:
-        books = self._writer.books
+        books = self.writer.books
         self._has_room = books.ledger.store.has_room()
         # A failed ledger is checked by opening it again.
-        if self._writer.failure:
+        if self.writer.failure:
             return
         try:
             books.ledger.look()
         except LedgerError as error:
-            _log.error("The ledger is not there: %s", error)
-            self._writer.fail(books, str(error))
+            _log.error("The check of the ledger failed: %s", error)
+            self.writer.fail(books, str(error))
 
 
 def _check_ray() -> None:
-    """Raise if Ray runs here and its control process has failed; hang while that process does not answer."""
+    """Raise an error if Ray runs here and its control process has failed; hang while that process does not answer."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.nodes()
@@ -443,7 +436,7 @@ _MAX_QUERIES_TOGETHER = 1024
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _WaitingRequest:
-    """A request with new queries, and the future that gets its replies."""
+    """A waiting request with new queries, and the future that will receive its replies."""
 
     questions: Sequence[Question]
     caller: KnownCaller
@@ -467,11 +460,11 @@ class Batcher:
     _server: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def ask(self, questions: Sequence[Question], caller: KnownCaller, request_id: str) -> Sequence[Reply]:
-        """Submit questions; return one reply per question, in order. A request with a new query waits for the end of
-        its step.
+        """Submit the questions of a request; return one reply per question, in order.
 
-        QuotaExceededError if the caller's quota does not allow so many new queries; then none is submitted. An error of
-        the session is raised to every request of the group.
+        If a question is new, the replies are returned at the next multiple of ``answer_step_s``. QuotaExceededError if
+        the caller's quota does not allow so many new queries; then none is submitted. An error of the session is raised
+        for every request of the group.
         """
         stored = self.writer.books.ledger.outcome_of.get
         replies = [outcome for q in questions if (outcome := stored(q.query.key)) is not None]
@@ -493,13 +486,9 @@ class Batcher:
 
     async def _serve(self) -> None:
         while self._line:
+            totals = itertools.accumulate(len(request.questions) for request in self._line)
             # The first request, and those behind it that fit.
-            total, count = 0, 0
-            for request in self._line:
-                total += len(request.questions)
-                if count and total > _MAX_QUERIES_TOGETHER:
-                    break
-                count += 1
+            count = max(1, sum(total <= _MAX_QUERIES_TOGETHER for total in totals))
             group, self._line = self._line[:count], self._line[count:]
             self.on_group()
             results: Sequence[Sequence[Reply] | Exception]
@@ -519,7 +508,7 @@ class Batcher:
     def _ask_together(
         self, session: AggregatorSession, group: Sequence[_WaitingRequest]
     ) -> list[Sequence[Reply] | QuotaExceededError]:
-        """Submit a group of requests; return the replies to each, or the error if its quota refused it.
+        """Submit a group of requests; return for each its replies, or the error if the caller's quota refused it.
 
         Runs on the writer's thread, one group at a time.
         """

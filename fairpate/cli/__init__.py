@@ -1,4 +1,4 @@
-"""The command line: each command is a function in the module of its subject."""
+"""The command line: lists all commands in their order; each is a function in the module of its subject."""
 
 from functools import partial
 

@@ -1,10 +1,8 @@
 """The parts that all commands share: `--json`, modes, checks of options, errors, exit codes and common options.
 
-Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. The help of an
-option is in the docstring of its command. A command with several modes consists of one function per mode
-(:func:`in_modes`): the options of the command are the parameters of these functions, so an option that the chosen mode
-does not read is refused. An option that sets fields of the configuration declares them (:class:`Sets`), so that `--set`
-cannot give the same field another value.
+Every command is a function that returns an :class:`Output`; the help of an option is in the docstring of its command. A
+command with several modes consists of one function per mode (:func:`in_modes`), and an option that the chosen mode does
+not read is refused.
 
 A mistake that the user can fix ends in one message on standard error that names the field, the value and the remedy.
 Exit codes: 2 for a request that cannot be carried out as written (an option, a name, a configuration, an output path),
@@ -49,14 +47,17 @@ Function = Callable[..., terminal.Output | None]
 
 
 class Sets:
-    """Declares which dotted fields of the configuration an option sets; `--set` may then not set them too."""
+    """An annotation of an option: the dotted fields of the configuration that it sets. `--set` may not set them too."""
 
     def __init__(self, *fields: str) -> None:
         self.fields = fields
 
 
 class Commands(typer.Typer):
-    """A group of commands, all with `--json`. A command's function that returns None has printed its output itself."""
+    """A typer application that gives every command `--json`, and the help in its docstring.
+
+    A command is a function that returns an :class:`Output`, or None if it has printed its output itself.
+    """
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:  # type: ignore[override]
         declare = super().command(name, **settings)
@@ -87,7 +88,8 @@ class Commands(typer.Typer):
 
 
 def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[str, dict[str, inspect.Parameter]]:
-    """Return the help of a command, and its options with their help, from the docstring's ``Args:`` section."""
+    """Split the docstring ``text`` of a command: return the command's help, and ``parameters`` with the help that the
+    ``Args:`` section has for them."""
     words, _, section = text.partition("\nArgs:\n")
     found = dict(parameters)
     for name, described in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE):
@@ -121,9 +123,9 @@ def _refuse_fields_given_twice(
 
 
 def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
-    """Return how each parameter of the command is written on a command line.
+    """Return the name of each parameter on the command line, such as ``--data-dir``, by its name in Python.
 
-    ``only_given``: only parameters whose value was given there or in the environment.
+    ``only_given``: only those of parameters that the user gave, there or in the environment.
     """
     found = {}
     for each in ctx.command.params:
@@ -138,8 +140,8 @@ def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
 class Mode:
     """One way to run a command: ``function`` reads the options that are its parameters, and no others.
 
-    ``option`` is the option that selects this mode, a flag if ``function`` does not need its value; None for the mode
-    that needs no such option.
+    ``option`` selects this mode; it is a flag unless it is also a parameter of ``function``. None: the mode that runs
+    without such an option.
     """
 
     function: Function
@@ -157,7 +159,7 @@ class Mode:
 
 
 def in_modes(name: str, words: str, *modes: Mode) -> Function:
-    """Return the function of a command ``name`` with the options of all ``modes``; ``words`` are its help.
+    """Return a function for a command ``name`` that has the options of all ``modes``; ``words`` is its help.
 
     The function runs the first mode whose option is given, else the mode without an option. UsageError for an option
     that was given but that this mode does not read.
@@ -197,7 +199,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
 
 
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Accept the options before the command."""
+    """Read the options in front of a command, such as `fairpate --version`."""
     if version:
         typer.echo(f"fairpate {__version__}")
         raise typer.Exit
@@ -213,9 +215,9 @@ _REMEDIES = {
 
 
 def exit_with_code(app: typer.Typer) -> None:
-    """Run the command on the command line; exit with its code if that is not 0.
+    """Run the command that the command line names; exit with its code unless that is 0.
 
-    A user's mistake ends in one message and exit code 1 or 2, a signal in 128 + its number.
+    A user's mistake ends in one message and exit code 1 or 2, a signal in exit code 128 + its number.
     """
     code, words, received = 0, sys.argv[1:], list[int]()
     # Of a line that cannot be parsed too; behind `--` no word is an option.
@@ -256,7 +258,8 @@ def exit_with_code(app: typer.Typer) -> None:
 
 
 def _reported(error: BaseException) -> int:
-    """Print the message of the error that ended a command, and return its exit code; raise it if it is a defect."""
+    """Print the message of the error that ended a command, and return the exit code; raise the error again if it is a
+    defect of this package."""
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         # Click reports every EOFError, such as that of a damaged .pyc file, as Abort.
         if isinstance(error.__cause__, EOFError):
@@ -386,8 +389,8 @@ _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", 
 
 
 def data_named(data: str | None) -> dict[str, Any]:
-    """Return the configuration's fields for a data set: a registered name, or a declaration that ends in .yaml or
-    .yml."""
+    """Return the fields of a configuration that select a data set: by its registered name, or by the path of a
+    declaration (.yaml, .yml)."""
     if data is not None and data.endswith(_TABLES):
         raise ConfigError(
             f"{data}: is a table of records, not a declaration; draft one with `fairpate data declare "
@@ -401,7 +404,8 @@ def data_named(data: str | None) -> dict[str, Any]:
 
 
 def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
-    """Return the configuration's section ``data`` from a name and the options `--option` and `--data-dir`."""
+    """Return the section ``data`` of a configuration, from a data set's name and the values of `--option` and
+    `--data-dir`."""
     values = {field.removeprefix("data."): value for field, value in data_named(name).items()} | {"data_dir": data_dir}
     for option in options or []:
         apply_override(values, f"options.{option}")
@@ -409,5 +413,5 @@ def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> 
 
 
 def as_overrides(fields: Mapping[str, Any]) -> list[Override]:
-    """Return the fields that are not None as overrides for :func:`fairpate.methods.base.configured`."""
+    """Return the ``fields`` whose value is not None, as overrides of a configuration."""
     return [(field, value) for field, value in fields.items() if value is not None]

@@ -1,8 +1,6 @@
 """Commands that train and compare methods, and commands that write or check what a run publishes.
 
-`run`, `compare` and `aggregate` train and release; `methods` lists methods, `specify` finds results within limits;
-`report`, `card`, `bundle` and `verify` write and check what a finished run publishes. Functions are imported inside the
-commands, so that `fairpate --help` does not wait for the libraries that train.
+Functions are imported inside the commands, so that `fairpate --help` does not wait for the libraries that train.
 """
 
 from __future__ import annotations
@@ -30,10 +28,12 @@ if TYPE_CHECKING:
 def demo(
     out: Path = Path("runs/demo"),
 ) -> Output:
-    """Compare private methods on an embedded table of people, and state the outcome in two sentences: one minute.
+    """Compare private methods on an embedded table of people, and state the outcome in two sentences.
+
+    Takes a minute.
 
     Args:
-        out: Folder of the demo. What is finished in it is kept.
+        out: Folder of the demo. Finished runs in it are used again.
     """
     from fairpate.run.compare import demo as shown
 
@@ -83,8 +83,8 @@ def run(
         weights: File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision).
         release_of: Run whose release is reused, at no privacy cost; without CONFIG, its configuration is used too.
         dry_run: Only show the privacy cost of the run and how much signal its noise would leave.
-        keep: Share of the target's queries to keep for later, such as 30% for `fairpate serve`; a larger share needs
-            more noise.
+        keep: Share of the queries within the target to keep for later, such as 30% for `fairpate serve`; a larger share
+            needs more noise.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.methods.base import configured, resolved
@@ -125,8 +125,8 @@ def run(
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
-    """Return what a run of ``config`` would spend; with ``overrides``, also what methods with other voters would
-    spend."""
+    """Return the forecast of a run of ``config``; with ``overrides``, the user's settings, also those of methods with
+    other voters."""
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
@@ -179,7 +179,8 @@ def compare(
 ) -> Output:
     """Run methods over data sets, seeds and grids, and draw their privacy, fairness and accuracy on one frontier.
 
-    Only cells without a result run, so the same command resumes a comparison.
+    Only cells (a method with its settings, a data set and a seed) without a result run, so the same command resumes a
+    comparison.
 
     Args:
         config: YAML file with methods, data sets, seeds and grids; with --figures, also the results.parquet of a
@@ -258,11 +259,11 @@ def select(
     data_dir: base.DataDir = None,
     yes: base.Yes = False,
 ) -> Output:
-    """Choose among settings by private validation records, inside the guarantee, and publish the chosen one.
+    """Choose among settings by private validation records, inside the guarantee, and publish the chosen model.
 
-    Settings that learn from one release train at no cost, and one is drawn by the exponential mechanism. With --trials
-    each training touches private records, and the best of a secret number of them is published. The statement then
-    says that tuning is accounted for.
+    Settings that learn from one release train at no privacy cost, and the exponential mechanism draws one of them. With
+    --trials each training reads private records, and the best of a secret number of trainings is published. In both
+    cases the statement says that tuning is accounted for.
 
     Args:
         config: YAML file of a comparison: the settings to choose from.
@@ -270,7 +271,8 @@ def select(
         out: Folder for the choice, and for the run of the chosen settings.
         trials: Expected number of trials: settings drawn at random are trained a secret number of times, and the best
             model is published. Without it, all settings must share one release.
-        shares: Public share of a group among records, once for each group; scores then weigh all groups equally.
+        shares: Public share of a group among records; give it once for each group. Scores then weight all groups
+            equally.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.privacy.mechanism_events import MOST_TRIALS
@@ -278,6 +280,7 @@ def select(
     from fairpate.run.sweep import cells_of, load_sweep
 
     check_output(out, "--out")
+    # The settings are written as a comparison, whose cells are checked before anything runs.
     cells = cells_of(load_sweep(config, overrides or []), folder=config.parent, data_dir=data_dir)
     given: dict[str, float] = {}
     for each in shares or ():
@@ -300,7 +303,7 @@ def select(
 def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
     """Write the reports and model.onnx of a finished run again; nothing is trained or charged.
 
-    With --fair-at they judge the model by another rule, which the run then keeps.
+    With --fair-at the reports judge the model by another rule of fairness, which is stored with the run.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.run.folder import finished_run
@@ -357,10 +360,10 @@ def assess(
     Args:
         predictions: CSV, Parquet or Feather file with a row per record: its prediction and its groups.
         group: Column of groups; repeat it for several columns, whose intersections are compared too.
-        prediction: Column of predicted classes; an empty one is a refusal.
+        prediction: Column of predicted classes; an empty value is a refusal.
         label: Column of true classes: adds accuracy and all gaps.
         score: Column of scores instead of classes; a score above the median is selected.
-        selected: The class that counts as selected; default: the last by name of two.
+        selected: The class that counts as selected; default: of two classes the last in alphabetical order.
         person: Column of persons with several records each; intervals are then over persons.
         least_cell: Groups with fewer records (or persons) are not shown; 1 shows all.
         out: The page to write; default: FILE-fairness.html in this folder.
@@ -415,7 +418,7 @@ def aggregate(
         unit: What one voter represents, such as hospital: the unit that is protected. You attest that each unit changes
             at most one vote of a query.
         classes: All classes, separated by commas; they are public.
-        voters: The file has a column per class, with counts of this many voters.
+        voters: Number of voters, if the file has a column of vote counts per class instead of a column per voter.
         features: Numeric columns to train a student on, separated by commas.
         id_column: Column with the names of the public records.
         group: Column with the groups of the public records.
@@ -521,12 +524,12 @@ def audit(
     canaries: Annotated[int, typer.Option(min=2)] = 20_000,
     on_private: bool = False,
 ) -> Output:
-    """Attack shadow releases of a finished run, and compare the proved lower bounds with the epsilon that it claims.
+    """Attack releases that are drawn like those of a finished run, and compare lower bounds on epsilon with its claim.
 
     The records are made up unless --on-private is given, and nothing is charged. Exit code 1 if the claim is refuted.
 
     Args:
-        canaries: Number of canaries whose presence an attacker guesses.
+        canaries: Number of canaries: records whose presence an attacker guesses.
         on_private: Add canaries to the private records instead; the result stays in private/.
     """
     from fairpate.run.audit import audit_run
@@ -547,9 +550,9 @@ def bundle(
     folder: base.RunFolder,
     out: Path | None = None,
 ) -> Output:
-    """Write all that a finished run publishes to one zip file, for others to verify.
+    """Write everything that a finished run publishes to one zip file, for others to verify.
 
-    Prints the file and its digest, which you may sign or publish elsewhere.
+    Prints the file's path and its digest, which you may sign or publish elsewhere.
 
     Args:
         out: The .zip file to write; default: bundle.zip in the run directory.
@@ -569,7 +572,8 @@ def dossier(
 ) -> Output:
     """Fill in a form about a published run: registry entry, NIST's hazards, or egress report.
 
-    Each line names the public fields that it was read from, or is left to the operator, or is open.
+    Each line names the public fields that it was filled in from, is left to the operator, or is open until a file
+    answers it.
 
     Args:
         form: The form: registry, nist or egress.
@@ -601,9 +605,9 @@ def verify(
     head: str | None = None,
     key: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
 ) -> Output:
-    """Verify a bundle: its files, epsilon by a second accountant, model and card. Exit code 1 if one differs.
+    """Verify a bundle: its files, epsilon by a second accountant, model and card; or the signature of a dossier.
 
-    For a dossier, verify its signature.
+    Exit code 1 if anything differs.
 
     Args:
         path: A file of `fairpate bundle`, the folder that it was unpacked to, or a signed dossier (.json).

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -21,9 +21,14 @@ from typer.core import TyperCommand
 from fairpate.cli import base
 from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output, write_atomically
-from fairpate.pages import delta_text
+from fairpate.pages import counted, delta_text
 from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, say, waiting
-from fairpate.types import READING_TELLS, UNITS, UsageError, strict
+from fairpate.types import READING_TELLS, UNITS, Later, UsageError, strict
+
+if TYPE_CHECKING:
+    from fairpate.run import serve as serving
+else:  # imported when a command first uses it
+    serving = Later("fairpate.run.serve")
 
 data_app = base.Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
 
@@ -93,8 +98,8 @@ def declare_data(
         group: Column of the group whose fairness counts.
         person: Column that is the same in all rows of one person; default: ids that repeat.
         test: Table of labelled records to measure the model on, which is not read.
-        read_private: Also read private rows, for the values of the label and for ids that repeat; these lines ask you
-            to confirm them from knowledge. Bounds and categories are never taken from them.
+        read_private: Also read private rows, for the values of the label and for ids that repeat; the draft asks you to
+            confirm these lines from your own knowledge. Bounds and categories are never taken from private rows.
         output: YAML file to write; default: none.
     """
     # An existing draft may hold answers of the user.
@@ -112,8 +117,6 @@ def declare_data(
         text = draft_declaration(
             file, public, folder, label=label, group=group, person=person, test=test, reads_private=read_private
         )
-    from fairpate.pages import counted
-
     facts, questions = {"declaration": text, "file": output}, open_questions(text)
     if output is None:
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
@@ -149,11 +152,9 @@ ledger_app = base.Commands(
 
 @ledger_app.command("verify")
 def verify_ledger(path: base.RunOrLedger) -> Output:
-    """Verify the chain of all entries; a service may be writing meanwhile."""
-    from fairpate.run.serve import verified_facts
-
+    """Verify the hash chain of all entries of a ledger; a service may write to it meanwhile."""
     with waiting("ledger"):
-        return Output(facts=verified_facts(path))
+        return Output(facts=serving.verified_facts(path))
 
 
 @ledger_app.command("audit")
@@ -164,14 +165,14 @@ def audit_ledger(
     check: Path | None = None,
     head: str | None = None,
 ) -> Output:
-    """Print charges, limits and what operators did as JSON lines, or check such a log. Nothing depends on votes.
+    """Print charges, limits and actions of operators as JSON lines, or check such a log. No line depends on votes.
 
     Args:
         path: A run folder or a ledger file.
         follow: Keep printing new entries.
         out: File to append to; default: standard output.
         check: Verify this log instead, against --head.
-        head: The `chain` of a line of the log, as noted elsewhere.
+        head: The value `chain` of a line of the log, as you noted it elsewhere.
     """
     if check is not None or head is not None:
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
@@ -189,88 +190,79 @@ def audit_ledger(
     # JSON lines are read line by line; one document of an endless log would never be complete.
     if follow and is_for_program():
         raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
-    from fairpate.run.serve import audit_lines
-
-    lines = audit_lines(path, follow=follow, out=out)
+    lines = serving.audit_lines(path, follow=follow, out=out)
     # Both are lazy and share one iterator: only one of them is ever printed.
     return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
 
 
 @ledger_app.command("backup")
 def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
-    """Copy a ledger and verify every entry; a service may be writing meanwhile. The copy is private.
+    """Copy a ledger and verify every entry; a service may write to it meanwhile. Do not publish the copy.
 
     Args:
-        out: The .sqlite file to write, and a .head file.
+        out: The .sqlite file to write, with a .head file next to it.
     """
+    # Before the imports, which take a second: a wrong name is refused at once.
     check_output(out, "out", is_file=True, suffixes=(".sqlite",))
-    from fairpate.pages import counted
-    from fairpate.run.serve import back_up_run
-
     with waiting("ledger"):
-        entries = back_up_run(path, out)
+        entries = serving.back_up_run(path, out)
     return Output(facts={"file": out, "entries": entries}, words=f"{out}: {counted(entries, 'entry', 'entries')}")
 
 
 @ledger_app.command("restore")
 def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFolder, to: str | None = None) -> Output:
-    """Replace a ledger by a copy, there or elsewhere. Refused if a charge would be forgotten.
+    """Replace the ledger of a run by a copy, which must contain every charge; else it is refused.
 
     Args:
         copy: A copy of `fairpate ledger backup`.
         to: Restore to postgresql://HOST/DATABASE#NAME; default: where the ledger was.
     """
     from fairpate.run.context import run_at
-    from fairpate.run.serve import restore
 
     with waiting("ledger"):
-        place = restore(run_at(folder), copy, to=to)
+        place = serving.restore(run_at(folder), copy, to=to)
     return Output(facts={"run": folder, "ledger": place}, words=f"The ledger of {folder} is now {place}")
 
 
 @ledger_app.command("anchor")
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
-    """Note the ledger's last entry in a second place too, from the next start on, so that a rolled-back ledger is
-    refused.
+    """Note the ledger's last entry at a second location too, so that a ledger that was rolled back is refused.
+
+    A service begins to do so when it is started next.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
     """
     from fairpate.run.context import run_at
-    from fairpate.run.serve import add_anchor
 
     with waiting("ledger"):
-        anchor = add_anchor(run_at(folder), place)
+        anchor = serving.add_anchor(run_at(folder), place)
     words = f"The last entry of {folder} is recorded at {anchor}"
     return Output(facts={"run": folder, "anchor": anchor}, words=words)
 
 
 @ledger_app.command("export")
 def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
-    """Write all entries, including votes. The file is private.
+    """Write all entries of a ledger, including votes, to a file. Do not publish it.
 
     Args:
         out: A .parquet or .json file.
     """
     check_output(out, "out", is_file=True, suffixes=(".parquet", ".json"))
-    from fairpate.run.serve import export
-
     with waiting("ledger"):
-        export(path, out)
+        serving.export(path, out)
     return Output(facts={"file": out}, words=str(out))
 
 
 @ledger_app.command("show")
 def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)] = 20) -> Output:
-    """Print the last charges and their outcomes. Private.
+    """Print the last charges of a ledger and their outcomes. Do not publish them.
 
     Args:
         last: Number of charges.
     """
-    from fairpate.run.serve import last_charges
-
     with waiting("ledger"):
-        return last_charges(path, last)
+        return serving.last_charges(path, last)
 
 
 _DELTA = "--delta: expected 0 < delta < 1, got {}."
@@ -284,12 +276,10 @@ def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
         data: Only this data set.
         delta: Delta at which the sums are stated.
     """
-    from fairpate.run.serve import describe_totals
-
     if not 0 < delta < 1:
         raise ConfigError(_DELTA.format(delta))
     with waiting("total"):
-        return describe_totals(data=data, delta=delta)
+        return serving.describe_totals(data=data, delta=delta)
 
 
 @ledger_app.command("limit")
@@ -346,7 +336,7 @@ def _settings(
     log_file: base.LogFile = None,
     traces: bool = False,
 ) -> Any:
-    """Return the :class:`aggregator.service.server.ServiceSettings` for these options, checked before anything starts.
+    """Check the options of a service, and return them as :class:`aggregator.service.server.ServiceSettings`.
 
     Tokens come from the files or the environment; an aggregator also accepts those of its run's token store.
     """
@@ -373,8 +363,9 @@ def _settings(
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     """Return ``function`` with the options of :func:`_settings` instead of its parameter ``settings``.
 
-    The attribute ``parts`` of the result has both functions.
+    The attribute ``parts`` of the returned function is the pair of both.
     """
+    # The options of both servers are declared once, so that neither can drop one.
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
 
     def command(**values: Any) -> None:
@@ -399,7 +390,6 @@ def _serve_aggregator(
     take_over: bool = False,
 ) -> None:
     from aggregator.session import QuotaRule
-    from fairpate.run import serve as serving
 
     with base.checked_arguments():
         settings = replace(settings, quota=QuotaRule(max_queries=quota))
@@ -410,14 +400,10 @@ def _serve_aggregator(
 def _serve_student(
     folder: base.RunFolder, settings: Any, replicas: Annotated[int | None, typer.Option(min=1)] = None
 ) -> None:
-    from fairpate.run import serve as serving
-
     serving.serve_student_of(folder, settings, num_replicas=replicas)
 
 
 def _stop(folder: base.RunFolder) -> Output:
-    from fairpate.run import serve as serving
-
     serving.stop_aggregator(folder)
     return Output(facts={"stopped": [folder]}, words="")
 
@@ -516,14 +502,12 @@ def add_token(
     per_day: PerDay = None,
     expires: str | None = None,
 ) -> Output:
-    """Make a token for a new name and print it, once: only its digest is kept.
+    """Make a token for a new name and print it. It is shown only once, as only its digest is stored.
 
     Args:
         role: What the token gives access to.
         expires: When the token expires: 30d, 12h, or a date; default: never.
     """
-    from fairpate.run import serve as serving
-
     limit = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
     token = serving.change_tokens(folder, "add", name, role=role, limit=limit, when=expires)
     return _shown_once(name, token)
@@ -532,8 +516,6 @@ def add_token(
 @tokens_app.command("list")
 def list_tokens(folder: base.RunFolder) -> Output:
     """Print the names, roles, expiry and limits of all tokens, and limits of names without a token."""
-    from fairpate.run import serve as serving
-
     with waiting("ledger"):
         return serving.describe(folder)
 
@@ -542,9 +524,7 @@ def list_tokens(folder: base.RunFolder) -> Output:
 def limit_name(
     folder: base.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
-    """Replace the limit of a name; earlier charges count towards it."""
-    from fairpate.run import serve as serving
-
+    """Replace the limit of a token's owner; earlier charges count towards it."""
     own = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
     serving.change_tokens(folder, "limit", name, limit=own)
     return Output(facts={"name": name, "limit": own}, words=f"{name}: has this limit from now on")
@@ -552,34 +532,28 @@ def limit_name(
 
 @tokens_app.command("expire")
 def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer.Argument()]) -> Output:
-    """Set when the tokens of a name expire.
+    """Set the time at which the tokens of an owner expire.
 
     Args:
         when: When the tokens expire: 30d, 12h, 0s, a date, or never.
     """
-    from fairpate.run import serve as serving
-
     serving.change_tokens(folder, "expire", name, when=when)
     return Output(facts={"name": name, "ends": when}, words=f"{name}: its tokens end {when}")
 
 
 @tokens_app.command("rotate")
 def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Output:
-    """Make a new token for a name and print it, once.
+    """Make a new token for an owner who has one and print it, only once.
 
     Args:
         keep_old: How long the old token stays valid: 1h, 2d.
     """
-    from fairpate.run import serve as serving
-
     return _shown_once(name, serving.change_tokens(folder, "rotate", name, when=keep_old))
 
 
 @tokens_app.command("revoke")
 def revoke_tokens(folder: base.RunFolder, name: Name) -> Output:
-    """Delete all tokens of a name; its charges stay in the ledger."""
-    from fairpate.run import serve as serving
-
+    """Delete all tokens of an owner, whose charges stay in the ledger."""
     serving.change_tokens(folder, "revoke", name)
     return Output(facts={"name": name, "revoked": True}, words=f"{name}: all tokens are revoked")
 
@@ -603,7 +577,7 @@ _Wait = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for others 
 
 @site_app.command("key")
 def make_key(file: Annotated[Path, typer.Argument()]) -> Output:
-    """Make a site's private keys, and print the public ones, for the roster of the plan's author.
+    """Make a site's private keys, and print the public ones, which the plan's author needs for the list of sites.
 
     Args:
         file: File to write, for you alone.
@@ -628,14 +602,14 @@ def make_plan(
     overrides: base.Overrides = None,
     data_dir: base.DataDir = None,
 ) -> Output:
-    """Plan a release: its method, noise and price, its sites, and how many of them may vanish or collude.
+    """Plan a release: its method, noise and privacy cost, its sites, and how many of them may be lost or collude.
 
     Args:
         data: Declaration (.yaml); its file of private records need not be here.
         sites: YAML file with a line `name: key` for every site.
         output: File of the plan to write.
-        may_vanish: Sites that may be lost on the way.
-        may_collude: Sites that may collude with the coordinator without exposing the others.
+        may_vanish: Number of sites that may be lost during the release.
+        may_collude: Number of sites that may collude with the coordinator without exposing the others.
         method: weighted_votes, record_votes, residual_votes or teacher_votes.
     """
     # Before an embedding is fitted, which takes a while.
@@ -671,7 +645,7 @@ def serve_plan(
     log_file: base.LogFile = None,
     workers: _Workers = None,
 ) -> Output:
-    """Coordinate a plan: add up what the sites send, learn from the sum, and leave a run folder.
+    """Coordinate a plan: add up what the sites send, learn from the sum, and write the folder of a run.
 
     Args:
         plan: The file of the plan.
@@ -715,7 +689,7 @@ def join_plan(
         url: Address of the coordinator.
         key: File of `fairpate site key`.
         ca: Certificate authority (PEM) of the coordinator's HTTPS.
-        plan: The only plan to take part in.
+        plan: Digest of the plan: take part in this plan alone.
         yes: Agree to --plan without being asked, as in a script.
     """
     if yes and plan is None:
@@ -730,6 +704,7 @@ def join_plan(
             say(offer)
         if not yes and (is_for_program() or not sys.stdin.isatty()):
             raise UsageError("--yes: there is no terminal to ask on; give --yes to agree.")
+        # On standard error: standard output has the result alone.
         return yes or typer.confirm("Take part?", err=True)
 
     run = join(
@@ -769,15 +744,15 @@ def simulate_plan(
 ) -> Output:
     """Distribute public records to sites on this machine, and let them share a release with the real protocol.
 
-    One machine has all the records. A declaration's records may be private: your own odometer counts their release too.
+    One machine has all the records. Records of a declaration may be private, so your odometer charges their release.
 
     Args:
         out: New folder, with a folder for each party.
         sites: Number of sites.
         data: Data set, or declaration (.yaml), whose records are distributed to the sites.
         by: Distribute by this column, or by its first N characters; default: at random.
-        may_vanish: Sites that may be lost on the way.
-        may_collude: Sites that may collude with the coordinator.
+        may_vanish: Number of sites that may be lost during the release.
+        may_collude: Number of sites that may collude with the coordinator.
         method: weighted_votes, record_votes, residual_votes or teacher_votes.
         options: NAME=VALUE: an option of the data set.
     """
@@ -836,6 +811,7 @@ def _new_example(
 ) -> Output:
     from fairpate.cli.summaries import write_folder
 
+    # This function runs only if its option is given.
     assert example is not None
     files = base.example_files(example)
     written = write_folder(name, {file.name: file.read_bytes() for file in files})

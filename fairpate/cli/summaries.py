@@ -1,9 +1,4 @@
-"""Long outputs of commands: methods and their settings, finished runs, data sets, this installation, new projects.
-
-The example records of a new project are drawn from a fixed seed, so they describe no real person. Its three parts share
-no record, public records have no label, and groups differ a little in how often the label is yes, so that there is a
-gap to measure.
-"""
+"""Long outputs of commands: methods and their settings, finished runs, data sets, this installation, new projects."""
 
 import csv
 import io
@@ -28,7 +23,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from fairpate.config import ConfigError, Section
+from fairpate.config import ConfigError, Section, read_yaml
 from fairpate.data import REGISTRY, DatasetDescription
 from fairpate.data.registry import Check
 from fairpate.files import PlaceError, check_output
@@ -48,7 +43,7 @@ _WIDTH = 100  # columns; otherwise prose is as wide as its longest sentence
 
 
 def list_methods() -> Output:
-    """Return one line per registered method, under its default configuration."""
+    """Return a table of all registered methods, each with its defaults: what it protects and needs."""
     found, table = [], listing("name", "family", "protects", "needs")
     for name in method_names():
         try:
@@ -108,8 +103,8 @@ def describe_method(name: str) -> Output:
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield an entry for each field of all sections: ``field`` (dotted) and ``default``, as ``--set`` takes them,
-    ``meaning``.
+    """Yield an entry for each field of a section and of the sections in it: its dotted name ``field``, ``default`` and
+    ``meaning``; ``set`` is the text to give to `--set` for the default.
 
     A section with a description has its own entry, without a default.
     """
@@ -126,7 +121,7 @@ def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
 
 
 def as_yaml(value: Any) -> str:
-    """Return a value as text that ``--set`` accepts."""
+    """Return the value of a field as text that `--set` accepts."""
     # JSON is YAML as well, except for infinity.
     return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")
 
@@ -173,7 +168,8 @@ def outcome(run: RunDirectory) -> Output:
 
 
 def check_table(check: Check, declaration: str, questions: int) -> Group:
-    """Return a table of a declaration's check: rows by file, counts by column, and faults or the next command.
+    """Return the outcome of checking a declaration: a table of rows by file and counts by column, then the faults, or
+    the command to run next.
 
     ``questions`` is the number of open questions in a draft.
     """
@@ -194,7 +190,7 @@ def check_table(check: Check, declaration: str, questions: int) -> Group:
 
 
 def describe_table(description: DatasetDescription) -> Group:
-    """Return a table of the number of records of each split by group and label."""
+    """Return a table of a data set: the number of records in each split by group and label."""
     heading = Text(
         f"{description.name}: {description.kind} records of shape {description.record_shape}, "
         f"sensitive attribute {description.sensitive_attribute}"
@@ -215,7 +211,8 @@ _LITTLE_DISK = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fact about this installation. ``level`` ``fix``: it does not work yet, and ``value`` says what to do."""
+    """One fact about this installation: its ``name`` and ``value``. ``level`` "fix": something does not work, and
+    ``value`` says what to do."""
 
     name: str
     value: str
@@ -240,19 +237,15 @@ def findings() -> Iterator[Finding]:
     }
     yield from (Finding(name=name, value=value) for name, value in known.items())
     # Runs are written below the working directory unless --out says otherwise.
-    free = shutil.disk_usage(Path.cwd()).free
-    room = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
-    if free < _LITTLE_DISK:
-        yield Finding(name="disk", value=f"{room}: make room, or give --out elsewhere", level="fix")
-    else:
-        yield Finding(name="disk", value=room)
+    free, here = shutil.disk_usage(Path.cwd()).free, Path.cwd()
+    is_full, remedy = free < _LITTLE_DISK, ": make room, or give --out elsewhere"
+    room = f"{free / 2**30:.1f} GiB free in {here}{remedy * is_full}"
+    yield Finding(name="disk", value=room, level="fix" if is_full else "ok")
     folder = os.environ.get("FAIRPATE_DATA")
-    if not folder:
-        yield Finding(name="data folder", value="FAIRPATE_DATA is not set; data sets with files need --data-dir")
-    elif Path(folder).is_dir():
-        yield Finding(name="data folder", value=folder)
-    else:
-        yield Finding(name="data folder", value=f"FAIRPATE_DATA: {folder} is not a folder; create it", level="fix")
+    value = folder or "FAIRPATE_DATA is not set; data sets with files need --data-dir"
+    if is_missing := bool(folder) and not Path(value).is_dir():
+        value = f"FAIRPATE_DATA: {folder} is not a folder; create it"
+    yield Finding(name="data folder", value=value, level="fix" if is_missing else "ok")
     try:
         check_output(state_folder(), "FAIRPATE_STATE")
         yield Finding(name="state folder", value=str(state_folder()))
@@ -277,8 +270,11 @@ _EXAMPLE_WIDTH = 32
 
 
 def _example_records(kind: Kind) -> Files:
-    """Return a CSV file for each part, with the label as its last column, and the pictures or vectors of its
-    records."""
+    """Return the files of a new project's example records: a CSV file for private, public and test records, with the
+    label as its last column, and their pictures or vectors.
+
+    Groups differ a little in how often the label is yes, so that there is a gap to measure.
+    """
     # A fixed seed: every project gets the same records, which are about no real person.
     generator, sizes = np.random.default_rng(_SEED), _SIZES[kind]
     count, starts = sum(sizes), np.cumsum(sizes)[:-1]
@@ -318,6 +314,7 @@ def _example_records(kind: Kind) -> Files:
             np.save(content, array)
             files[f"example_{part}.npy"] = content.getvalue()
     columns[label] = np.where(is_so_N, "yes", "no")
+    # The parts share no record: a private record that is public or tested too would have no protection there.
     for part, rows in zip(_PARTS, np.split(np.arange(count), starts), strict=True):
         # Public records lack the label.
         kept, text = list(columns)[: -1 if part == "public" else None], io.StringIO()
@@ -336,30 +333,14 @@ _FILES = {
     "test_project.txt": "test_project.py",
 }
 _LONGEST = 64
-_BESIDE: Mapping[Kind, str] = {
-    "table": "",
-    "images": "| `pictures/` | the pictures that the tables name by path |\n",
-    "embeddings": "| `example_*.npy` | a vector for each row of the table of that name |\n",
-}
-_FIRST_STEP: Mapping[Kind, str] = {
-    "table": """\
-`fairpate data declare PRIVATE.csv --public PUBLIC.csv -o yours.yaml` drafts a declaration with questions; only
-   the header of the private file is read. Replace `data.yaml` by the draft, or change the columns there.""",
-    "images": """\
-Write tables with the paths of your pictures and what is known of each, or give folders instead of tables; set in
-   `data.yaml` the size at which they are read. With `features: oriented_gradients` each becomes 900 numbers.""",
-    "embeddings": """\
-Write tables of your records, with vectors in an array next to them or in a list column of Parquet, and set their
-   length in `data.yaml`. A public model makes them, one record at a time.""",
-}
 
 
 class ProjectError(UsageError, ValueError):
-    """A new project cannot have this name; the message says why."""
+    """An error: a new project cannot have this name; the message says why."""
 
 
 def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
-    """Write a project of ``kind`` at ``folder``, completely or not at all; return its data set's name, and its files.
+    """Write a new project to ``folder``, completely or not at all; return its data set's name, and its files.
 
     ProjectError for a name without a letter, with a control character, or of a known data set; PlaceError if something
     exists there already, or nothing can be written.
@@ -371,7 +352,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
         raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")
     if name in [*REGISTRY]:  # without loading entries
         raise ProjectError(f"NAME: {name} is the name of a known data set; give another, such as my_{name}.")
-    words = {"name": name, "beside": _BESIDE[kind], "first_step": _FIRST_STEP[kind]}
+    words = {"name": name, **read_yaml(_TEMPLATES / "words.yaml")[kind]}
     contents = {
         target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words).encode()
         for source, target in _FILES.items()

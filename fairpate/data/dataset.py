@@ -1,15 +1,13 @@
 """A data set in memory, its entry in the registry, its files, its records' names and persons, and its splits.
 
 **In memory.** Every stage reads one :class:`Dataset` in four splits. Images stay ``uint8``, and tabular features are
-already scaled by public constants, so that nothing here is fitted to private records. A registry entry is public
-knowledge only: publisher, licence, files with checksums, options. Files are never written to, and records are read only
-from bytes with the right checksum.
+already scaled by public constants, so that nothing here is fitted to private records. Files are never written to, and
+records are read only from bytes with the right checksum.
 
 **Names.** A record's name depends on the record alone, never on other rows, and never on its sensitive attribute:
 methods that protect only the attribute publish names, and divide records by them. Records that are equal except for the
 attribute are one *unit*. Random choices for a record (its split, its teacher) are a keyed hash of its unit's name, so
-adding, removing or changing another record changes nothing for it. Only the counter that numbers the members of a unit
-may shift.
+adding, removing or changing another record changes nothing for it.
 
 Shapes: N records, R sums (one for each person and row that the person votes for), W numbers of a vote.
 """
@@ -96,15 +94,16 @@ class Split:
 
     @property
     def person_N(self) -> Tensor | None:
-        """The number of each record's person, counted from 0 in order of appearance; None if records are protected."""
+        """Index (N,) of each record's person, counted from 0 in order of appearance; None if records are protected."""
         if not self.person_id:
             return None
         return torch.from_numpy(Names(self.person_id).numbered())
 
     def take(self, indices: Tensor | Sequence[int], x: Tensor | None = None) -> Split:
-        """Return the records at ``indices``, in that order; ``x``: their features, if the caller has selected them."""
+        """Return the records at ``indices``, in that order; ``x``: their features, if the caller already has them."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         rows = index.numpy()
+        # A slice of a tensor is a view, while an index tensor copies the rows.
         taken = index if (run := run_of(rows)) is None else run
         names = {name: values.take(rows) for name in NAMED_BY if (values := Names(getattr(self, name)))}
         # If units are records, one array serves as both, so that no name is in memory twice.
@@ -117,7 +116,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeEmbedding:
-    """What an embedding was applied to: public ``examples`` (N, ...), and the names of a table's features."""
+    """Records as they are before an embedding: public ``examples`` (N, ...), and the names of a table's features."""
 
     examples: Tensor
     feature_names: tuple[str, ...]
@@ -181,7 +180,8 @@ class Dataset(Described):
     unit: Unit = field(init=False)
     """The unit of privacy: ``person`` if private records name persons, otherwise ``record``."""
     part: str = field(init=False)
-    """The odometer's name for the private part of a hashed split; empty without such a split."""
+    """Name of a hashed split's private part in the odometer, which adds up the cost of all runs on a data set; empty
+    without such a split."""
     num_classes: int = field(init=False)
     num_groups: int = field(init=False)
     splits: Mapping[str, Split] = field(init=False, repr=False)
@@ -242,7 +242,7 @@ class SourceFile(Section):
 class Option:
     """An option of a data set, with all values that it accepts.
 
-    ``shows_attribute``: the value for which features depend on the sensitive attribute; None if there is no such value.
+    ``shows_attribute``: the value with which features depend on the sensitive attribute; None if there is none.
     """
 
     default: OptionValue
@@ -255,8 +255,8 @@ class Option:
 class Request:
     """The arguments of a loader: a folder, the public seed, and every option with its value filled in.
 
-    ``tables``, by part of the data set, are read instead of files. ``unit``: the unit of privacy if the caller chose
-    it; for ``record`` no persons are needed.
+    ``tables`` are read instead of files: a table for each part of the data set. ``unit``: the unit of privacy if the
+    caller chose it; for ``record`` no persons are needed.
     """
 
     data_dir: Path | None
@@ -273,9 +273,9 @@ class LoadedRecords(Described):
     ``origins`` restricts the splits that a record may go to (None: any): a publisher's test record is never trained on.
     ``y`` of a public record may be -1: no label. ``person_ids`` names the person behind each record, if several records
     may share one and a split must keep them together; equal records then belong to one person. ``mapped``: the features
-    with the file that they may be mapped from, so that a split is a view of a file too. ``feature_codes``: how a
-    declared table's features are computed. ``naming`` identifies the rule by which records are named; with
-    ``keeps_names`` it reads only keys of records or persons.
+    as a view of a memory-mapped file, so that splits are views too. ``feature_codes``: how a declared table's features
+    are computed. ``naming`` identifies the rule by which records are named; with ``keeps_names`` this rule reads only
+    keys of records or persons, so that a changed record keeps its name.
     """
 
     records: Split
@@ -291,11 +291,12 @@ class LoadedRecords(Described):
 class DatasetEntry:
     """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
 
-    ``rows`` is the publisher's number of records, None if not public. ``persons`` is that of the persons behind them,
-    if they are named (under the options ``persons_when``) and were counted. ``citation`` is what a study cites. A size
-    of None takes every record that is set aside for the split; for ``num_test`` a quarter of ``rows`` if none is.
-    ``count_public`` counts public records in files of their own. ``class_shares`` is the declared share of each class.
-    ``num_classes`` is the number of classes under the default options.
+    ``rows``: the publisher's number of records; None if not public. ``persons``: the publisher's number of persons;
+    None if unknown. Records name their persons only under the options ``persons_when``. ``citation``: the reference for
+    a study. ``num_public``, ``num_validation`` and ``num_test``: default sizes of splits; None takes every record that
+    is set aside for the split (for ``num_test`` a quarter of ``rows`` if none is). ``count_public`` counts public
+    records in files of their own. ``class_shares``: the declared share of each class. ``num_classes``: the number of
+    classes under the default options.
     """
 
     name: str
@@ -360,7 +361,7 @@ def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as text of a declaration: `true` and `false` for flags."""
+    """Return an option's value as declarations write it: `true` and `false` for booleans."""
     return str(value).lower() if isinstance(value, (bool, np.bool_)) else str(value)
 
 
@@ -404,7 +405,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
 
 
 def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
-    """Return the files that match a pattern, sorted by path; a file without a pattern is returned unchanged."""
+    """Return the files that match the pattern in the path of ``file``, sorted; a path without a pattern: ``file``."""
     if not {"*", "?"} & set(file.path):
         return (file,)
     folder = resolve_data_dir(data_dir)
@@ -517,8 +518,11 @@ def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[
 
 
 def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
-    """Return for each name its :func:`keyed_hash` as a number in [0, 1). Too coarse to rank by: of ten million names
-    two tie in one of 200 draws, and ties are left in the order of the file."""
+    """Return for each name its :func:`keyed_hash` as a number in [0, 1).
+
+    Do not rank names by it: of ten million names two are equal for one seed in 200, and a sort leaves equal ones in the
+    order of the file.
+    """
     # The top 53 bits, so that rounding never reaches 1.
     return (keyed_hash(names, seed=seed, purpose=purpose) >> np.uint64(11)).astype(np.float64) / 2.0**53
 
@@ -542,8 +546,9 @@ def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
 def shortened_by_person(
     votes_NW: IntArray, row_N: IntArray, person_N: IntArray, *, norm: int
 ) -> tuple[IntArray, IntArray]:
-    """Return the sum of each person's votes, scaled down to an L2 norm of at most ``norm``, as pairs: the rows of the
-    table (R,) and the sums (R, W).
+    """Add up each person's votes by row of the table, and scale them down to a joint L2 norm of at most ``norm``.
+
+    Return the row of each sum (R,), and the sums (R, W).
 
     Record n of person ``person_N[n]`` votes ``votes_NW[n]`` for row ``row_N[n]`` of the table; no vote is longer than
     ``norm``. A person's votes are added up row by row. If their joint norm exceeds ``norm``, they are scaled down to
@@ -585,7 +590,7 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
 
     ``sizes`` of public, validation and test records, in this order, are lower bounds: whole units are taken until each
     is reached. None takes every record that is set aside for the split; private records are the rest. No size may
-    depend on the records, or one of them would move others.
+    depend on the records: otherwise changing one record could move others.
 
     Units are ranked by a hash of their name, with ``seed`` as its public key; the lowest become public, the next
     validation, the next test, and all others private. A unit is one record, records that differ only in the group, or
@@ -632,9 +637,9 @@ def divide_by_hash(
     private split.
 
     Adding or removing a unit moves no other, so that releases from different splits compose in parallel. ``seed`` is
-    the public key of the hash; equal names go together, as do all records of a person. Files of a split's own make up
-    that split; ``num_public`` limits the public one. :class:`DataSettingsError` for public records without files of
-    their own: if the hash chose the pool, a private unit that is added might become public.
+    the public key of the hash; equal names go together, as do all records of a person. A split with files of its own
+    consists of their records; ``num_public`` limits the public split. :class:`DataSettingsError` for public records
+    without files of their own: if the hash chose them, a private unit that is added might become public.
     """
     origins = np.array(records.origins or ["any"] * len(records.records))
     set_aside = {name: np.isin(origins, list(SET_ASIDE[name])) for name in ("public", "validation", "test")}
@@ -664,7 +669,7 @@ def divide_by_hash(
 
 
 def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str, Split]:
-    """Return the splits with these rows; :class:`DataError` if a person of the private split has records in another."""
+    """Return the splits, given each one's rows; :class:`DataError` if a person has private records and others."""
     # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
     whole, mapped = records.records, records.mapped
     index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}

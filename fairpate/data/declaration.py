@@ -2,14 +2,12 @@
 
 A declaration names the files of each part of a data set and gives the meaning of their columns, before any file is
 opened. Records come from `records`, which are divided by a keyed hash of their names, from files of each part, or from
-both: a part with its own files takes no record from `records`. The YAML files in `codebooks/` declare the project's own
-tables; a user's records are declared the same way. Every value is read as text (`no` and `007` too), only the schema
-converts it to numbers, and nothing in it is evaluated. Record names must not depend on the sensitive attribute, so no
-declaration may name records by it, or group them into persons by it.
+both: a part with its own files takes no record from `records`. Every value is read as text (`no` and `007` too), only
+the schema converts it to numbers, and nothing in it is evaluated. No declaration may name records by the sensitive
+attribute, or group them into persons by it.
 
-One reader serves all declared tables: it reads the files, trims values, leaves rows out, and encodes and names the
-rest. It fits nothing. Rows are read batch by batch, and only features, codes and names of a batch are kept. The faults
-of all files are reported together.
+One reader serves all declared tables, those of `codebooks/` and the user's own. It fits nothing. Rows are read batch by
+batch, and only features, codes and names are kept. The faults of all files are reported together.
 """
 
 from __future__ import annotations
@@ -114,7 +112,7 @@ class Trim(Section):
 
 
 class Rule(NumberRange):
-    """Keep the rows with a value that is in the range and not in `other_than`."""
+    """A filter of rows: it keeps a row if the value in `column` is in the range and not in `other_than`."""
 
     column: str = Field(description="Name of the column in the file.")
     other_than: Texts = Field((), description="Published values of rows that are left out.")
@@ -457,7 +455,7 @@ class Declaration(Section):
         return tuple(dict.fromkeys((*groups, *self.computed_from_group, *paths)))
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Return every column that is used with ``options``; None: under any options."""
+        """Return every column that the reader needs with these ``options``; None: with any options."""
         ruled = [(rule.column, rule.when) for rule in self.keep]
         ruled += [(column, feature.when) for column, feature in self.columns]
         conditional = [column for column, when in ruled if options is None or holds(when, options)]
@@ -489,7 +487,7 @@ class Declaration(Section):
 
 
 def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part] = ()) -> Declaration:
-    """Return the declaration in a YAML file or a dictionary; parts in ``given`` need no files.
+    """Return the declaration in a YAML file or a dictionary. Parts in ``given`` are tables in memory and need no files.
 
     :class:`DataSettingsError` lists its faults with file, field and remedy.
     """
@@ -739,10 +737,10 @@ def _unit_names(
 ) -> pa.LargeStringArray:
     """Return the name of each row, before equal rows are numbered.
 
-    Names differ between parts with files of their own, and between persons, so that no name, and no counter in it,
-    depends on rows of others. Without a key or text, a name is a hash of the features and the label: rows with equal
-    values get equal names, even if they are written differently. ``headers`` caches the first file of each pool and its
-    columns.
+    The names of two parts with files of their own always differ, and so do those of two persons: a person's names, and
+    the counters in them, do not depend on other persons' rows. Without a key or text, a name is a hash of the features
+    and the label: rows with equal values get equal names, even if they are written differently. ``headers`` caches, for
+    each ``pool`` of records that are divided together, the first file and its columns.
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
@@ -799,7 +797,7 @@ _OR_RECORDS = "or protect each record by itself (data.unit=record)"
 def _person_names(
     person: Person, rows: pa.Table, units: pa.Array, file: str, faults: TableFaults, *, are_protected: bool
 ) -> pa.Array:
-    """Return the person of each row. A row without a person counts as a person of its own, named as in ``units``.
+    """Return the name of each row's person. A row without one counts as a person of its own, named as in ``units``.
 
     If persons are protected, such a row is a fault, and so is one that names several persons: no split or sample could
     keep all rows of each together.

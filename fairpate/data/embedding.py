@@ -1,15 +1,13 @@
 """Fixed features of records, computed from public records alone: components, neighbours, gradients, prototypes.
 
-Every method reads an embedded record instead of the original. The embedding (:class:`Embedding`) is fitted to public
-records: principal components of the pool (:class:`Components`), and for pictures also the position in the pool's graph
-of neighbours (:class:`Graph`). If a declared table has few public records or none, made-up ones that are spread evenly
-over the declared values complete them. :class:`Prototypes` are centres of public records, to which records are assigned
-for votes by cell.
+An :class:`Embedding` is fitted to public records: principal components of the public pool (:class:`Components`), and
+for pictures also the position in the pool's graph of neighbours (:class:`Graph`). If a declared table has few public
+records or none, made-up ones that are spread evenly over the declared values complete them. :class:`Prototypes` are
+centres of public records, to which records are assigned for votes.
 
 The coordinates of a record depend on that record and on public ones alone, bit for bit, so that embedding costs no
-privacy and raises no sensitivity. A floating-point product of matrices does not have that property: the rounding of a
-row depends on its position among the others. So both factors are rounded to whole numbers, with so few digits that
-every sum of products is exact in any order.
+privacy. A floating-point product of matrices does not have that property: the rounding of a row depends on its position
+among the others. So both factors are rounded to whole numbers so small that every sum of products is exact.
 
 Shapes: N records, M public ones, V copies of each, F plain features, K thresholds, rows or prototypes, D or E
 components, E eigenvectors.
@@ -68,11 +66,10 @@ sides."""
 
 @dataclass(frozen=True, kw_only=True)
 class Nearness:
-    """Nearness of rows to public ones: e . c - |c|^2 / 2, which is largest at the smallest distance, computed exactly.
+    """Computes the nearness of rows e to public rows c, exactly: e . c - |c|^2 / 2, largest at the smallest distance.
 
     For each public row there are V copies, of which the nearest is used. Both sides are rounded to whole numbers, with
-    at most 2^23 in every sum of their products. So a row's values depend on no other row
-    (:mod:`fairpate.data.embedding`), and equal distances stay equal.
+    sums of products of at most 2^23. So a row's values depend on no other row, and equal distances stay equal.
     """
 
     scale: float
@@ -111,8 +108,8 @@ class Nearness:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Leading eigenvectors of the neighbourhood graph of public records. Another record is placed at the mean of its
-    nearest public neighbours.
+    """Leading eigenvectors of the neighbourhood graph of public records, used as coordinates. Those of any other record
+    are the mean over its nearest public neighbours.
 
     Public records are connected to those with similar components. The leading eigenvectors of this graph (Ng, Jordan
     and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class better than distances do. Two
@@ -201,15 +198,15 @@ _STEPS, _SIDE = 10, 16  # quantiles of a column, and pixels of a side of a shrun
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """Principal components of the pool's plain features.
+    """Principal components of the plain features of public records.
 
     Plain features of tables: the columns, and for a column of many values one indicator for each of some public
     quantiles, which says whether the value reaches it (``thresholds_K`` of the columns ``column_K``). Plain features of
     pictures: square roots of oriented gradients (:mod:`fairpate.oriented_gradients`), averaged with the mirror image's
-    if configured, and the pixels of the picture after shrinking. Features of tables are divided by the square root of
-    their spread over the pool before the rotation to components, and those of pictures after it, so that neither rare
-    nor large values dominate. ``whole_FE`` are components in
-    whole numbers of the units ``unit_E``. ``side``: width and height of the shrunk picture in pixels; 0: there is none.
+    if configured, and the pixels of the shrunk picture. Features of tables are divided by the square root of their
+    spread over the pool before the rotation to components, and those of pictures after it, so that neither rare nor
+    large values dominate. ``whole_FE`` are the components as whole multiples of ``unit_E``. ``side``: width and height
+    of the shrunk picture in pixels; 0: no shrunk picture is used.
     """
 
     config: EmbeddingConfig
@@ -369,7 +366,7 @@ def completed_pool(dataset: Dataset) -> Tensor:
 
 
 def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
-    """Return the features (N, F) before the rotation to principal components."""
+    """Return the plain features (N, F) of records, as described in :class:`Components`, before the rotation."""
     if x.ndim == 2:
         return torch.cat([x.float(), (x[:, column_K] >= thresholds_K).float()], dim=1)
     pictures = [x, x.flip(-1)] if config.mirrored else [x]
@@ -389,8 +386,7 @@ class EmbeddingFileError(UserError):
 
 
 def save_embedding(embedding: Embedding, path: Path) -> None:
-    """Write everything that is needed to embed a record, for :func:`read_embedding`. It depends on public records
-    alone.
+    """Write the embedding to a file that :func:`read_embedding` reads. It depends on public records alone.
 
     An embedding that is fitted again on another machine may differ: components with nearly equal spreads, and a graph
     of few pictures, may be rotated, depending on the processor and the number of threads.
@@ -530,8 +526,8 @@ _NEAREST_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Prototypes:
-    """Public prototypes: an embedding, centres (K, D or E), and the coordinates and nearest prototype of every public
-    record."""
+    """Public prototypes: an embedding, the centres (K, D or E) that are the prototypes, and the coordinates and nearest
+    prototype of every public record."""
 
     embed: Embed
     centres: Floats

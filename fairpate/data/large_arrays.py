@@ -50,8 +50,7 @@ class Pixels:
     file: Path | None = None
 
     def rows(self, index: Tensor) -> Tensor:
-        """Return the pictures at ``index``. A few are copied; many are written to a file next to this one and
-        viewed."""
+        """Return the pictures at ``index``: a few as a copy, many as a view of a new file next to this one."""
         if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
             return self.x[index]
         # The file's name is a hash of everything that determines its pixels: with the rows it identifies the new file.
@@ -198,8 +197,8 @@ _AT_ONCE = 2**15
 class Names(Sequence[str]):
     """N names in order; equal to any sequence of the same strings.
 
-    They are packed: a Python string takes 49 bytes plus its text, and eight for its place in a list. A packed name
-    takes eight plus its text, and the names of a large table are in a file.
+    They are packed: a packed name takes eight bytes plus its text (a Python string in a list 57 plus its text), and the
+    names of a large table are in a file.
     """
 
     packed: pa.LargeStringArray
@@ -269,7 +268,8 @@ class Names(Sequence[str]):
         return np.array(again, dtype=np.int64)
 
     def numbered(self) -> IntArray:
-        """Return the number of each name, counted from 0 in the order of first appearance."""
+        """Return an integer for each name: distinct names are counted from 0 in the order of first appearance."""
+        # Arrow builds its dictionary in the order of the column, so the indices are in the order of appearance.
         numbers: IntArray = self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)
         return numbers
 

@@ -2,13 +2,12 @@
 
 **Reading**, from a publisher's archive or from the user's own files. The centre square of each picture is resized to
 one size and stored as uint8. Decoded pixels are cached under FAIRPATE_CACHE (default ~/.cache/fairpate) in a file named
-by a hash of the archive, the names and the size, and mapped into memory from there; a damaged file is detected by its
-checksum and decoded again. It contains records, so only its owner may read the folder. Pictures of a declared data set
-are listed in a column of paths, or are in nested folders, which are read as a table of their pictures.
+by a hash of the archive, the names and the size, and mapped into memory from there. It contains records, so only its
+owner may read the folder. Pictures of a declared data set are listed in a column of paths, or are in nested folders.
 
-**Data sets**, with the embedded digits in colour: one loader each. Publisher, licence, files with checksums and sizes
-are in ``pictures.yaml``. Records that are left out, for malformed names, missing pictures or unknown groups, are
-counted in the notes of the data set. Pictures of people are for research only: never redistribute or display a face.
+**Data sets**, with the embedded digits in colour: one loader each. Publisher, licence, files and sizes are in
+``pictures.yaml``. Records that are left out are counted in the notes of the data set. Pictures of people are for
+research only: never redistribute or display a face.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ Mode = Literal["RGB", "L"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Encoded pictures by name. ``key`` changes when any picture changes; ``read`` yields pictures in the requested
-    order."""
+    """Encoded pictures (the bytes of their files) by name. ``key`` changes when any picture changes; ``read`` yields
+    pictures in the requested order."""
 
     origin: Path
     key: str
@@ -186,8 +185,8 @@ GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
 def _coloured(
     request: Request, grey: PixelArray, digits: IntArray, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> dict[str, Any]:
-    """Return fields of :class:`LoadedRecords` for coloured digits. The colour is the noisy binary label, flipped with
-    probability ``flips``."""
+    """Return fields of :class:`LoadedRecords` for coloured digits. Each digit's colour is its noisy binary label,
+    flipped with the digit's own probability in ``flips``."""
     # Flips are hashes of names, not drawn from a stream: another record must not change the label of this one.
     high = np.asarray(digits) >= FIRST_HIGH_DIGIT
     binary = (high ^ (keyed_uniform(names, seed=request.seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)
@@ -232,7 +231,8 @@ def load_color_digits(request: Request) -> LoadedRecords:
 
 @cache
 def _published() -> tuple[PixelArray, IntArray]:
-    """Return the ink (1797, 8, 8) and the digits, read once per process. Callers must copy before they write."""
+    """Return scikit-learn's digits: grey images (1797, 8, 8) and labels (1797,), read once per process. Callers must
+    copy the arrays before they write to them."""
     from sklearn.datasets import load_digits  # costs a second, and no other loader needs it
 
     published = load_digits()
@@ -285,12 +285,13 @@ WELL_FORMED = re.compile(r"(?P<age>\d{1,3})_(?P<gender>[01])_(?P<race>[0-4])_(?P
 
 
 def load_utkface(request: Request) -> LoadedRecords:
-    """Gender or age by race, gender or both, read from names `age_gender_race_date.jpg.chip.jpg`; (3, size, size).
+    """Return UTKFace as (3, size, size): the label is gender or age, the group is race, gender or both.
 
-    The publisher's labels are estimates of a model, checked by a person. Age has nine classes, as in Lowy et al.
-    (DP-FERMI, section 4.2), who do not print their bounds: these are decades. A file name contains the race, so records
-    are named and sorted without it: by age, gender and date, and pictures with equal ones by their content. If the
-    gender is in the group, names leave it out too, which results in another division.
+    All are read from file names `age_gender_race_date.jpg.chip.jpg`. The publisher's labels are estimates of a model,
+    checked by a person. Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2), who do not print their bounds:
+    these are decades. A file name contains the race, so records are named and sorted without it: by age, gender and
+    date, and pictures with equal ones by their content. If the gender is in the group, names leave it out too, which
+    results in another division.
     """
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
     if label in sensitive.split("_and_"):
@@ -322,6 +323,7 @@ def load_utkface(request: Request) -> LoadedRecords:
     age, gender, race = (
         torch.tensor([int(fields[name][part]) for name in names]) for part in ("age", "gender", "race")
     )
+    # The last class is open: everybody of 80 or older.
     coded = {"age": (age // 10).clamp(max=len(meanings["age"]) - 1), "gender": gender, "race": race}
     coded["race_and_gender"] = race * len(meanings["gender"]) + gender
     meanings["race_and_gender"] = tuple(f"{one} & {other}" for one in meanings["race"] for other in meanings["gender"])
@@ -374,7 +376,7 @@ def _require_all(names: Iterable[str], present: Collection[str], where: object) 
 
 
 def load_fairface(request: Request) -> LoadedRecords:
-    """Return gender by race (7) of the labelled faces, as (3, size, size), named by their path.
+    """Return FairFace as (3, size, size): the label is gender, the group is race (7); records are named by their path.
 
     A subset of the pictures works with the full label files. The publisher's validation part is the test split.
     """
@@ -413,7 +415,7 @@ PARTITIONS = ("0", "1", "2")
 
 
 def load_celeba(request: Request) -> LoadedRecords:
-    """Return smiling by gender of all listed pictures, as (3, size, size), named by file name.
+    """Return CelebA as (3, size, size): the label is smiling, the group is gender; records are named by file name.
 
     Both lists may be the publisher's text files or their CSV form. The publisher's partition 2 is the test split;
     partitions 0 and 1 are for training.
@@ -427,6 +429,7 @@ def load_celeba(request: Request) -> LoadedRecords:
     require_columns(attributes, ["image_id"], files["attributes"].path)
     names = attributes["image_id"].to_pylist()
     pictures = open_pictures(files["archive"], request.data_dir)
+    # The lists have bare file names; the pictures are in a folder of the archive.
     places = {name.rpartition("/")[2]: name for name in pictures.names}
     _require_all(names, places, pictures.origin)
     _require_all(names, part, files["partition"].path)
@@ -462,16 +465,18 @@ def _list(file: SourceFile, request: Request) -> pa.Table:
 
 
 ROOT = "CheXpert-v1.0-small"
+# -1 marks a finding as uncertain, and an empty cell does not mention it: both count as absent ("U-Zeros").
 MARKS = {"1.0": 1, "0.0": 0, "-1.0": 0, "": 0, "1": 1, "0": 0, "-1": 0}
 PATIENT = re.compile(r"/(patient\d+)/")
 
 
 def load_chexpert(request: Request) -> LoadedRecords:
-    """Return a finding by race (white, black, Asian) in frontal pictures, as (1, size, size), named by their path.
+    """Return CheXpert's frontal pictures as (1, size, size), named by their path.
 
-    Reads `train.csv` and `valid.csv` of CheXpert-v1.0-small, and the separate demographics table, saved as CSV. A
-    finding marked uncertain or left blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to
-    one split, and are protected together.
+    The label is whether a chosen finding is present; the group is race (white, black, Asian). Reads `train.csv` and
+    `valid.csv` of CheXpert-v1.0-small, and the separate demographics table, saved as CSV. A finding marked uncertain or
+    left blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to one split, and are
+    protected together.
     """
     files = facts_of("chexpert")["files"]
     train, demographics = files["train"], files["demographics"]

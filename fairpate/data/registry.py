@@ -1,19 +1,17 @@
 """Data sets by name: find, fetch, load, describe, check and draft them, or take one from memory.
 
 The project has loaders of pictures, and tables that the YAML files in `codebooks/` declare; a user's records are
-declared the same way. Loading reads a configuration, looks the data set up, reads its files, divides the records and
-checks the splits. Loaders scale by public constants, and the division uses only record names. Nothing is fitted to
-private records, and to public ones only if an embedding is configured.
+declared the same way. Loaders scale by public constants, and the division into splits uses only record names. Nothing
+is fitted to private records, and to public ones only if an embedding is configured.
 
-Descriptions and checks count exactly, and count private records too: they are for people who may see the data, and must
-not be put under `public/`.
+Descriptions and checks count private records exactly: they are for people who may see the data, and must not be put
+under `public/`.
 
 **The embedded table** (:func:`applications`): applications for loans by invented customers, made from a fixed seed.
-`codebooks/loans.yaml` declares the meaning of its columns. Older customers earn and save more, have permanent work or a
-pension, and own their homes; students and temporary workers are mostly young. Whether a loan is repaid on time depends
-on these, on the instalment's share of the income, on earlier late payments, on a habit of the customer that no column
-contains, and on chance; never on the age group itself. Predictions differ between age groups all the same. Only uniform
-numbers are drawn, because numpy keeps their stream from version to version.
+Older customers earn and save more, have permanent work or a pension, and own their homes; students and temporary
+workers are mostly young. Whether a loan is repaid on time depends on these, on the instalment's share of the income, on
+earlier late payments, on a habit of the customer that no column contains, and on chance; never on the age group itself.
+Predictions differ between age groups all the same.
 """
 
 import datetime
@@ -105,21 +103,23 @@ Floats = npt.NDArray[np.float64]
 
 
 def _chosen(uniform_N: Floats, shares: tuple[tuple[float, ...], ...], row_N: IntArray) -> IntArray:
-    """Return for each uniform number the index of the interval of [0, 1) that it falls in, given its row of shares."""
+    """Draw an index for each of N uniform numbers: ``shares[row_N[n]]`` are the probabilities of the indices for number
+    n."""
     ends_NK = np.cumsum(np.array(shares), axis=1)[row_N, :-1]
     found_N: IntArray = (uniform_N[:, None] >= ends_NK).sum(axis=1)
     return found_N
 
 
 def _bell(uniform_N3: Floats) -> Floats:
-    """Return numbers of mean 0 and variance 1, nearly normal, from three uniform ones each."""
+    """Return nearly normal numbers (N,) of mean 0 and variance 1, each from three uniform ones."""
     sums_N: Floats = uniform_N3.sum(axis=1)
     return 2 * (sums_N - 1.5)
 
 
 def applications() -> pa.Table:
     """Return every application as the columns of a file: text, in the order of customers."""
-    # The order of draws is part of the table: another order makes other records under the same name.
+    # The order of draws is part of the table: another order makes other records under the same name. Only uniform
+    # numbers are drawn, because numpy keeps their stream from version to version.
     generator = np.random.default_rng(_SEED)
     of_all = np.zeros(_CUSTOMERS, dtype=np.int64)
     uniform = generator.random((_CUSTOMERS, 12))
@@ -253,7 +253,8 @@ def entry_for(source: DataConfig | str) -> DatasetEntry:
 
 
 def compared_on(config: DataConfig) -> dict[str, bool]:
-    """Return the known data sets whose test records ``config`` reads, and whether any of them are protected.
+    """Return the names of known data sets whose test records ``config`` reads, for any purpose; each name is mapped to
+    False if the configuration uses them as public records only.
 
     A known data set is recognised by its name, or by the content of a file with its test records. Changed files,
     folders of pictures and records in memory are not recognised.
@@ -273,7 +274,7 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
 
 @cache
 def _files_of_test_records() -> dict[str, str]:
-    """Return the name of a known data set for the checksum of each of its files with test records."""
+    """Return a mapping from the checksum of each file with test records of a known data set to that data set's name."""
     found: dict[str, str] = {}
     for name, entry in REGISTRY.items():
         path = CODEBOOKS / f"{name}.yaml"
@@ -283,12 +284,12 @@ def _files_of_test_records() -> dict[str, str]:
 
 
 def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
-    """Return the declared data set at one of several sites, whose private records may lack a class or a group.
+    """Return the declared data set as one of several sites loads it, or with ``has_private`` False their coordinator.
 
-    Without ``has_private``, at the coordinator of sites, the declared file of private records is not read and need not
-    exist. At a site, the same holds for files of validation and test records; with a hashed split nobody reads them, as
-    each site sets test records aside from its private ones. Errors as in :func:`load_data`, and for a data set whose
-    private records have no file of their own.
+    A site's private records may lack a class or a group. Declared files that a party does not read need not exist: the
+    coordinator does not read private records, and a site does not read validation and test records; with a hashed split
+    nobody reads these, because each site sets test records aside from its private ones. Errors as in :func:`load_data`,
+    and for a data set whose private records have no file of their own.
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
@@ -413,7 +414,7 @@ class SplitDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDescription(Described):
-    """A loaded data set in names and counts. ``record_shape`` is the shape of one record's features."""
+    """Names and record counts of a loaded data set. ``record_shape`` is the shape of one record's features."""
 
     name: str
     record_shape: tuple[int, ...]
@@ -623,7 +624,7 @@ def _download(file: SourceFile, target: Path, stage: Stage) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """A column of ``file`` with ``rows`` rows: the numbers of clipped and missing values, and of values that are not a
+    """Counts for one column of ``file``: its ``rows``, clipped values, missing values, and values that are not a
     declared category (``other``)."""
 
     file: str
@@ -636,8 +637,8 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The result of reading a declaration's files: ``rows`` by file, the ``columns`` with changed values, and all
-    faults (``refused``)."""
+    """The result of a declaration's check: ``rows`` read by file, counts for the ``columns`` in which values were
+    changed, and a message for each fault (``refused``)."""
 
     rows: dict[str, int]
     columns: tuple[Counted, ...]
@@ -693,10 +694,10 @@ _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
 @dataclass(kw_only=True)
 class Seen:
-    """Facts about one column of the public records.
+    """Facts about one column of a file, collected batch by batch to draft its declaration.
 
-    ``marks`` are values that often mean a missing one. They count as missing in a column of numbers, and as text in a
-    column of words.
+    ``marks`` are values such as `n/a` that often mean a missing value. They count as missing in a column of numbers,
+    and as text in a column of words.
     """
 
     rows: int = 0
@@ -729,7 +730,8 @@ class Seen:
 
     @property
     def is_repeated_id(self) -> bool:
-        """True if more values repeat than categories could have: each value then names several rows, as ids do."""
+        """True if values repeat and there are more different ones than categories could be: they look like ids of
+        persons with several rows."""
         return self.repeats and len(self.values) > _MOST_CATEGORIES and len(self.values) < self.rows - self.missing
 
     @property
@@ -741,7 +743,8 @@ class Seen:
 
     @property
     def kind(self) -> str:
-        """The likely kind: `number`, `category`, `name`, `date`, `comma`, `text`, `constant` or `empty`."""
+        """The likely kind of the column: `number`, `category`, `name` (of a record), `date`, `comma` (numbers with
+        commas), `text`, `constant` or `empty`."""
         if not self.values:
             return "empty"
         if len(self.values) == 1:
@@ -880,7 +883,7 @@ def draft_declaration(
 
 
 def _seen(path: Path, separator: str | None, encoding: str, with_commas: Collection[str] = ()) -> dict[str, Seen]:
-    """Return facts about every column of a file; those ``with_commas`` have the comma as the decimal sign."""
+    """Return facts about every column of a file. In the columns ``with_commas`` the comma is the decimal sign."""
     seen: dict[str, Seen] = {}
     for batch in read_batches(path, path.name, separator=separator, encoding=encoding):
         for column in batch.column_names:

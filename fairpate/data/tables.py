@@ -2,17 +2,16 @@
 
 **Meaning.** A declaration gives the meaning of each published column: a feature, the label, or the group. It contains
 every bound, category and threshold, so that none is a statistic of private records. A :class:`FeatureCode` describes
-how one feature is computed from these public constants; a published model includes the descriptions. A
-:class:`RecordForm` describes the inputs for a person to enter one record.
+how one feature is computed from these public constants. A :class:`RecordForm` describes the inputs with which a person
+enters one record.
 
 **Reading.** Nothing is guessed: every field of delimited text stays text, trimmed, until a declaration gives its
-meaning. Parquet and Arrow files have types; values that are not numbers there become the text that a delimited file
-would have. Ragged rows and unreadable bytes are refused. Only one batch is in memory at a time.
+meaning. In files with types (Parquet, Arrow), values other than numbers become the text that a delimited file would
+have. Only one batch is in memory at a time.
 
-**Encoding.** One-hot coding and scaling use only the declaration, so no statistic of private records enters a feature,
-and a record's features do not depend on other records. Faults are counted by column while a file is read, and reported
-together. The messages, and the numbers of clipped, missing and undeclared values, are for people who may see the
-records.
+**Encoding.** One-hot coding and scaling use only the declaration, so a record's features do not depend on other
+records. Messages about faults, and the numbers of clipped, missing and undeclared values, are for people who may see
+the records.
 
 Shapes: N records, F features.
 """
@@ -63,7 +62,7 @@ def stretched(values: Floats, scale: str | None) -> Floats:
 
 
 def several(value: Any) -> Any:
-    """Wrap a single value in a tuple; other values are returned unchanged."""
+    """Return a text or a dictionary as a tuple with this one item, and any other value, such as a list, unchanged."""
     return (value,) if isinstance(value, (str, dict)) else value
 
 
@@ -138,8 +137,8 @@ class Feature(Section):
 
     @property
     def places(self) -> dict[str, int]:
-        """The index in `own_categories` for each value in the file. An index equal to the number of categories means no
-        category."""
+        """A mapping from each value that the file may contain to the index of its category in `own_categories`; the
+        index after the last one means that the value has no category."""
         names = self.own_categories
         places = {value: place for place, value in enumerate(names) if not (self.other and value == OTHER)}
         places |= {alias: places[value] for alias, value in self.aliases.items()}
@@ -277,7 +276,7 @@ Meanings = Annotated[dict[str, tuple[Meaning, ...]], BeforeValidator(_named), Af
 
 
 class Coding(Section):
-    """A published column as classes or groups: code k is the k-th name, in the order of the declaration."""
+    """A published column whose values are classes or groups: code k is the k-th name in the declaration."""
 
     column: str = Field(description="Name of the column in the file.")
     meant_by: ClassVar[str]
@@ -413,7 +412,7 @@ def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode,
 
 
 def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.float32]:
-    """Return made-up records (count, F) with the features ``codes``, which depend on the declaration alone.
+    """Return ``count`` made-up records with the features ``codes``, (count, F), which depend on the declaration alone.
 
     Numbers are evenly spaced between their bounds, and one in ten is missing if it may be. The categories of a column,
     and its bands, are equally common. Columns are independent.
@@ -439,11 +438,11 @@ _SHOWN, _LENGTH = 3, 40
 
 @dataclass(kw_only=True)
 class TableFaults:
-    """All faults of a data set, in the order in which they were found.
+    """Collects the faults of a data set while its files are read, to report them together.
 
-    ``found``: the number of faulty rows and some of their values, by file, column, what was expected, the remedy, and a
-    description (``met``) that replaces values that are not shown. ``counts``: numbers of rows by file, column, and
-    `clipped`, `missing` or `other`. ``rows``: numbers of rows read by file.
+    ``found`` maps file, column, what was expected, the remedy, and a description of values that are not shown to the
+    number of faulty rows and some of their values. ``counts``: numbers of rows by file, column, and `clipped`,
+    `missing` or `other`. ``rows``: numbers of rows read by file.
     """
 
     found: dict[tuple[str, str, str, str, str], tuple[int, tuple[str, ...]]] = field(default_factory=dict)
@@ -461,8 +460,8 @@ class TableFaults:
         values: Iterable[str] = (),
         met: str = "none",
     ) -> None:
-        """Add ``rows`` rows of ``column`` that are not as ``expected``. The message shows ``values`` if given,
-        otherwise ``met``."""
+        """Add a fault: ``rows`` rows of ``column`` have values other than ``expected``. The message shows some of these
+        ``values`` or, if none are given, the text ``met``."""
         if rows:
             key = (file, column, expected, remedy, met)
             before, shown = self.found.get(key, (0, ()))
@@ -524,7 +523,7 @@ def read_batches(
         dataset = arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix])
         names, total = dataset.schema.names, dataset.count_rows()
         there = None if wanted is None else [column for column in names if column in wanted]
-        # Threads and reading ahead would hold many batches at once.
+        # Threads and reading ahead would keep many batches in memory at once.
         for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):
             num_rows += len(batch)
             tell(num_rows, total)
@@ -674,8 +673,10 @@ def is_vectors(kind: pa.DataType) -> bool:
 
 
 def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict[str, int]) -> Iterator[pa.Table]:
-    """Add vectors from the .npy file next to ``path`` to the batches of rows: columns ``sizes``, each with its
-    length."""
+    """Yield the batches of rows with additional columns of vectors, which are in one .npy file next to ``path``.
+
+    ``sizes`` maps each such column to the length of its vectors.
+    """
     if not sizes:
         yield from batches
         return
@@ -733,6 +734,7 @@ def numbers_of_dates(text: pa.Array, feature: Feature) -> pa.Array:
     dates = pc.strptime(text_of_day, format=feature.date_format, unit="s", error_is_null=True)
     years = pc.year(dates)
     if feature.age_on is not None:
+        # Before the birthday, which `age_on` has not reached in its year, a year less has passed.
         is_before = pc.greater(
             pc.add(pc.multiply(pc.month(dates), 100), pc.day(dates)), feature.age_on.month * 100 + feature.age_on.day
         )
@@ -769,8 +771,8 @@ DATES = r"^(\d{4}-\d{2}-\d{2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4})$"
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnCells:
-    """One column of some rows of ``file``; ``values`` are text without nulls, or numbers. ``faults`` collects
-    errors."""
+    """The values of one column in a batch of rows of ``file``: text without nulls, or numbers. Faults in them are added
+    to ``faults``."""
 
     file: str
     column: str
@@ -783,7 +785,7 @@ class ColumnCells:
         return text_of(self.values)
 
     def count(self, what: str, rows_N: Mask) -> None:
-        """Add the number of rows in the mask to the counts for ``what``: clipped, missing or other."""
+        """Count the rows where ``rows_N`` is True under ``what``: clipped, missing or other."""
         if number := int(rows_N.sum()):
             self.faults.counts[self.file, self.column, what] += number
 
@@ -804,7 +806,7 @@ def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> Colum
 
 
 def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults) -> FloatArray:
-    """Return features (N, F), described by :func:`feature_codes` of the same ``features``."""
+    """Return the features (N, F) of the rows of ``table``; :func:`feature_codes` describes each of them."""
     blocks: list[FloatArray] = []
     for column, feature in features:
         found = cells(table, column, file, faults)
@@ -858,7 +860,8 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
 
 
 def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
-    """Return the codes of a column as int64; with ``may_lack`` a missing value is -1. ``what``: class or group."""
+    """Return the codes of a column as int64; with ``may_lack`` a missing value is -1. ``what`` is the word for a code
+    in messages: class or group."""
     meanings = [(meaning, code) for code, each in enumerate(coding.meanings.values()) for meaning in each]
     published = {meaning.value: code for meaning, code in meanings if meaning.value is not None}
     if published:
@@ -884,8 +887,8 @@ def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = 
 
 
 def codes(table: pa.Table, column: str, meanings: Mapping[str, int] | Sequence[str], file: str) -> Tensor:
-    """Return the column as int64 codes; if ``meanings`` is a sequence, the code is the value's index in it.
-    :class:`DataError` for a value without a declared meaning."""
+    """Return the column as int64 codes. ``meanings`` maps values to codes; in a sequence, a value's code is its index.
+    :class:`DataError` for any other value."""
     found = cells(table, column, file, TableFaults())
     published = meanings if isinstance(meanings, Mapping) else dict(zip(meanings, itertools.count()))
     codes_N, known_N = _codes(found, published)
@@ -895,7 +898,8 @@ def codes(table: pa.Table, column: str, meanings: Mapping[str, int] | Sequence[s
 
 
 def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
-    """Return the column as finite numbers, NaN for a missing value. Any other text is a fault and becomes NaN."""
+    """Return the column as finite numbers, NaN for a missing value or one of ``unknown``. Any other text is a fault and
+    becomes NaN."""
     meant_N = [number for value in unknown if (number := number_in(value)) is not None]
     if not pa.types.is_string(found.values.type):
         values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -1013,8 +1017,8 @@ class RecordForm:
         return tuple(found)
 
     def encode(self, values: Mapping[str, Value]) -> npt.NDArray[np.float32]:
-        """Return the features (F,) of a record. ValueError names a column without a value, or with an undeclared
-        one."""
+        """Return the features (F,) of a record, given its ``values`` by column. ValueError, naming the column, for a
+        value that is missing or not declared."""
         features: list[float] = []
         for column, codes in self._columns:
             first, value = codes[0], values.get(column)
@@ -1056,8 +1060,8 @@ class RecordForm:
 
 
 def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
-    """Return the form for records with these features; None without features, or if a column contains vectors, which
-    nobody can type."""
+    """Return the input form for records with these features; None without features, or if a column contains vectors,
+    which nobody can type."""
     if not codes or any(code.kind == "element" for code in codes):
         return None
     return RecordForm(codes=tuple(codes))

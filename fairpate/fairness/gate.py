@@ -8,9 +8,8 @@ Let r(z, k) be the share of label k among the labels released to group z, includ
 accepted during the cold start, and afterwards if its gap is strictly below the margin ``max_disparity``. The gap is
 r(z, k) minus the rate of k in all other groups together (``one_vs_rest``), in the other group with the lowest rate
 (``pairwise``), or in all groups (``overall``); FairPATE, Appendix H. All three are signed: a release can only raise its
-own rate, and a gate on absolute distances would refuse the very labels that close a gap. (On the appendix's data such a
-gate soon refuses everything; the signed one answers about as many as published.) While no other group has an answer,
-the gap is undefined and the label is accepted, as during the cold start.
+own rate, and a gate on absolute distances would refuse the very labels that close a gap. While no other group has an
+answer, the gap is undefined and the label is accepted, as during the cold start.
 
 Counts and gaps are compared in whole numbers: whether a gap reaches the margin never depends on rounding. The margin is
 the decimal number that ``max_disparity`` prints: at 0.1 a gap of exactly 1/10 is refused, although the binary number is
@@ -30,9 +29,9 @@ from fairpate.types import GateRule, IntArray
 
 
 class DemographicParityGate:
-    """The gate with its rule and the counts of the labels released so far.
+    """A demographic-parity gate: its rule, and the counts of the labels released so far.
 
-    It starts empty, or from the ``counts_GC`` of an earlier gate, to resume: decisions depend on the counts alone.
+    It starts empty, or resumes from the ``counts_GC`` of an earlier gate: decisions depend on the counts alone.
     """
 
     def __init__(self, rule: GateRule, *, num_groups: int, num_classes: int, counts_GC: IntArray | None = None) -> None:
@@ -122,7 +121,8 @@ def _is_below(margin: tuple[int, int], hits: Any, size: Any, other_hits: Any, ot
 def filter_stream(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, rule: GateRule, num_groups: int, num_classes: int
 ) -> npt.NDArray[np.bool_]:
-    """Return True for every label that an initially empty gate accepts, shape (N,), as P_pre and IDP3 do.
+    """Filter a stream of labels as P_pre and IDP3 do: return True for each label that an empty gate accepts, shape
+    (N,).
 
     The gate decides in stream order, and the order matters.
     """
@@ -136,7 +136,8 @@ def filter_stream(
 
 @lru_cache
 def as_decimal(margin: float) -> Fraction:
-    """Return a margin as the fraction of its shortest decimal: 0.1 means 1/10 and not the nearest binary number."""
+    """Return a margin as an exact fraction, that of its shortest decimal: 0.1 means 1/10, not the nearest binary
+    number."""
     return Fraction(repr(float(margin)))
 
 

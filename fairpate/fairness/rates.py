@@ -3,20 +3,18 @@
 **One table.** Every metric is a function of the prediction mass by group z, true label y and predicted label k. A hard
 label has mass 1 on its class; a probabilistic prediction has a mass on every class. So hard labels, probabilities and
 mixtures are treated alike, and a bootstrap evaluates every replicate at once. A rate with an empty denominator is NaN,
-never 0, and no small constant is added to denominators: an empty group has no rate. Rates are over answered records.
+never 0: an empty group has no rate. Rates are over answered records.
 
 **Metrics.** A metric is a set of events (a prediction, given a condition) together with a comparison of groups (one
 against the rest, pairwise, against all). Its value is the largest difference of an event's rates between groups, with
 the event and the groups that attain it, called its cell. Definitions: FairPATE eq. 1 and RaCO-DP (one against the
 rest), DP-FERMI eqs. 2, 10 and 11 and its ERMI. A cell without records is left out and counted; the value is NaN if no
 two groups can be compared. A maximum over noisy cells is biased upwards: read it together with the size of its smallest
-cell. Intervals are bootstrap percentiles over the evaluated records, or over persons if persons are known
-(:func:`bootstrap_interval`).
+cell.
 
-**Notions.** A notion is a metric with a name and a description; one table of notions serves metrics, requirements,
-cards, pages and figures. Five notions compare groups: their value is a gap, and 0 is equal treatment. Three bound how
-often a prediction is wrong over all groups: their value is that rate, and RaCO-DP (appendix A.2) calls them constraints
-of performance. Of two classes the second is the positive one, to which equal opportunity and the error rates refer; of
+**Notions.** A notion is a metric with a name and a description. Five notions compare groups: their value is a gap, and
+0 is equal treatment. Three bound how often a prediction is wrong over all groups: their value is that rate (RaCO-DP,
+appendix A.2). Of two classes the second is the positive one, to which equal opportunity and the error rates refer; of
 more classes, each is compared with all others, and the largest value is taken. Among more than two groups demographic
 parity compares each with all others together, as FairPATE and RaCO-DP do; the other gaps compare the two groups that
 are furthest apart.
@@ -33,10 +31,9 @@ x), the probability that the release gives x the label y (regression estimators 
 For counts, beta is the weighted share of j in the cell. Rates and gaps are ratios of such sums. All of it is
 post-processing. It is assumed that over the private records of a group and label the residual of the regression is 0 on
 average, as over the public records of that group under these weights. For counts this means: a private record is
-predicted like the public records of its cell and group, weighted by their probability of that label. If a group has no
-public record in a cell, the records of all groups are used; if no group has one, the average of the label is used. To
-this end each group's fit is shrunk towards the fit over all groups, and this one towards the average, with the weight
-of one record.
+predicted like the public records of its cell and group, weighted by their probability of that label. Each group's fit
+is shrunk towards the fit over all groups, and this one towards the average, with the weight of one record: for cells in
+which a group has no public record.
 
 Shapes: G groups, Y true labels, C predicted classes, N records, R bootstrap replicates, E events: ``hits_EG /
 sizes_EG`` is the rate of an event in a group. Y equals C, or is 1 when true labels are not known. A leading ``...``
@@ -231,7 +228,7 @@ ErrorRate = Literal["fnr", "fpr", "fdr"]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCell:
-    """A cell of a metric: an event and the group or groups it is measured in.
+    """A cell of a metric: an event, and the group or the two groups in which its rate is measured.
 
     ``group`` None means all groups together; ``other_group`` is the second group of a pairwise comparison. ``label`` is
     the predicted label, or with ``label_is`` False a label that is not predicted; None for a rate over all labels, such
@@ -249,7 +246,7 @@ class GroupCell:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstCase:
-    """The ``value`` of a metric: the largest value over the defined cells, or NaN if there is none.
+    """The worst case of a metric: ``value`` is the largest value over all defined cells, or NaN if there is none.
 
     ``n_undefined`` counts the rates left out: without records, or without another group to compare with.
     ``min_cell_size`` is the number of records in the smallest cell that was compared (0 if none was); ``where`` is the
@@ -278,8 +275,8 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """The rates of a set of events by group: numerators ``hits_EG``, denominators ``sizes_EG``, and each event's
-    cell."""
+    """Events and their rates by group: numerators ``hits_EG``, denominators ``sizes_EG``, and the cell that describes
+    each event."""
 
     hits_EG: FloatArray
     sizes_EG: FloatArray
@@ -292,7 +289,7 @@ _Comparison = Callable[[FloatArray, FloatArray], FloatArray]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A fairness metric: call it with a ``joint_table`` for its worst case."""
+    """A fairness metric. Called with a :func:`joint_table`, it returns its worst case."""
 
     events: RateEvents
     compare: _Comparison
@@ -343,7 +340,7 @@ def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float =
 
 
 def predicted(joint_GYC: FloatArray) -> Events:
-    """Return the events "label k is predicted" for each k: selection rates."""
+    """Return the events "label k is predicted" for each k, whose rates are selection rates."""
     counts_GC = joint_GYC.sum(axis=-2)
     hits_EG = counts_GC.swapaxes(-1, -2)
     sizes_EG = np.broadcast_to(counts_GC.sum(axis=-1)[..., None, :], hits_EG.shape)
@@ -382,7 +379,7 @@ def found_or_mistaken(joint_GYC: FloatArray) -> Events:
 
 
 def correct(joint_GYC: FloatArray) -> Events:
-    """Return the one event "the prediction is correct"."""
+    """Return the single event "the prediction is correct", whose rate is the accuracy."""
     _require_labels(joint_GYC)
     right_1G = np.diagonal(joint_GYC, axis1=-2, axis2=-1).swapaxes(-1, -2).sum(axis=-2, keepdims=True)
     sizes_1G = joint_GYC.sum(axis=(-2, -1))[..., None, :]
@@ -447,10 +444,10 @@ impact_shortfall = Metric(
 
 
 def error_rate(kind: ErrorRate) -> Metric:
-    """Return the metric of an error rate over all groups together; its value is a rate and not a gap.
+    """Return a metric whose value is an error rate over all groups together, not a gap between groups.
 
-    It is the rate of the second of two classes, or of more classes the largest. ``fnr`` is P[not predicted c | true c],
-    ``fpr`` P[predicted c | not true c], ``fdr`` P[not true c | predicted c], which is 1 - precision.
+    For class c, ``fnr`` is P[not predicted c | true c], ``fpr`` P[predicted c | not true c], and ``fdr`` P[not true c |
+    predicted c], which is 1 - precision. Of two classes c is the second; of more, the one with the largest rate.
     """
 
     def errors(joint_GYC: FloatArray) -> Events:
@@ -498,8 +495,8 @@ def ermi_given_label(joint_GYC: FloatArray) -> float:
 
 
 def located(differences: FloatArray, cells: Sequence[GroupCell]) -> GroupCell:
-    """Return the cell of the largest of the ``differences`` that a comparison returned; ``cells`` describe its
-    events."""
+    """Return the cell with the largest of the ``differences`` that a comparison of groups returned; ``cells`` describe
+    the compared events."""
     event, *groups = map(int, np.unravel_index(np.nanargmax(differences), differences.shape))
     if differences.shape[1] == 1:  # a rate over all groups
         return cells[event]
@@ -536,9 +533,9 @@ DEFAULT = DEFAULT_NOTION
 
 @dataclass(frozen=True, kw_only=True)
 class Notion:
-    """A notion of fairness, as one row of the table of notions.
+    """A notion of fairness with its name and description: one row of :data:`NOTIONS`.
 
-    ``measure`` names it on axes and in columns of a page, ``words`` describe what is compared, ``formula`` is its
+    ``measure`` is its name on axes and in columns of a page, ``words`` describe what is compared, ``formula`` is its
     definition (g, h: groups; k: a class; y: the true, p: the predicted class), and ``source`` cites the definition.
     """
 
@@ -557,7 +554,7 @@ class Notion:
 
     @property
     def reading(self) -> str:
-        """Name of the notion's metric in ``metrics.json``."""
+        """The name under which ``metrics.json`` contains the notion's value."""
         return {"demographic_parity": "dp_one_vs_rest", "equalized_odds": "eo_lowy"}.get(self.name, self.name)
 
 
@@ -637,12 +634,13 @@ _ROWS = (
     ),
 )
 NOTIONS: Mapping[NotionName, Notion] = {notion.name: notion for notion in _ROWS}
-"""The table, in the order in which pages list it."""
+"""All notions of fairness, in the order in which pages list them."""
 NAMES: tuple[NotionName, ...] = get_args(NotionName)
 
 
 def notion_named(name: str) -> NotionName:
-    """Return ``name`` if it is the name of a notion. ValueError, with the nearest known name, for any other."""
+    """Return ``name`` unchanged if it is the name of a notion. ValueError, with the nearest known name, for any
+    other."""
     found = next((known for known in NAMES if known == name.strip()), None)
     if found is None:
         raise ValueError(f"no notion of fairness is called {name!r}{nearest(name, NAMES)}.")
@@ -659,9 +657,9 @@ def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -
     """Split a noisy table, with noise of ``stddev`` on every number, into two tables with independent noise.
 
     The student learns from the first table, and its rates are estimated from the second (Leiner et al. 2023, arXiv
-    2112.11079): a student fits the noise it learned from, and would look better than it is under the same noise. The
-    noise of the first table is ``TAUGHT_NOISE`` times as wide, that of the second ``KEPT_NOISE`` times. Because the
-    noisy table is released already, ``generator`` may be seeded.
+    2112.11079): a student fits the noise from which it learned, and would look better than it is under the same noise.
+    The noise of the first table is ``TAUGHT_NOISE`` times as wide, that of the second ``KEPT_NOISE`` times. As the
+    noisy table is already released, ``generator`` may be seeded.
     """
     # Floats will do here: both tables are made of one that is released already.
     drawn = generator.normal(scale=stddev, size=table.shape)
@@ -671,9 +669,9 @@ def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -
 
 @dataclass(frozen=True, kw_only=True)
 class TableByGroup:
-    """A released table: sums of votes by group and label, each number with noise of standard deviation ``stddev``.
+    """A released table of sums of votes by group and label; every number has noise of standard deviation ``stddev``.
 
-    ``one_W``: coefficients whose product with any vote is 1, so that their product with a sum of votes counts records.
+    ``one_W``: coefficients whose inner product with any vote is 1, so that with a sum of votes it counts records.
     """
 
     sums_GYW: FloatArray
@@ -683,7 +681,8 @@ class TableByGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRecords:
-    """Public records: their votes, groups, probabilities of each label, and the outcome predicted for each, one-hot."""
+    """Public records (M): the votes that they would have, their groups, the probabilities of their labels, and their
+    predicted outcomes, one-hot."""
 
     votes_MW: FloatArray
     groups_M: IntArray
@@ -838,9 +837,9 @@ class _Fit:
 def _large_enough(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return hits (E, G) and sizes (E, G) of the table, and hits and sizes (R, E, G) of the draws.
+    """Return hits and sizes of every event and group in the table, each (E, G), and in the draws, each (R, E, G).
 
-    Hits and sizes are set to 0 where the size is not significantly above 0.
+    Both are set to 0 where the size is not significantly above 0, so that there is no rate.
     """
     found, drawn = events(joint_GYC), events(draws_RGYC)
     # A ratio over a size that may be 0 has no interval, so such rates are left out beforehand.

@@ -1,31 +1,25 @@
 """The base class of all methods, with configuration, checks and training; the registry; and default settings.
 
 A method reads private records and returns a model and the events that touched these records. It states no epsilon:
-:func:`price` computes it with the accountant, under the unit and the relation that the events name. The fields of a
-:class:`Method` are all settings that a run reads, so the digest of a run, the command that repeats it, ``--help`` and
-the estimator are derived from the class. Sections are shared: ``dp_sgd`` means the same in every method that has it.
-
-Each method is in one file, named after its paper; a line of ``_OURS`` registers it for the command line, sweeps,
-estimators and pages. Another package registers a method under the entry point group ``fairpate.methods``, or its method
-is named as ``module:Class``.
+:func:`price` computes it with the accountant. The fields of a :class:`Method` are all settings that a run reads, so the
+digest of a run, the command that repeats it, ``--help`` and the estimator are derived from the class. Sections are
+shared: ``dp_sgd`` means the same in every method that has it. A line of ``_OURS`` registers a method; another package
+registers one under the entry point group ``fairpate.methods``, or its method is named as ``module:Class``.
 
 The configuration of one method is read from YAML and ``section.field=value``. A file may serve several methods:
 settings of other methods are checked and ignored, and settings of no method are an error. An option
-``section.field=value`` that the method does not read is an error, since it would change nothing, and so is one that
-another setting disables; a file may contain disabled settings, as the configuration of a finished run does.
+``section.field=value`` that the method does not read is an error, and so is one that another setting disables; a file
+may contain disabled settings, as the configuration of a finished run does.
 
-Without a configuration, settings are chosen that fit the data set and the budget. The choice reads the kind of the
-records, their number as published (or that of persons, if these are protected), and the size of the public pool, which
-is the set of public records. It never reads a record, so it costs no privacy. Options take precedence over it.
+Without a configuration, settings are chosen that fit the data set and the budget (:func:`fitted`,
+:func:`default_method`). The choice reads the kind of the records, their published number (or that of persons, if these
+are protected), and the size of the public pool, which is the set of public records. It never reads a record, so it
+costs no privacy. Options take precedence over it.
 
     every method     a public embedding and logistic regression on it: fast, and accurate under noise
     DP-SGD methods   five epochs, batches of a fiftieth of the records or persons
     trained teachers linear teachers with about 100 records or persons each, no confidence check, noisy counts released
     neighbours       queries as for teachers; with few records, one query per cluster of the public pool
-
-If no method is named, every private record votes (`residual_votes`): the cost of its releases is known before any
-record is read, and public records may be few or missing. If there are too few records per class for that, one count per
-record is released instead (:func:`default_method`).
 
 Shapes: N private records, M public ones, G groups, C classes.
 """
@@ -36,6 +30,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
@@ -234,7 +229,7 @@ NO_NOISE = "no noise: not private"
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The result of a training: a ``model`` in evaluation mode, and all ``events`` that touched private records.
+    """The result of training a method: a ``model`` in evaluation mode, and all ``events`` that touched private records.
 
     ``noise`` is the label of the noise source, which decides whether the run is private. ``mixing_GCC[a, j, k]`` is the
     probability of predicting k for a member of group a if the model's label is j; None: the model's label is the
@@ -257,16 +252,16 @@ class Trained:
     num_training_labels: int | None = None
 
     def of_unit(self, unit: Unit) -> Self:
-        """Return the same result with events for ``unit``, such as a person.
+        """Return this result with events that name ``unit``, such as a person, as the unit of privacy.
 
-        The events must already cover all records of such a unit together.
+        The cost of the events must already hold for all records of one such unit together.
         """
         return replace(self, events=tuple(of_unit(event, unit) for event in self.events))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """An epsilon with delta, unit, relation and accounting, on which it depends; ``inf`` is no guarantee."""
+    """An epsilon, with the delta, unit, relation and accounting for which it holds; ``inf`` means no guarantee."""
 
     epsilon: float
     delta: float
@@ -280,9 +275,9 @@ def price(
 ) -> Price:
     """Return the epsilon of ``events`` at ``delta``; ``relation`` None: that of the events.
 
-    If an event has no loss distribution, Renyi curves are used for all. If all events are pure, the sum of their
-    epsilons is used where it is smaller. ValueError for events under another relation, for units or relations that
-    differ, for no event, and for events that hold private votes.
+    If an event has no loss distribution, Renyi curves are used for all. If all events are pure (they hold at delta 0),
+    the sum of their epsilons is used where it is smaller. ValueError for events under another relation, for units or
+    relations that differ, for no event, and for events that contain private votes.
     """
     relation = relation or (events[0].relation if events else None)
     if relation is None or any(event.relation != relation for event in events):
@@ -341,10 +336,10 @@ class Training:
     noisy_sum: NoisySum | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
-        """Check, before the first of several releases, that the release limits have room for the ``events`` of all.
+        """Check, before the first of several releases, that the operator's release limits have room for all of them.
 
-        LimitReachedError if there is no room. After the check the events are one plan: from the first charge on, no
-        other run can use the room that the remaining releases need.
+        ``events`` are those of all releases. LimitReachedError if there is no room. The first charge then reserves the
+        room that the remaining releases need: no other run can use it.
         """
         if self.log is not None:
             self.log.admit(events, noise=noise)
@@ -384,8 +379,8 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedVotes:
-    """An estimate for planning: the number of ``votes`` that decide a label, the standard deviation of the noise on
-    each count, and the number of public records that get ``labels``."""
+    """A planning estimate: how many ``votes`` decide a label, the standard deviation of the noise on each count, and
+    how many public records get ``labels``."""
 
     votes: int
     noise_stddev_votes: float
@@ -393,7 +388,7 @@ class ExpectedVotes:
 
 
 class Method(Section):
-    """A method with the configuration of one run. A subclass adds sections, :meth:`train` and a name.
+    """A method together with the configuration of one run. A subclass adds sections, :meth:`train` and a name.
 
     ``title`` and ``paper`` name it on pages and in the documentation. ``asks_teachers``: it releases votes on public
     records through a ledger, from which a service can continue. ``releases_model``: the trained model is itself a
@@ -451,7 +446,7 @@ class Method(Section):
 
     @property
     def networks(self) -> dict[str, ModelConfig]:
-        """The architectures with their initial weights, by the section that names each."""
+        """The configured architectures with their initial weights, by section (such as ``student.model``)."""
         found = {}
         for section in ("teachers", "student"):
             if getattr(self, section, None) is not None:
@@ -495,7 +490,8 @@ class Method(Section):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The dotted settings that need public records; `method` is one of them if the method itself needs them."""
+        """The names of the settings that need public records, such as ``public_data.self_label``; `method` is one of
+        them if the method itself needs them."""
         uses = (f"public_data.{name}" for name, use in self.public_data if use is not None)
         return ("method",) * self.reads_public + tuple(uses)
 
@@ -519,8 +515,8 @@ class Method(Section):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The dotted fields and sections that another setting disables, each with that setting; digests leave them
-        out."""
+        """A mapping from each field or section that is disabled by another setting to that setting; digests of the
+        configuration leave disabled fields out."""
         if self.has_student or self.public_data.self_label is not None:
             return {}
         return dict.fromkeys(LEARNING_FIELDS, "public_data.self_label")
@@ -531,8 +527,8 @@ class Method(Section):
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a data set that the method cannot learn from, before anything is written.
 
-        Reasons are persons whose records the events do not cover together, fewer records than teachers, missing public
-        records, and more than two classes for a method of two.
+        Reasons: the data set names persons and the method does not protect all records of a person together; there are
+        fewer records than teachers; public records are missing; or a method for two classes gets more.
         """
         # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
         if dataset.unit == "person" and self.is_private and (self.protects_attribute_only or not self.protects_persons):
@@ -565,8 +561,8 @@ class Method(Section):
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
-        """Return an estimate of the votes on a public record if there are ``num_records`` private records, a public
-        number; None for a method without votes."""
+        """Return an estimate of how clearly votes decide labels, given the public number of private records
+        ``num_records``; None for a method without votes."""
         return None
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:  # noqa: ARG002
@@ -585,14 +581,14 @@ class Method(Section):
         raise NotImplementedError
 
     def settings_without(self, *fields: str) -> dict[str, Any]:
-        """Return all settings that determine a release: those of the run without the dotted ``fields`` that the release
-        does not read."""
+        """Return all settings that determine a release: the settings of the run except ``fields``, the dotted names of
+        those that the release does not read."""
         # Evaluation follows the release and does not change it.
         return without(determining_values(self), (*fields, "evaluation"))
 
     def price(self, trained: Trained) -> Price:
-        """Return the epsilon to publish: that of the events of ``trained``, or its ``epsilon_bound`` if there is
-        one."""
+        """Return the price to publish, whose epsilon is that of the events of ``trained``, or the ``epsilon_bound`` of
+        ``trained`` if it has one."""
         known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
         cost = price(trained.events, delta=self.target.delta, **known)
         # A limit that was fixed before the first query also holds if later queries depended on earlier answers.
@@ -654,8 +650,8 @@ class PrivateMethod(Method):
             )
 
     def require_mixture(self, *, of_linear_rules: bool) -> None:
-        """Raise ConfigError for settings that would change a published randomised classifier, and, with
-        ``of_linear_rules``, for a published model that is not linear."""
+        """Raise ConfigError for calibration or self-labelling, which would change the randomised classifier that is
+        published, and, with ``of_linear_rules``, for a published model that is not linear."""
         for field in ("calibration", "self_label"):
             if getattr(self.public_data, field):
                 raise ConfigError(
@@ -682,12 +678,13 @@ class ReleasingMethod(PrivateMethod):
 
     @property
     def release_settings(self) -> dict[str, Any]:
-        """The settings that determine the release, together with records and noise."""
+        """All settings that determine the release (records and noise determine it too)."""
         return self.settings_without(*self.afterwards)
 
     @property
     def release_alone(self) -> ReleasingMethod:
-        """A method that draws the same release, with all fields that only learning reads at their defaults."""
+        """A copy of this method that draws the same release; all fields that only learning reads have their
+        defaults."""
         return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
 
     def release(self, training: Training) -> Released:
@@ -703,7 +700,7 @@ class ReleasingMethod(PrivateMethod):
         raise NotImplementedError
 
     def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
-        """Return the release that :meth:`measure` computes without private records: ``noisy_sum`` returns all its
+        """Run :meth:`measure` without private records, and return its release; ``noisy_sum`` provides all noisy
         sums."""
         training = Training(
             dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
@@ -740,15 +737,15 @@ class ReleasingMethod(PrivateMethod):
 
 
 def config_digest(config: Method) -> str:
-    """Return twelve hexadecimal digits that identify what ``config`` computes, on any machine.
+    """Return a digest of twelve hexadecimal digits, equal for configurations that compute the same on any machine.
 
-    Paths and settings that are not read are left out.
+    Paths and disabled settings do not affect it.
     """
     return values_digest(determining_values(config))
 
 
 def determining_values(config: Method, values: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the plain values that determine what ``config`` computes, without paths and without unread settings.
+    """Return the plain values that determine what ``config`` computes, without paths and without disabled settings.
 
     ``values`` are plain values of a configuration; None: those of ``config``.
     """
@@ -782,8 +779,8 @@ def check_release_of(config: Method, source: Path) -> None:
 
 
 def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
-    """Return the arguments of training functions: model, private records and generator, and with ``groups`` the
-    records' groups."""
+    """Return the keyword arguments that most training functions take: model, private records and generator, and with
+    ``groups`` also the records' groups."""
     private = training.dataset.private
     records = {"model": training.model, "x": private.x, "y": private.y}
     return records | ({"groups": private.z} if groups else {}) | {"generator": training.generator(Stream.TRAINING)}
@@ -850,7 +847,7 @@ def configured(
                 options = [field for field in fields if field.startswith(f"{dotted}.")] or [dotted]
                 found = [f"{option}: {name} does not read it; leave it out." for option in options]
             faults += found
-    full = merge(schema().model_dump(), values)
+    full = merge(deepcopy(_defaults(schema)), values)
     for override in overrides:
         apply_override(full, override)
     try:
@@ -870,8 +867,8 @@ def configured(
 
 
 def why_unread(config: Method, field: str, settings: Mapping[str, Any]) -> str | None:
-    """Return the setting of ``config`` that disables ``field``, or None. ``settings`` are the values of ``config`` by
-    dotted names."""
+    """Return the name of the setting that disables ``field`` in ``config``, or None. ``settings`` are the values of
+    ``config`` by dotted names."""
     # With a dot behind both, as the name of one field may begin that of another.
     own = (cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}."))
     return next(own, None) or unread_because_of(field, settings)
@@ -896,7 +893,10 @@ def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
 
 
 def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str) -> Iterator[tuple[Names, Any]]:
-    """Yield the paths of the fields in ``values`` that none of ``schemas`` has, with their values."""
+    """Yield path and value of each field in ``values`` that no method or section of ``schemas`` has.
+
+    ``sections`` are the names of the sections in which ``values`` are nested.
+    """
     own = [_fields(schema) for schema in schemas]
     if not all(own):  # any name is allowed here, or its own type says which
         return
@@ -917,7 +917,7 @@ def refused(path: Names, value: Any) -> list[str]:
     *sections, last = path
     for name in reversed(path):
         value = {name: value}
-    faults, names, inside, closest = [], dict[str, None](), dict[str, None](), 0
+    faults, names, others, closest = [], dict[str, None](), list[type[Method]](), 0
     for method in sorted(method_names(), key=lambda method: method != path[0]):
         try:
             other = find_method(method)
@@ -925,15 +925,15 @@ def refused(path: Names, value: Any) -> list[str]:
             if method in _OURS:
                 raise
             continue
-        fields = _fields(other)
-        inside |= {f"{name}.{last}": None for name, section in fields.items() if last in _fields(section)}
+        others.append(other)
+        fields: Mapping[str, Any] = _fields(other)
         for section in sections:
             fields = _fields(fields.get(section))
         names |= dict.fromkeys(fields)
         if last not in fields:
             continue
         try:
-            parse_config(merge(other().model_dump(), value), other)
+            parse_config(merge(_defaults(other), value), other)
         except ConfigError as error:
             found = str(error).splitlines()
             depth = max(fault.partition(":")[0].count(".") for fault in found)
@@ -941,18 +941,33 @@ def refused(path: Names, value: Any) -> list[str]:
                 faults, closest = found, depth
         else:
             return []
+    if faults:
+        return faults
     # A field without its section, such as `epsilon`.
-    meant = f"; did you mean {' or '.join(inside)}?" if inside and not sections else f"{nearest(last, names)}."
-    return faults or [f"{'.'.join(path)}: unknown field{meant}"]
+    of_methods = () if sections else (each for other in others for each in _fields(other).items())
+    inside = dict.fromkeys(f"{name}.{last}" for name, section in of_methods if last in _fields(section))
+    meant = f"; did you mean {' or '.join(inside)}?" if inside else f"{nearest(last, names)}."
+    return [f"{'.'.join(path)}: unknown field{meant}"]
 
 
-def _fields(annotation: Any) -> Values:
-    """Return the fields of a section with their types, also of a section that may be null."""
+@cache
+def _defaults(schema: type[Method]) -> Values:
+    """Return the values of a method's configuration without settings; not to be written into."""
+    return schema().model_dump()
+
+
+def _fields(annotation: Any) -> Mapping[str, Any]:
+    """Return the types of a section's fields by name; ``annotation`` may be the type of a section that may be null."""
     # A section that may be null is a union, and one of its parts the section.
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
-            return {name: field.annotation for name, field in part.model_fields.items()}
+            return _fields_of_section(part)
     return {}
+
+
+@cache
+def _fields_of_section(schema: type[BaseModel]) -> Mapping[str, Any]:
+    return {name: field.annotation for name, field in schema.model_fields.items()}
 
 
 FITTED = "residual_votes"
@@ -1020,14 +1035,16 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
         f"({num_classes} classes)"
     )
     if noise <= count / num_classes:
-        return FITTED, f"its sums stand out: their noise has norm {facts}."
+        return FITTED, f"its sums stand out from the noise, whose norm is {facts}."
     if cells < num_classes:
-        return FITTED, f"counts are no better: {cells} of them stand out, for {num_classes} classes."
-    return COUNTS, f"sums of vectors do not stand out: their noise would have norm {facts}; {cells} counts do."
+        return FITTED, f"counts are no better: {cells} of them stand out from their noise, for {num_classes} classes."
+    return COUNTS, (
+        f"sums of vectors do not stand out from their noise, whose norm would be {facts}; {cells} counts do."
+    )
 
 
 def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -> Values:
-    """Return settings of ``method`` that fit the data set ``data``; None: settings of :data:`FITTED`."""
+    """Return settings that fit the data set ``data``, for ``method`` (None: the usual default, :data:`FITTED`)."""
     name, entry = FITTED if method is None else method, entry_for(data)
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry.rows is not None
@@ -1040,8 +1057,8 @@ def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -
 def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> Values:
     """Return settings that fit ``count`` protected records or persons at each site and ``num_public`` public records.
 
-    The number of teachers follows from the records of one site; settings of a sum over sites follow from the records of
-    all. Values that the method's class sets itself take precedence.
+    The number of teachers is computed from the records of one site, settings of a sum over sites from the records of
+    all sites. Values that the method's class sets itself take precedence.
     """
     method = find_method(name)()
     own = {section: value for section, value in method if isinstance(value, Section)}

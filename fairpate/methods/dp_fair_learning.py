@@ -1,9 +1,9 @@
 """DP-oracle-learner and DP-postprocessing (Jagielski et al. 2019, "Differentially Private Fair Learning", 1812.02696).
 
 **DP-oracle-learner**, Algorithm 3: parity as a game between a learner and an auditor, the exponentiated gradient of
-Agarwal et al. 2018 (arXiv 1803.02453) under privacy. Only the sensitive attribute is protected, so features X, labels Y
-and their number m are public. The auditor has multipliers of two signs for each event of :mod:`fairpate.methods.parity`
-and each group except the reference group,
+Agarwal et al. 2018 (arXiv 1803.02453) under privacy. Only the sensitive attribute is protected: features X and labels Y
+are public. The auditor has multipliers of two signs for each event of :mod:`fairpate.methods.parity` and each group
+except the reference group,
 
     lambda = B exp(theta) / (1 + sum exp(theta)),    theta <- theta + eta (+-(rate_a - rate_ref) - max_gap)
 
@@ -20,13 +20,11 @@ rules:
 
 C0 and C1 are the records' costs of predicting 0 and 1. q is released once, before the first round, so that the prices W
 / q of every round are public. A change of one attribute z changes one entry of C1, so X' C1 changes in L1 by at most
-the maximum over events of (largest |x_i|_1 in the event) (largest price - smallest price), computed exactly from public
-values. If q were exact, every record of two cells would have another price. Totals over groups are public, so the
-reference group's counts follow from those of the others; one changed z changes these by 2 in L1, or by 1 with two
-groups. Two ways to less noise are defaults. With ``release`` once: X' C1 is a sum over cells of price times the cell's
-feature sum, so these sums, released once, suffice for every round. With ``num_directions``: the part of beta1 - beta0
-that does not depend on z is computed without noise; prices change it only within the leading principal directions of X,
-which are public.
+the maximum over events of (largest |x_i|_1 in the event) (largest price - smallest price), computed from public values.
+Totals over groups are public, so the reference group's counts follow from those of the others; one changed z changes
+these by 2 in L1, or by 1 with two groups. Two settings reduce the noise. With ``release`` once: X' C1 is a sum over
+cells of price times the cell's feature sum, so these sums, released once, suffice for every round. With
+``num_directions``: prices change beta1 - beta0 only within the leading principal directions of X, which are public.
 
 **Rules by group** (:func:`group_sides`; Section 4.1, Theorem 4.5): a rule predicts, in every group, always 0, always 1,
 the label of one public classifier, or the opposite label, so there are 4^G rules. The indicator of every group and its
@@ -40,8 +38,8 @@ c[a, y] = C1 - C0 is 1 - 2 y plus the price of group a in the event of label y, 
 record's cost from one group to another, so S is the largest |c[a, y]| and |c[a, y] - c[a', y]|. The cost of a rule is a
 sum over groups, so each group's part is drawn separately: the product of their odds is that of the whole rule.
 
-The accountant composes the sizes of cells and ``num_rounds`` answers of each side; the noise of a round is calibrated
-to (epsilon, delta). benchmarks/posthoc.py has the paper's bounds on error and gaps.
+The accountant composes the sizes of cells and ``num_rounds`` answers of each side. benchmarks/posthoc.py has the
+paper's bounds on error and gaps, also those of Algorithm 1.
 
 Deviations from the paper:
 - The rounds are composed by the accountant, and prices use released sizes. The paper's rule for the noise of a round
@@ -51,7 +49,7 @@ Deviations from the paper:
 - T, eta and B are settings; the paper's formulas for eta and T are reconstructed from a damaged text.
   ``num_rounds=None`` uses the T of its theorem; it is an error if that is below one round, as it is for linear rules on
   data of common size.
-- The finite class of rules is ours: the paper names none. The two ways to less noise above are not in the paper.
+- The finite class of rules and the two settings that reduce the noise are ours.
 - Regression is a heuristic for the learner's problem: the paper's bounds for an exact solution do not hold.
 - Noise is exact discrete Laplace on a fine grid.
 
@@ -65,18 +63,17 @@ predictions per group:
 
 The guarantee is pure: epsilon for one person's sensitive attribute. Features and labels are not protected, so Yhat,
 trained on them by SGD, may be published. With ``base`` dp_sgd whole records are protected: replacing one also moves two
-counts by 1, adding one moves one. Either way, prediction needs the group.
-
-A constant rule meets every constraint, so the programme always has a solution. The slack pays for the noise with
-probability 1 - beta and often exceeds ``max_gap``; the result reports it. benchmarks/posthoc.py has the paper's bounds.
+counts by 1, adding one moves one. Either way, prediction needs the group. A constant rule meets every constraint, so
+the programme always has a solution. The slack exceeds the effect of the noise with probability 1 - beta, and often
+exceeds ``max_gap``; the result reports it.
 
 Deviations from the paper:
 - Noise is an exact discrete Laplace variable, not a float. Noisy counts below 0 are set to 0.
-- C classes: p mixes C predictions into C labels, and every label's rate is constrained. The slack grows by C - 1, since
-  a rate that is a mean of C numbers moves by that much more, and its logarithm counts C^2 G cells: C = 2 is the paper.
+- C classes: p mixes C predictions into C labels, and every label's rate is constrained. The slack grows by the factor
+  C - 1, as a rate that is a mean of C numbers moves by that much more, and its logarithm counts C^2 G cells.
 - Demographic parity (its counts merge C cells, so its slack is C times as large), equal opportunity and equal false
   positives alone (which merge C - 1), in addition to equalized odds.
-- A cell whose released share is below ``min_share`` is an error: a rate over it means nothing.
+- A cell whose released share is below ``min_share`` is an error.
 - ``slack=False`` leaves the slack out: fairer, still solvable, without the paper's bound on the error.
 - A private Yhat, for a guarantee on whole records: only released counts are read, never their number N.
 
@@ -146,8 +143,8 @@ class DpOracleLearnerConfig(ParityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GameRules:
-    """The parameters of the game: ``dual_bound`` B bounds the sum of all multipliers, ``learning_rate`` is eta, and
-    ``max_gap`` is the allowed gap to the reference group, in [0, 1]."""
+    """Parameters of the game between learner and auditor: ``dual_bound`` B bounds the sum of all multipliers,
+    ``learning_rate`` is eta, and ``max_gap`` is the allowed gap to the reference group, in [0, 1]."""
 
     num_rounds: int
     dual_bound: float
@@ -197,8 +194,7 @@ def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
     # The 1 of the denominator is exp(0): shifted by the largest exponent of all, none overflows.
     largest = max(float(theta.max()), 0.0)
     weights = np.exp(theta - largest)
-    multipliers: FloatArray = dual_bound * weights / (math.exp(-largest) + weights.sum())
-    return multipliers
+    return dual_bound * weights / (math.exp(-largest) + weights.sum())
 
 
 def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_group: int) -> FloatArray:
@@ -207,16 +203,14 @@ def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_grou
     signed_OE = multipliers_SOE[0] - multipliers_SOE[1]
     # Every gap is measured to the reference, whose weight is therefore minus the sum of all others.
     weights_GE = np.insert(signed_OE, reference_group, -signed_OE.sum(axis=0), axis=0)
-    priced_GE: FloatArray = weights_GE / shares_GE
-    return priced_GE
+    return weights_GE / shares_GE
 
 
 def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int) -> FloatArray:
     """Return the violations (S, O, E): plus and minus the gap rate_a - rate_ref, less ``max_gap``, for each group a
     except the reference."""
     gap_OE = np.delete(rates_GE - rates_GE[reference_group], reference_group, axis=0)
-    violations: FloatArray = np.stack([gap_OE, -gap_OE]) - max_gap
-    return violations
+    return np.stack([gap_OE, -gap_OE]) - max_gap
 
 
 def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:
@@ -275,9 +269,9 @@ class Setting:
     ) -> tuple[float, tuple[PureReleases, ...], FloatArray]:
         """Charge all releases of the game, and release each cell's share of all records, so that prices are public.
 
-        The game makes ``count`` releases of each of ``kinds``, and ``others``. Return the epsilon of one of the
-        ``count`` releases, all events, and the shares. ValueError, before anything is released, if the target leaves
-        nothing for the rounds.
+        The game makes ``count`` releases of each of ``kinds`` in its rounds, and ``others`` once. Return the epsilon of
+        one release in a round, all events, and the shares. ValueError, before anything is released, if the target
+        leaves nothing for the rounds.
         """
         sizes = LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
         epsilon = release_epsilon_for(
@@ -307,12 +301,8 @@ class Setting:
         totals = np.tensordot(inside_NE.astype(np.float64), values, axes=(0, 0))
         # Totals over groups are public, so the reference's row needs no release. Of two groups one row is left then; of
         # more, a record may leave one row for another. All rows are one release: one changed z moves them together.
-        noisy = add_laplace(
-            np.delete(cells.sums(values), reference, axis=0),
-            l1_sensitivity=(1.0 if cells.num_groups == 2 else 2.0) * norm,
-            epsilon=epsilon,
-            source=self.source,
-        )
+        moved, exact = (1.0 if cells.num_groups == 2 else 2.0) * norm, np.delete(cells.sums(values), reference, axis=0)
+        noisy = add_laplace(exact, l1_sensitivity=moved, epsilon=epsilon, source=self.source)
         return np.insert(noisy, reference, totals - noisy.sum(axis=0), axis=0)
 
     def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:
@@ -344,12 +334,12 @@ def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> Flo
 
 
 class Regression:
-    """The public parts of the learner's answer beta1 - beta0 = ``public`` + ``lift`` F' p, where p are the records'
-    prices.
+    """The parts of the learner's answer that are public and the same in every round: ``public`` and ``lift``.
 
-    F (``components``) are the features or, with ``num_directions``, their leading principal components of unit length:
-    prices then change the rules in these directions only, and far less noise is needed. ``norms_E``: the largest L1
-    norm of a record's row of F, by event.
+    The answer is beta1 - beta0 = ``public`` + ``lift`` F' p, where p are the records' prices. F (``components``) are
+    the features or, with ``num_directions``, their leading principal components of unit length: prices then change the
+    rules in these directions only, and far less noise is needed. ``norms_E``: the largest L1 norm of a record's row of
+    F, by event.
     """
 
     def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
@@ -410,9 +400,9 @@ def linear_sides(setting: Setting) -> Sides:
 
 
 class GroupRules:
-    """The finite class of rules that read only the group and a public classifier's label.
+    """The finite class of rules that read only the group and a public classifier's prediction.
 
-    ``said_N`` are the public classifier's predictions, 0 or 1, for the private records.
+    ``said_N`` are this classifier's predictions, 0 or 1, for the private records.
     """
 
     def __init__(self, cells: ParityCells, said_N: npt.NDArray[Any]) -> None:
@@ -439,13 +429,10 @@ class GroupRules:
     def differences(self, prices_GE: FloatArray) -> list[list[Fraction]]:
         """Return the cost of predicting 1 minus that of predicting 0, (G, Y), as exact fractions, so that odds are not
         rounded."""
-        return [
-            [
-                Fraction(1 - 2 * label) + (Fraction(0) if event == NO_EVENT else Fraction(float(price_E[event])))
-                for label, event in enumerate(self._event_of_label)
-            ]
-            for price_E in prices_GE
-        ]
+        # A record in no event has the price 0.
+        priced = [{NO_EVENT: Fraction(0)} | dict(enumerate(map(Fraction, price_E))) for price_E in prices_GE.tolist()]
+        events = list(enumerate(self._event_of_label))
+        return [[Fraction(1 - 2 * label) + prices[event] for label, event in events] for prices in priced]
 
     def positives(self, rule_GJ: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
         """Return the noisy number of records of each group and event for which the rule predicts 1, (G, E)."""
@@ -469,17 +456,14 @@ def group_sides(setting: Setting) -> Sides:
     # The learner's releases, and the auditor's.
     round_epsilon, events, shares_GE = setting.begin(setting.rules.num_rounds, PureReleases, LaplaceReleases)
 
+    def answer(prices_GE: FloatArray) -> FloatArray:
+        return class_of_rules.choose(prices_GE, epsilon=round_epsilon, source=source)
+
     def violations(rule_GJ: FloatArray) -> FloatArray:
         positives_GE = class_of_rules.positives(rule_GJ, epsilon=round_epsilon, source=source)
         return setting.noisy_violations(positives_GE, shares_GE)
 
-    return Sides(
-        answer=lambda prices_GE: class_of_rules.choose(prices_GE, epsilon=round_epsilon, source=source),
-        violations=violations,
-        shares_GE=shares_GE,
-        events=events,
-        round_epsilon=round_epsilon,
-    )
+    return Sides(answer, violations, shares_GE, events, round_epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,7 +497,8 @@ def published_num_rounds(
 
 
 class OracleLearner(PrivateMethod):
-    """DP-oracle-learner for two classes; noise is calibrated to the target, for one sensitive attribute."""
+    """DP-oracle-learner for two classes. It protects each record's sensitive attribute, with noise calibrated to the
+    target."""
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
@@ -531,7 +516,7 @@ class OracleLearner(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The fields that are not read with these ``rules`` and this ``release``, and which of the two is why."""
+        """The disabled fields, each with the setting that disables it: ``rules`` or ``release``."""
         settings, fields = self.dp_oracle_learner, {}
         if settings.rules == "by_group":
             fields = dict.fromkeys(("feature_share", "num_directions", "release"), "rules")
@@ -576,13 +561,8 @@ class OracleLearner(PrivateMethod):
         if rate is None:
             # ln(4 G - 3), as in the paper: 4 (G - 1) multipliers of two signs and two labels, and the unused rest of B.
             rate = 0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds)
-        rules = GameRules(
-            num_rounds=num_rounds,
-            dual_bound=config.dual_bound,
-            learning_rate=rate,
-            max_gap=config.max_gap,
-            reference_group=config.reference_group,
-        )
+        shared = config.model_dump(include={"dual_bound", "max_gap", "reference_group"})
+        rules = GameRules(num_rounds=num_rounds, learning_rate=rate, **shared)
         setting = Setting(
             features=features,
             cells=cells,
@@ -615,7 +595,7 @@ class OracleLearner(PrivateMethod):
 
 
 class DpPostprocessingConfig(ParityConfig):
-    """Settings of DP-postprocessing (Jagielski et al. 2019, Algorithm 1); the base classifier's are in `sgd` or
+    """Settings of DP-postprocessing (Jagielski et al. 2019, Algorithm 1). Those of the base classifier are in `sgd` or
     `dp_sgd`."""
 
     base: Literal["sgd", "dp_sgd"] = Field(
@@ -684,7 +664,7 @@ def released_counts(
 
 
 def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsilon: float) -> Mixing:
-    """Solve the linear programme on counts that were released with ``epsilon``, and return the mixing.
+    """Solve the linear programme on counts that were released with ``epsilon``, and return its solution.
 
     ``epsilon`` inf is for exact counts, which need no slack. ValueError for counts that are negative or undefined,
     fewer than two groups, a cell with a share below ``min_share``, and if the solver fails.
@@ -698,15 +678,15 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
         raise ValueError(f"Expected reference_group < {num_groups}, got {reference}.")
     # Of two labels, the rate of one determines that of the other.
     labels = [1] if num_classes == 2 else list(range(num_classes))
+    all_G1C = counts_GYC.sum(axis=1, keepdims=True)
     # Counts of each event (G, E, C), and how many true labels an event merges.
-    events_GEC, merged = counts_GYC, 1
-    if config.constraint == "demographic_parity":
-        events_GEC, merged = counts_GYC.sum(axis=1, keepdims=True), num_labels
-    elif config.constraint == "equal_opportunity":
-        events_GEC = counts_GYC[:, labels]
-    elif config.constraint == "equal_false_positives":
+    events_GEC, merged = {
+        "demographic_parity": (all_G1C, num_labels),
+        "equalized_odds": (counts_GYC, 1),
+        "equal_opportunity": (counts_GYC[:, labels], 1),
         # The records of all labels but one.
-        events_GEC, merged = (counts_GYC.sum(axis=1, keepdims=True) - counts_GYC)[:, labels], num_labels - 1
+        "equal_false_positives": ((all_G1C - counts_GYC)[:, labels], num_labels - 1),
+    }[config.constraint]
     cells_GE = events_GEC.sum(axis=2)
     require_shares(cells_GE / counts_GYC.sum(), config.min_share)
     if config.constraint in ("equal_opportunity", "equal_false_positives"):
@@ -770,13 +750,13 @@ class Postprocessing(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The fields of the base classifier that is not used, which are not read, and the setting that is why."""
+        """The disabled fields: those of the base classifier that ``base`` does not choose."""
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
 
     def check(self) -> None:
-        """Raise ConfigError for settings that would change the mixed predictions, and for a relation that the attribute
-        cannot have."""
+        """Raise ConfigError for settings that would change the randomised predictions, and for a relation other than
+        "replace one" if only the attribute is protected."""
         self.require_mixture(of_linear_rules=False)
         super().check()
 
@@ -801,29 +781,19 @@ class Postprocessing(DpSgdFamily):
                 share, relation = config.count_share, target.record_relation
                 rest = target.model_copy(update={"epsilon": (1 - share) * target.epsilon})
                 steps = dp_sgd.calibrated_steps(self.dp_sgd, rest, num_records=len(private))
+                drawn = self.randomness()
                 base = dp_sgd.train_dp_sgd(
-                    model,
-                    private.x,
-                    private.y,
-                    steps,
-                    relation=relation,
-                    randomness=self.randomness(),
-                    on_progress=advance,
+                    model, private.x, private.y, steps, relation=relation, randomness=drawn, on_progress=advance
                 )
                 events = base.events
                 counted = LaplaceReleases(count=1, epsilon=share * target.epsilon, unit="record", relation=relation)
                 # One seeded source is enough to make the result not private, so its label is the one that is stated.
                 noise = source.label if base.noise == OS_ENTROPY else base.noise
             said_NC = said_labels(model, private.x)
+            truth_N, groups_N = private.y.numpy(), private.z.numpy()
+            numbers = {"num_groups": training.dataset.num_groups, "num_classes": said_NC.shape[1]}
             counts_GYC = released_counts(
-                said_NC,
-                private.y.numpy(),
-                private.z.numpy(),
-                epsilon=counted.epsilon,
-                relation=counted.relation,
-                source=source,
-                num_groups=training.dataset.num_groups,
-                num_classes=said_NC.shape[1],
+                said_NC, truth_N, groups_N, epsilon=counted.epsilon, relation=counted.relation, source=source, **numbers
             )
             # Both read the same records, so their events add up; the counts may depend on the base, which is released.
             events = (*events, counted)

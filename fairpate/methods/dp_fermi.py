@@ -9,8 +9,7 @@ group s and ``psi(F, s; W) = - sum_j F_j |W[:, j]|^2 + 2 <W[s], F> / sqrt(p_s) -
 Demographic parity has one event, to which all records belong, with one W and one p. Equalized odds has one event, W and
 p for each label; equal opportunity has one event for one label, and the other records belong to none. The *cell* of a
 record is its event and group in one code. Within a step psi is linear in the predictions: its coefficients lambda (2
-W[s] / sqrt(p_s) - |W[:, j]|^2) for every class j are called the *pull*. One step on a batch of L expected records, both
-updates with the old theta and W:
+W[s] / sqrt(p_s) - |W[:, j]|^2) for every class j are called the *pull*. One step on a batch of L expected records:
 
     theta <- theta - rate ((sum of clip(grad loss + lambda grad psi, C) + N(0, (zeta C)^2)) / L)
     W     <- project(W + matrix rate ((sum of grad_W psi + N(0, (zeta_W C_W)^2)) / L)),    C_W = 2 / sqrt(min p) + 2 R
@@ -23,23 +22,21 @@ C_W bounds |grad_W psi| for every record, so W's gradients need no clipping. The
   one to the released shares.
 - ``sens_public_batches``: only the group. Batches are a public partition of the records. The part of the gradient that
   does not depend on the group has no noise; the rest is centred over groups and clipped to C. Another group changes it
-  by at most 2 C, and W's gradient by 2 sqrt(1 / p_a + 1 / p_b). There is no amplification: a record is in one batch per
-  epoch.
+  by at most 2 C, and W's gradient by 2 sqrt(1 / p_a + 1 / p_b). A record is in one batch per epoch.
 - ``sens_secret_batches``: only the group, on Poisson batches. The part without noise shows who is in the batch, so
   amplification is only that of a mixture.
 
-Group shares are read in every step. They are declared, or released once with noise of their own, and floored.
+Group shares are declared, or released once with noise of their own, and floored.
 
 Deviations from the paper and its code:
 - The paper calibrates two streams of noise to the whole budget each; here they share it.
 - Its amplification by sampling although batches are visible, and its guarantee for whole records although the loss has
   no noise, do not hold. benchmarks/reproductions/dp_fermi_noise.py computes the cost of its closed form for the noise.
-- Its matrix step contains lambda, with noise for lambda = 1; here the learning rate of W includes lambda. In its
-  listing theta's noise is multiplied by lambda and covers only the fairness term; here it is on the sum of clipped
-  gradients.
-- Sums are divided by the expected size L where the listing divides by the size of the batch.
+- Its matrix step contains lambda, with noise for lambda = 1; here the learning rate of W includes lambda. Its listing
+  multiplies theta's noise by lambda, only for the fairness term; here noise is on the sum of clipped gradients.
+- Sums are divided by the expected size L, not by the size of the batch.
 - Per-record clipping replaces a Lipschitz constant, which is unknown in practice; the code divides before it clips.
-- The mean of the last iterates may be returned; the theory draws one at random. Momentum is available, as in DP-SGD.
+- The mean of the last iterates may be returned; the theory draws one at random. Momentum is available.
 
 Shapes: N records, B of a batch, E events, G groups, Q = E G cells, C classes, K = C + Q.
 """
@@ -50,7 +47,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -98,9 +95,9 @@ class DpFermiConfig(Section):
 
 
 def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_cells: int) -> Tensor:
-    """Return the label and the cell of every record one-hot, (N, K) ``float32`` with K = C + Q.
+    """Return the one-hot label and the one-hot cell (event and group) of every record, (N, K) ``float32``, K = C + Q.
 
-    ``num_cells`` as a cell means no cell. Products with one-hot rows are faster than indexing by codes.
+    A record of cell ``num_cells`` belongs to no cell. Products with one-hot rows are faster than indexing by codes.
     """
     labels_NC = functional.one_hot(labels_N.long(), num_classes)
     cells_NQ = functional.one_hot(cells_N.long(), num_cells + 1)[:, :-1]
@@ -112,10 +109,10 @@ class MatrixGame:
 
     ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``;
     None: 1.5 sqrt(C), which is 1.5 times its norm if predictions and groups are independent. With a ``weight`` (lambda)
-    of 0 all matrices stay 0. ``record_sensitivity`` and ``group_sensitivity`` bound the L2 change of the gradient with
-    respect to the matrices by one record, and by a change of its group. ``pull_KC`` has the coefficients of the linear
-    term, which for a record with targets t (:func:`watched_targets`) and predictions F is ``<t @ pull_KC, F>``. The
-    arrays are so small that numpy is faster than torch.
+    of 0 all matrices stay 0. ``record_sensitivity`` bounds how much one record changes the gradient with respect to the
+    matrices in L2 norm, ``group_sensitivity`` how much a change of a record's group does. ``pull_KC`` has the
+    coefficients of the linear term: ``<t @ pull_KC, F>`` for a record with targets t (:func:`watched_targets`) and
+    predictions F. The arrays are so small that numpy is faster than torch.
     """
 
     def __init__(
@@ -151,8 +148,7 @@ class MatrixGame:
         sums_EGC = self._sums_KC.cpu().numpy()[self.num_classes :].reshape(self.matrix_EGC.shape)
         # By event, the predictions of all records that play in it.
         played_E1C = np.add.reduce(sums_EGC, axis=1, keepdims=True)
-        gradient_EGC: FloatArray = self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
-        return gradient_EGC
+        return self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
 
     def ascend(self, noise: GaussianNoise, *, stddev: float, learning_rate: float) -> None:
         """Take one ascent step with the noisy gradient of all observed records, project, and clear the sums.
@@ -168,7 +164,8 @@ class MatrixGame:
         self.move_to(self.matrix_EGC + learning_rate * gradient_EGC)
 
     def move_to(self, matrix_EGC: FloatArray) -> None:
-        """Set the matrices to ``matrix_EGC``, each scaled down to a norm of at most ``radius``."""
+        """Set the matrices W to ``matrix_EGC``, each scaled down to a norm of at most ``radius``, and update
+        ``pull_KC``."""
         cost_E1C = np.add.reduce(matrix_EGC * matrix_EGC, axis=1, keepdims=True)
         norm_E11 = np.sqrt(np.add.reduce(cost_E1C, axis=2, keepdims=True))
         # Never above 1: a matrix inside the ball stays where it is.
@@ -179,8 +176,8 @@ class MatrixGame:
         self.pull_KC[self.num_classes :] = torch.from_numpy(pull_EGC.reshape(-1, self.num_classes))
 
     def split_pulls(self) -> None:
-        """Split ``pull_KC`` into ``own_pull_KC``, which depends on the group (coefficients minus their mean over
-        groups), and ``common_pull_KC``, the rest."""
+        """Split the coefficients ``pull_KC`` into ``common_pull_KC``, the same for all groups, and ``own_pull_KC``,
+        whose mean over groups is 0."""
         gain_EGC = self._scale_EG1 * self.matrix_EGC
         own_EGC = self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True))
         self.own_pull_KC[self.num_classes :] = torch.from_numpy(own_EGC.reshape(-1, self.num_classes))
@@ -359,7 +356,7 @@ def release_shares(
     # From here on shares are public, and with them the scales of pulls and of W's sensitivity.
     shares_EG = counts_EG / totals_E1
     floored = [f"group {group} of event {event}" for event, group in np.argwhere(shares_EG < config.min_share)]
-    remark = f"raised to the least share, and so weighed less than their size asks for: {', '.join(floored)}"
+    remark = f"group shares raised to dp_fermi.min_share, so that these groups weigh too little: {', '.join(floored)}"
     return Shares(
         # Pulls and sensitivities grow with 1 / sqrt(share): the floor bounds them for any noise.
         shares_EG=np.maximum(shares_EG, config.min_share),
@@ -408,13 +405,7 @@ def calibrated_steps(
     def event(joint: float) -> Event:
         """Return the event of all steps, where both releases of a step cost as one Gaussian of multiplier ``joint``."""
         if config.mode == "all":
-            return PoissonGaussians(
-                count=plan.num_steps,
-                noise_multiplier=joint,
-                sampling_rate=plan.sampling_rate,
-                unit=unit,
-                relation=target.record_relation,
-            )
+            return dp_sgd.event_of(replace(plan, noise_multiplier=joint), unit=unit, relation=target.record_relation)
         # Plain SGD on public features and labels: no group was read.
         if not config.weight:
             return AttributeGaussians(count=0, attribute_noise_multiplier=1.0)
@@ -463,60 +454,45 @@ class DpFermi(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields; ``share_noise`` is one if the shares are declared, because they are not released
-        then."""
+        """The disabled fields. ``share_noise`` is disabled if group shares are declared, which need no release."""
         declared = {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
         return super().unread | declared
 
     def train(self, training: Training) -> Trained:
         """Release the group shares, train the model and the matrices against each other, and return the model."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
-        randomness = self.randomness()
+        randomness, model = self.randomness(), training.model
         person_N = None if self.protects_attribute_only else private.person_N
+        drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
         # Modes that protect the attribute alone count records, not persons.
         unit: Unit = "record" if person_N is None else "person"
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected, unit=unit)
+        rule = settings.model_dump(include={"constraint", "positive_label"})
         cells = ParityCells.of(
-            private.y,
-            private.z,
-            num_groups=dataset.num_groups,
-            num_classes=dataset.num_classes,
-            constraint=settings.constraint,
-            positive_label=settings.positive_label,
+            private.y, private.z, num_groups=dataset.num_groups, num_classes=dataset.num_classes, **rule
         )
         relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
         training.reserve((steps.event, *share_events(settings, relation, unit)), randomness.label)
-        shares = release_shares(cells, settings, relation=relation, randomness=randomness, person_N=person_N)
+        shares = release_shares(cells, settings, relation=relation, **drawn)
         for remark in shares.remarks:
             training.reporter.note("shares", remark)
         game = MatrixGame(
             shares.shares_EG, num_classes=dataset.num_classes, weight=settings.weight, radius=settings.radius
         )
         cells_N = torch.from_numpy(cells.cells_N)
-        sampler = None
+        targets = watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells)
+        sampler, planned = None, (steps.event, *shares.events)
         if settings.mode == "sens_public_batches":
             # From the training seed: a public partition needs no secret randomness.
             generator = training.generator(Stream.TRAINING)
             sampler = partial(next, public_partitions(len(private), round(steps.steps.expected_batch_size), generator))
         with training.reporter.stage(self.method) as advance:
-            events = fermi_training(
-                training.model,
-                private.x,
-                watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells),
-                game,
-                steps,
-                settings,
-                randomness=randomness,
-                person_N=person_N,
-                sampler=sampler,
-                events=(steps.event, *shares.events),
-            ).run(averaged_share=settings.averaged_share, on_progress=advance)
+            playing = fermi_training(
+                model, private.x, targets, game, steps, settings, sampler=sampler, events=planned, **drawn
+            )
+            events = playing.run(averaged_share=settings.averaged_share, on_progress=advance)
         return FermiTrained(
-            model=training.model,
-            shares_EG=shares.shares_EG,
-            events=events,
-            noise=randomness.label,
-            remarks=shares.remarks,
+            model=model, shares_EG=shares.shares_EG, events=events, noise=randomness.label, remarks=shares.remarks
         )

@@ -23,20 +23,17 @@ FairDP-SGD (Yaghini et al. 2023, FairPATE, Algorithm 6) adds a demographic-parit
 
 r depends on theta, which earlier steps released, and on public records. So as_in_paper is DP-SGD with other per-example
 gradients, which are also clipped to C, and post is DP-SGD followed by post-processing: the events are those of DP-SGD,
-and lambda = 0 is DP-SGD bit for bit. For a person, g_i is the average over its records, and r is added once. The public
-records and their groups must really be public.
+and lambda = 0 is DP-SGD bit for bit. The public records and their groups must really be public.
 
 Deviations from the paper:
 - ``post`` is not the printed algorithm, and is the default: in ``as_in_paper`` one vector uses up every record's
   clipping bound, and the regulariser's strength follows the size of the sample.
 - The sum is divided by L where the listing divides by the size of the sample, and the sample is Poisson.
-- The regulariser's gradient is taken outside the per-example machinery; in the published code public records pass
-  through it as if they were private ones. Its other path, DPFR of the private batch, has no privacy and is left out.
+- In the published code public records pass through the per-example gradients as if they were private ones; here they do
+  not. Its other path, DPFR of the private batch, has no privacy and is left out.
 - The temperature is 1, in the published code .01. At .01 the regulariser's gradient, which is of size
   weight / temperature near ties, dominates the private one, whose norm is at most C, and the model learns nothing else.
-  A run warns if this is the case at the start.
-- r is computed on a public batch, in the listing on all public records; batches are stratified by group, because public
-  records have no labels here.
+- r is computed on a public batch, in the listing on all public records; batches are stratified by group.
 """
 
 from __future__ import annotations
@@ -50,17 +47,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive, PrivacyTarget, RecordTerms, Section
-from fairpate.methods.base import (
-    NO_NOISE,
-    PrivateMethod,
-    Progress,
-    Stream,
-    Trained,
-    Training,
-    UnprotectedMethod,
-    arguments,
-    noise_within,
-)
+from fairpate.methods import base
+from fairpate.methods.base import NO_NOISE, PrivateMethod, Progress, Stream, Trained, Training, UnprotectedMethod
 from fairpate.privacy.accountant import Event, PoissonGaussians
 from fairpate.types import Relation, Unit, torch
 
@@ -112,7 +100,7 @@ class Sgd(UnprotectedMethod):
     def train(self, training: Training) -> Trained:
         with training.reporter.stage(self.method) as advance:
             trained = train_sgd(
-                **arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance
+                **base.arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance
             )
         return trained.of_unit(training.dataset.unit)
 
@@ -141,10 +129,10 @@ class DpSgdConfig(Section):
 
 
 def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float) -> PrivateSteps:
-    """Return the steps of ``config`` for the number of records that it declares, or else for ``num_records`` private
-    records or persons.
+    """Return the steps of ``config``. Their number and the sampling rate are computed from the number of records that
+    it declares, or else from ``num_records``, the private records or persons.
 
-    ValueError for an expected batch larger than that number.
+    ValueError for an expected batch larger than this number.
     """
     from fairpate.nn.private_fit import PrivateSteps
 
@@ -157,12 +145,8 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
         num_steps=math.ceil(config.epochs * size / config.batch_size),
         sampling_rate=config.batch_size / size,
         expected_batch_size=config.batch_size,
-        clip_norm=config.clip_norm,
         noise_multiplier=noise_multiplier,
-        learning_rate=config.learning_rate,
-        momentum=config.momentum,
-        max_records=config.max_records,
-        records_per_person=config.records_per_person,
+        **config.model_dump(exclude={"epochs", "batch_size", "num_records"}),
     )
 
 
@@ -174,7 +158,7 @@ def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records:
     # The number of steps and their sampling rate do not depend on the noise.
     plan = plan_steps(config, num_records=num_records, noise_multiplier=0.0)
     silent = event_of(plan, unit="record", relation=target.record_relation)
-    noise = noise_within(target, lambda noise: [replace(silent, noise_multiplier=noise)])
+    noise = base.noise_within(target, lambda noise: [replace(silent, noise_multiplier=noise)])
     return replace(plan, noise_multiplier=noise)
 
 
@@ -201,31 +185,20 @@ def train_dp_sgd(
     from fairpate.nn.per_example import CrossEntropy, GradientClipper
     from fairpate.nn.private_fit import PrivateTraining, ShiftedClipper, StepPlan
 
-    shifted = public_gradient is not None and before_clipping
-    plan = StepPlan(
-        # A public vector changes each gradient's norm, so it is added before clipping.
-        clipper=partial(ShiftedClipper, public_gradient=public_gradient) if shifted else GradientClipper,
-        # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
-        events=(event_of(steps, unit="record" if person_N is None else "person", relation=relation),),
-    )
-    training = PrivateTraining(
-        model,
-        x,
-        y,
-        CrossEntropy(),
-        steps,
-        randomness=randomness,
-        # Added once: by the clipper before clipping, or by the loop after the noise.
-        public_gradient=None if shifted else public_gradient,
-        person_N=person_N,
-        plan=plan,
-    )
-    events = training.run(on_progress=on_progress)
-    return Trained(model=model, events=events, noise=randomness.label)
+    # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
+    event = event_of(steps, unit="record" if person_N is None else "person", relation=relation)
+    clipper: Any = GradientClipper
+    if public_gradient is not None and before_clipping:
+        # A public vector changes each gradient's norm, so it is added before clipping, and not after the noise too.
+        clipper, public_gradient = partial(ShiftedClipper, public_gradient=public_gradient), None
+    plan = StepPlan(clipper=clipper, events=(event,))
+    drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
+    training = PrivateTraining(model, x, y, CrossEntropy(), steps, public_gradient=public_gradient, plan=plan, **drawn)
+    return Trained(model=model, events=training.run(on_progress=on_progress), noise=randomness.label)
 
 
 def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonGaussians:
-    """Return the event of all ``steps`` together."""
+    """Return the event that all ``steps`` of a training are together."""
     return PoissonGaussians(
         count=steps.num_steps,
         noise_multiplier=steps.noise_multiplier,
@@ -236,7 +209,7 @@ def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonG
 
 
 class DpSgdFamily(PrivateMethod):
-    """A method that trains with the steps of DP-SGD."""
+    """Base class of the methods that train by DP-SGD, as section ``dp_sgd`` configures."""
 
     dp_sgd: DpSgdConfig = DpSgdConfig()
 
@@ -246,7 +219,7 @@ class DpSgdFamily(PrivateMethod):
         return self.dp_sgd.num_records is None
 
     def sgd_arguments(self, training: Training) -> dict[str, Any]:
-        """Return the arguments of :func:`train_dp_sgd`, except progress."""
+        """Return the keyword arguments of :func:`train_dp_sgd` for this run, except ``on_progress``."""
         private = training.dataset.private
         # If persons are protected, persons are sampled: the rate is computed from their number.
         steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
@@ -289,8 +262,8 @@ class FairDpSgdConfig(DpfrConfig):
 def regulariser_gradient(
     public_x: Tensor, public_groups: Tensor, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
-    """Return a function of a model: the regulariser's weighted gradient lambda r on a new batch of public records
-    (M, ...) at each call.
+    """Return a function that maps a model to the regulariser's weighted gradient lambda r; each call uses a new batch
+    of the public records (M, ...).
 
     Errors as :func:`fairpate.nn.fit.group_batches`.
     """

@@ -26,7 +26,7 @@ Deviations of both from the paper:
 - A ``tolerance`` that raises no multiplier, any number of classes, momentum and Adam.
 
 Deviations of PF-LD (benchmarks/reproductions/pf_ld_as_in_paper.py runs the paper's form):
-- Sizes are released or declared. The paper's are private, and with them its sensitivities are too small.
+- Sizes are released or declared. The paper's are private, and its sensitivities are too small.
 - The violation is released with its sign; the paper's code uses the exact sign without a charge.
 - Values of population and group are clipped alike: clipping only the group's would itself create a violation.
 - The gradient's noise is scaled to the current multipliers, not to their largest possible value.
@@ -40,14 +40,13 @@ a member of g,
     subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
 
 The mean is, up to the length of theta, the covariance of group membership with the signed distance to the boundary: a
-linear function of theta, so the problem is convex and is solved without dual ascent. It is a proxy for demographic
-parity: at 0 all groups have the same mean distance. With ``max_covariance`` 0 the loss is minimised without constraints
-in the subspace in which all covariances are 0; any other value uses sequential quadratic programming, as the authors
-do.
+linear function of theta, so the problem is convex. It is a proxy for demographic parity: at 0 all groups have the same
+mean distance. With ``max_covariance`` 0 the loss is minimised without constraints in the subspace in which all
+covariances are 0; any other value uses sequential quadratic programming, as the authors do.
 
-Deviations of the baseline: ``ridge`` is added, small by default, as the paper's minimum need not be unique or attained.
-Left out are accuracy under a business necessity clause (its Section 3.3), support vector machines, and the later
-constraints on misclassification rates (Zafar et al. 2017, WWW), which are not convex.
+Deviations of the baseline: ``ridge`` is added, as the paper's minimum need not be unique or attained. Left out are
+accuracy under a business necessity clause (its Section 3.3), support vector machines, and later constraints on
+misclassification rates (Zafar et al. 2017, WWW), which are not convex.
 
 Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one, J
 constraints.
@@ -61,7 +60,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 from scipy.linalg import null_space
 from scipy.optimize import LinearConstraint, minimize
@@ -80,21 +78,13 @@ from fairpate.config import (
     StudentConfig,
 )
 from fairpate.data import Dataset
-from fairpate.methods.base import (
-    NO_NOISE,
-    PrivateMethod,
-    Progress,
-    Trained,
-    Training,
-    UnprotectedMethod,
-    arguments,
-    noise_within,
-)
+from fairpate.methods import base
+from fairpate.methods.base import NO_NOISE, PrivateMethod, Progress, Trained, Training, UnprotectedMethod
 from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
 from fairpate.privacy.accountant import Event, PoissonGaussians, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
-from fairpate.types import FloatArray, functional, torch
+from fairpate.types import FloatArray, IntArray, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,7 +93,8 @@ if TYPE_CHECKING:
 
 
 class FairLoopConfig(Section):
-    """Settings of F-LD, which drives means of groups to those of the population by Lagrange multipliers."""
+    """Settings of the loop that F-LD and PF-LD share, which drives means of groups to the population's mean by Lagrange
+    multipliers."""
 
     constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
         "demographic_parity",
@@ -155,10 +146,7 @@ def parity_of(config: FldConfig, dataset: Dataset, reporter: Reporter | None = N
             f"max_multiplier below the smallest share, which is at most {1 / num_groups:.2g}.",
         )
     return MeanParity(
-        constraint=config.constraint,
-        num_groups=dataset.num_groups,
-        num_classes=dataset.num_classes,
-        sharpness=config.sharpness,
+        constraint=config.constraint, num_groups=num_groups, num_classes=dataset.num_classes, sharpness=config.sharpness
     )
 
 
@@ -176,8 +164,9 @@ def train_f_ld(
 ) -> Trained:
     """Train ``model`` in place by F-LD, without privacy, on ``x`` (N, ...), ``y`` and ``groups`` (N,), and return it.
 
-    Groups may be ``UNKNOWN``. A cell is a group in a population. If a batch has no record of a cell, its violation
-    there is 0. ValueError for a cell without any record, unless ``allow_empty_cells``: then it has no constraint.
+    Groups may be ``UNKNOWN``. A cell is a group within a population. The violation of a cell of which a batch has no
+    record is 0 in that batch. ValueError for a cell without any record, unless ``allow_empty_cells``: then the cell has
+    no constraint.
     """
     cells = parity.cells(y, groups)
     sizes_UG = parity.group_sizes(cells)
@@ -303,7 +292,7 @@ class Ascent:
 
 
 class Descent:
-    """The model with its optimiser and batches of ``x`` and ``y``."""
+    """Takes the steps of F-LD and PF-LD: the model with its optimiser, and batches of ``x`` and ``y``."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, config: FldConfig, generator: torch.Generator) -> None:
         from fairpate.nn.fit import Optimizer, batch_bounds
@@ -311,13 +300,8 @@ class Descent:
 
         if len(x) != len(y) or not len(x):
             raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
-        fit = FitConfig(
-            epochs=config.warmup_epochs + config.epochs,
-            batch_size=config.batch_size,
-            optimizer=config.optimizer,
-            learning_rate=config.learning_rate,
-            schedule=config.schedule,
-        )
+        shared = config.model_dump(include={"batch_size", "optimizer", "learning_rate", "schedule"})
+        fit = FitConfig(epochs=config.warmup_epochs + config.epochs, **shared)
         self._x, self._generator, self._batch_size = x, generator, fit.batch_size
         self._sizes: list[int] = np.diff(batch_bounds(len(x), fit.batch_size)).tolist()
         self._memory_format = memory_format_for(x)
@@ -327,7 +311,10 @@ class Descent:
         self._optimizer = Optimizer(self.parameters, fit)
 
     def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
-        """Yield the rows of every batch of an epoch, with the share of all records that the batch represents."""
+        """Yield the rows of every batch of an epoch, each with the share of all records that the batch represents.
+
+        ``secret`` draws the batches; None: a public partition of all records.
+        """
         size = len(self._x)
         if secret is None:
             for rows in torch.split(torch.randperm(size, generator=self._generator), self._sizes):
@@ -366,7 +353,7 @@ class FLd(UnprotectedMethod):
         parity = parity_of(self.f_ld, training.dataset, training.reporter)
         with training.reporter.stage(self.method) as advance:
             trained = train_f_ld(
-                **arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
+                **base.arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
             )
         return trained.of_unit(training.dataset.unit)
 
@@ -413,7 +400,7 @@ class PfLdNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicState:
-    """The values that PF-LD has released before an epoch: violations and multipliers (U, G, K), sizes (U, G)."""
+    """The public values on which an epoch of PF-LD depends: violations and multipliers (U, G, K), sizes (U, G)."""
 
     violations: Tensor
     multipliers: Tensor
@@ -493,8 +480,8 @@ def train_pf_ld(
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
         """Return the gradient of J plus the noisy gradient of the sum of multipliers times violations.
 
-        Cells do not overlap, so the second is one sum over records: the gradient of each record's h, along the
-        direction of its cell's slopes, is clipped and multiplied by their length.
+        Cells do not overlap, so the second gradient is one sum over records. A record adds the gradient of its h in the
+        direction of its cell's slopes, clipped, then multiplied by the length of the slopes.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.
@@ -561,7 +548,7 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
             size=scale / math.sqrt(config.size_share),
         )
 
-    return noise_at(noise_within(target, lambda scale: pf_ld_events(config, noise_at(scale), num_records)))
+    return noise_at(base.noise_within(target, lambda scale: pf_ld_events(config, noise_at(scale), num_records)))
 
 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
@@ -598,7 +585,7 @@ class PfLd(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: those of the release of sizes, if sizes are declared."""
+        """The disabled fields: those for releasing the sizes of groups, if these sizes are declared."""
         declared = () if self.pf_ld.group_sizes is None else ("pf_ld.size_share", "pf_ld.min_group_share")
         return super().unread | dict.fromkeys(declared, "pf_ld.group_sizes")
 
@@ -606,14 +593,10 @@ class PfLd(PrivateMethod):
         config = self.pf_ld
         parity = parity_of(config, training.dataset, training.reporter)
         noise = calibrated_noise(config, self.target, num_records=len(training.dataset.private))
+        records, randomness = base.arguments(training, groups=True), self.randomness()
         with training.reporter.stage(self.method) as advance:
             return train_pf_ld(
-                **arguments(training, groups=True),
-                config=config,
-                noise=noise,
-                parity=parity,
-                randomness=self.randomness(),
-                on_progress=advance,
+                **records, config=config, noise=noise, parity=parity, randomness=randomness, on_progress=advance
             )
 
 
@@ -633,12 +616,7 @@ class CovarianceConfig(Section):
 
 
 def coefficients(
-    features_ND: FloatArray,
-    labels_N: npt.NDArray[np.int64],
-    groups_N: npt.NDArray[np.int64],
-    config: CovarianceConfig,
-    *,
-    num_groups: int,
+    features_ND: FloatArray, labels_N: IntArray, groups_N: IntArray, config: CovarianceConfig, *, num_groups: int
 ) -> FloatArray:
     """Return the coefficients theta (D,) of the constrained logistic regression; the last feature is the constant.
 
@@ -675,24 +653,19 @@ def coefficients(
         return float(value), slope_D if basis_DK is None else basis_DK.T @ slope_D
 
     # The problem is convex, so the start changes the number of steps alone; at 0 every covariance is within bounds.
+    start_K = np.zeros(size if basis_DK is None else basis_DK.shape[1])
     found = minimize(
-        loss,
-        np.zeros(size if basis_DK is None else basis_DK.shape[1]),
-        jac=True,
-        method="SLSQP",
-        constraints=constraints,
-        options={"ftol": 1e-12, "maxiter": 2000},
+        loss, start_K, jac=True, method="SLSQP", constraints=constraints, options={"ftol": 1e-12, "maxiter": 2000}
     )
     if not found.success:
         raise ValueError(f"The solver found no minimum ({found.message}); raise ridge or scale the features.")
     return found.x if basis_DK is None else basis_DK @ found.x
 
 
-def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num_groups: int) -> FloatArray:
+def covariances(features_ND: FloatArray, groups_N: IntArray, *, num_groups: int) -> FloatArray:
     """Return the covariance of membership in each group with each feature, (G, D)."""
     member_NG = np.eye(num_groups)[groups_N]
-    covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
-    return covariance_GD
+    return (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
 
 
 class CovarianceConstraint(UnprotectedMethod):

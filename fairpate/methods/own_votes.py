@@ -6,12 +6,11 @@
 
 A row of the file is a public record: its id, its group, and either one column per voter with a class, or one column per
 class with the number of voters who chose it. Other columns are features, which the configuration names. A second file
-may contain test records, with true labels instead of votes. All faults are reported at once; the messages count rows
-and show no votes.
+may contain test records, with true labels instead of votes. Messages about faults show no votes.
 
 The private units behind a vote are not visible here. The operator declares a unit (``votes.unit``) and attests that
-each unit influences at most one vote of a query; then queries cost as much as queries to teachers. Statement, ledger,
-odometer and every page name the unit, and the statement mentions the attestation.
+each unit influences at most one vote of a query; then queries cost as much as queries to teachers. The statement
+mentions the attestation.
 
 Shapes: Q records, C classes, T voters, F features, N test records.
 """
@@ -238,8 +237,8 @@ def _votes(table: pa.Table, config: VotesConfig, path: Path, faults: list[str]) 
 
 
 def _faulty(path: Path, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> list[str]:
-    """Return the message about a column's wrong values, with their number and the first row; an empty list if none is
-    wrong."""
+    """Return a list with the message about a column's wrong values, their number and the first row; empty if no value
+    is wrong."""
     if not wrong_Q.any():
         return []
     first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
@@ -252,7 +251,7 @@ def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
-    """Return the column as numbers; NaN for values that are not numbers."""
+    """Return a column of ``table`` as numbers; NaN for values that are not numbers."""
     values = table[column].combine_chunks()
     try:
         return np.array(pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -295,17 +294,17 @@ class OwnVotes(GnmaxMethod):
 
     @property
     def keeps_teachers(self) -> bool:  # type: ignore[override]
-        """True if the file of votes exists."""
+        """True if the file of votes exists, so that a service can submit further queries."""
         return self.votes.path is not None and self.votes.path.is_file()
 
     @property
     def num_voters(self) -> int:
-        """The number of voters: that of the file's columns, or the configured one."""
+        """The configured number of voters; 0 if none is configured."""
         return self.votes.num_voters or 0
 
     def check(self) -> None:
-        """Raise ConfigError as the parent, for a missing file, unit or class names, and if neither epsilon nor noise is
-        set."""
+        """Raise ConfigError as the parent class does, and if the file, the unit or the class names are missing, or
+        neither epsilon nor noise is set."""
         super().check()
         if self.votes.path is None or self.votes.unit is None or not self.votes.classes:
             raise ConfigError("votes: give path, unit and classes, as `fairpate aggregate` does.")
@@ -314,8 +313,8 @@ class OwnVotes(GnmaxMethod):
             raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError as the parent, for a data set with other records than the file of votes, and for a gate
-        without groups."""
+        """Raise ConfigError as the parent class does, for a data set whose records are not those of the file of votes,
+        and for a gate if the file has no groups."""
         if dataset.public.record_id != tuple(read_votes_file(self.votes).votes.record_ids):
             raise ConfigError(
                 f"data.name: {self.votes.path} has votes on other records than {dataset.name}; give the file for these "
@@ -330,7 +329,7 @@ class OwnVotes(GnmaxMethod):
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:  # noqa: ARG002
-        """Yield the votes of the file on the queries."""
+        """Yield the votes on ``queries`` that the file contains."""
         votes = read_votes_file(self.votes).votes
         row_of = {name: row for row, name in enumerate(votes.record_ids)}
         yield votes.take([row_of[name] for name in queries.record_id])

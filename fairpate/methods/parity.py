@@ -19,9 +19,8 @@ With two classes h is the probability of the second class alone, as in the paper
 class. ``sharpness`` above 1 brings these means closer to those of the predicted labels. A record whose group is
 ``UNKNOWN`` belongs to its population and to no group.
 
-*Multipliers* (:class:`DualAscent`) rise with the violation of their constraint and are projected onto a public set: all
-values >= 0, or those up to a cap on each (convergence theory requires a compact set). If the violations are released
-values, a step is post-processing and free.
+*Multipliers* (:class:`DualAscent`) rise with the violation of their constraint and are projected onto the values >= 0,
+up to a public cap if there is one. If the violations are released values, a step is post-processing and free.
 
 Shapes: N records, B of a batch, C classes, D features, E events, U populations, G groups, K values of h, J multipliers.
 """
@@ -81,10 +80,10 @@ def require_shares(shares: FloatArray, floor: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCells:
-    """The label (N,), group (N,) and event (N,) of each record; ``NO_EVENT`` for a record without an event.
+    """The label, group and event of each record, each (N,); the event ``NO_EVENT`` means that a record has none.
 
-    ``cells_N``: the cell of each record, which is its event and group in one code: event times the number of groups
-    plus group, or ``num_cells`` without an event.
+    ``cells_N``: the cell of each record, which is its event and group as one code: event times the number of groups,
+    plus group; ``num_cells`` for a record without an event.
     """
 
     labels_N: IntArray
@@ -157,15 +156,12 @@ class ParityCells:
         cell."""
         # An empty cell has no rate; 0 would count as one.
         count_GE = self.counts()
-        rate_GE: FloatArray = np.divide(
-            self.sums(positive_N), count_GE, out=np.full(count_GE.shape, np.nan), where=count_GE > 0
-        )
-        return rate_GE
+        return np.divide(self.sums(positive_N), count_GE, out=np.full(count_GE.shape, np.nan), where=count_GE > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanParity:
-    """A parity constraint: the means that are compared, and the numbers of groups and classes, both public.
+    """A parity constraint on means: which means are compared, and the public numbers of groups and classes.
 
     ``sharpness`` multiplies the logits before they become probabilities.
     """
@@ -188,7 +184,8 @@ class MeanParity:
         return num_populations, self.num_groups, 1 if is_scalar else self.num_classes
 
     def values(self, outputs_BC: Tensor, labels_B: Tensor) -> Tensor:
-        """Return the value h of each record, whose means over groups are compared, shape (B, K), from logits."""
+        """Return each record's value h, whose means over groups are compared, shape (B, K); ``outputs_BC`` are
+        logits."""
         if self.constraint == "accuracy_parity":
             return torch.nn.functional.cross_entropy(outputs_BC, labels_B, reduction="none")[:, None]
         probability_BC = (self.sharpness * outputs_BC).softmax(dim=1)
@@ -239,8 +236,8 @@ class MeanParity:
         return mean_UK[:, None] - sums_UGK / sizes_UG.to(sums_UGK)[..., None]
 
     def slopes(self, multipliers_UGK: Tensor, labels_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
-        """Return the slopes (U, G, K): the derivative of the sum of multipliers times violations with respect to the
-        value h of a record of group g in population u.
+        """Return the slopes (U, G, K): the derivative of the sum of multipliers times violations by the value h of one
+        record, for a record of each population and group.
 
         ``labels_N`` determine the sizes of the populations. Slopes are 0 if all multipliers are 0.
         """
@@ -252,10 +249,9 @@ class MeanParity:
 
 @dataclass(frozen=True)
 class ValueAlong:
-    """A loss: the inner product of each record's value h with a direction; its gradient is that of h along the
-    direction.
+    """A loss for clipping the gradients of h: the inner product of each record's value h with a direction (K,).
 
-    Targets (B, 1 + K) contain the label and the direction of each record.
+    Its gradient is that of h in this direction. Targets (B, 1 + K) contain the label and the direction of each record.
     """
 
     parity: MeanParity
@@ -295,7 +291,7 @@ def project(values_J: npt.ArrayLike, *, cap: float = math.inf) -> FloatArray:
 
 
 class DualAscent:
-    """Lagrange multipliers that start at 0 and rise where a constraint is violated."""
+    """Lagrange multipliers (J,) that start at 0 and rise where a constraint is violated."""
 
     def __init__(self, num_multipliers: int, *, learning_rate: float, cap: float = math.inf) -> None:
         if not 0 <= learning_rate < math.inf:

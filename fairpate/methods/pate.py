@@ -12,15 +12,14 @@ Algorithm 3), or in the student's loss (``pate_s_in``). ``aggregator.gate`` is t
 ``pate_s_pre``. All steps after the released labels are post-processing: each method costs what its queries cost.
 
 **Labels.** This module is the only way from ``private/`` to ``public/`` for a method whose voters answer public
-queries: it turns votes into released labels and their events. The ledger decides what a repeated run may do. It is
-opened only if it contains all released labels; then a repeated query gets the stored answer without new noise, and
-queries of a service in between are charged with the others. Once labels were released, a ledger that is missing or
-incomplete is never replaced: its charges would be forgotten.
+queries: it turns votes into released labels and their events. A repeated query gets the answer stored in the ledger,
+without new noise. Once labels were released, a ledger that is missing or incomplete is never replaced: its charges
+would be forgotten.
 
-Teachers are trained on shards of private records and vote on public ones. Checkpoints are stored teacher by teacher, so
-that an interrupted training resumes. Queries may be submitted in rounds: after each round, a student of the labels
-released so far determines the next queries. All steps between two rounds read only public records, released labels and
-the run's seed, so they are free, and an interrupted run submits the same queries again and gets the stored answers.
+Teachers are trained on shards of private records and vote on public ones. Queries may be submitted in rounds: after
+each round, a student of the labels released so far determines the next queries. All steps between two rounds read only
+public records, released labels and the run's seed, so they are free, and an interrupted run submits the same queries
+again and gets the stored answers.
 
 **Filters.** FairPATE has two filters that drop records for parity before a model learns. ``P_pre`` (Algorithm 3) is a
 stream: running counts decide record by record. On released labels it is post-processing and free; it uses the gate of
@@ -32,8 +31,7 @@ records that are kept. The theorem does NOT cover the streaming filter, where on
 decisions; never put :func:`streaming_filter` in front of private training.
 
 Deviations from the paper: Theorem 1's displayed inequality has two terms swapped, and its ratio is a group's share
-within the label, not a demographic-parity rate. K is computed in fractions, because in floating point 2 * 0.9 / (1 -
-0.9) > 18.
+within the label, not a demographic-parity rate.
 
 Shapes: N records, Q queries, C classes, G groups.
 """
@@ -130,8 +128,8 @@ NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerPlace:
-    """The location of a ledger (a path or a database URL), and of its anchor, which repeats the ledger's last entry in
-    another place; None: no anchor."""
+    """The location (a path or a database URL) of a ledger, and that of its anchor, which repeats the ledger's last
+    entry elsewhere; None: no anchor."""
 
     ledger: Place
     anchor: Place | None = None
@@ -157,7 +155,8 @@ def place_of(run: RunDirectory) -> LedgerPlace:
 
 
 def parsed(text: str) -> Place:
-    """Return ``text`` as the address of a ledger in a database, or as the path of a file."""
+    """Return ``text`` unchanged if it is the URL of a ledger in a database, otherwise as the absolute path of a
+    file."""
     return text if is_database(text) else Path(text).absolute()
 
 
@@ -194,12 +193,12 @@ def open_ledger(
     meter: LedgerMeter | None,
     take_over: bool = False,
 ) -> Ledger:
-    """Open the run's ledger, if it contains all released labels; ``queries`` are the records on which the run queries
-    the voters.
+    """Open the run's ledger, if it contains all labels that were released from it.
 
-    With ``create``, a missing ledger is created, but only if nothing was released yet. ``meter`` charges the ledger's
-    queries to the odometer. ``take_over`` ends another process that writes to the ledger, if possible.
-    RunDirectoryError for a ledger that lacks released labels or stated queries, LedgerError as :class:`Ledger`.
+    ``queries`` are the records on which the run queries the voters. With ``create``, a missing ledger is created, but
+    only if nothing was released yet. ``meter`` charges the ledger's queries to the odometer, the operator's total of
+    all runs. ``take_over`` ends another process that writes to the ledger, if possible. RunDirectoryError for a ledger
+    that lacks released labels, or queries that the run's statement mentions; LedgerError as :class:`Ledger`.
     """
     released = sorted(run.public.iterdir()) if run.public.exists() else []
     released = [path for path in released if path != run.embedding]  # of public records alone, before any vote
@@ -258,10 +257,11 @@ def keys_of(queries: Split) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class StandingVoters:
-    """The voters of a service.
+    """The voters of a service, as functions.
 
-    ``ensemble`` is a digest of all that determines their votes, for the ledger. ``try_vote`` tests them with a vote on
-    features (1, ...) that is not released, and raises if they fail. ``are_answering`` returns without waiting.
+    ``ensemble`` is a digest of all that determines their votes, for the ledger. ``count_votes`` returns their votes on
+    queries. ``try_vote`` tests them with a vote on features (1, ...) that is not released, and raises if they fail.
+    ``are_answering`` returns, without waiting, whether they answer.
     """
 
     ensemble: str
@@ -336,7 +336,7 @@ def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
 
 
 def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> LabelledSet:
-    """Return the labels that a gate, initially empty, accepts in their order."""
+    """Return the labels that a demographic-parity gate with this ``rule`` accepts, in their order; it starts empty."""
     # It reads only released labels and public groups, so it is post-processing: labels that it drops stay charged.
     sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
     return labelled.take(filter_stream(labelled.labels, labelled.groups, rule=rule, **sizes))
@@ -380,8 +380,8 @@ class Spending:
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
 
     def drawn(self, start: int, stop: int) -> Event:
-        """Return the data-dependent event of queries start .. stop - 1, with their votes; free refusals have no
-        votes."""
+        """Return the data-dependent event of queries start .. stop - 1, which contains their votes, except those of
+        free refusals."""
         touched = [
             charge.votes
             for charges in self.charges_Q[start:stop]
@@ -407,8 +407,8 @@ class Spending:
 
 
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
-    """Return the data-dependent privacy cost of the queries and related numbers, for the operator only: they must not
-    be published."""
+    """Return the data-dependent privacy cost of the queries, with other costs to compare it with. They are for the
+    operator only and must not be published."""
     delta, submitted = spending.terms.budget.delta, len(spending.charges_Q)
     drawn = spending.drawn(0, submitted)
     price = accountant.epsilon_data_dependent([drawn], target_delta=delta)
@@ -435,8 +435,8 @@ class ReleasePlan:
     """The plan of a release of labels, fixed before the first vote.
 
     It contains the ``method``, the ``dataset`` as its voters see it, and the public records that are the ``queries``.
-    ``mechanism`` is the method's, with noise scaled to the target if there is one; ``unit`` is the unit of privacy,
-    which moves at most one vote per query; ``source`` is the noise source. ``counted_beforehand`` is the number of
+    ``mechanism`` is the method's, with noise scaled to the target if there is one; ``unit`` is the unit of privacy: one
+    unit moves at most one vote per query; ``source`` is the noise source. ``counted_beforehand`` is the number of
     queries charged at the start, if released labels may decide to submit fewer; otherwise 0.
     """
 
@@ -450,7 +450,7 @@ class ReleasePlan:
     counted_beforehand: int
 
     def worst_case(self, num_queries: int) -> Event:
-        """Return the data-independent event of ``num_queries`` queries, for the protected unit."""
+        """Return the event of ``num_queries`` queries, whose cost for the protected unit holds for any votes."""
         return of_teachers(self.mechanism.worst_case(num_queries), self.unit)
 
     def count_fitting(self) -> int:
@@ -466,7 +466,7 @@ class ReleasePlan:
         terms = self.terms("planned")
         fitting = queries_that_fit(terms, wanted)
         if not fitting:
-            raise _no_room(terms.budget, "nothing could be asked")
+            raise _no_room(terms.budget, "no query could be submitted")
         return fitting
 
     def terms(self, ensemble: str) -> LedgerTerms:
@@ -502,8 +502,8 @@ class Labels(Trained):
 
     ``events`` are those of the submitted queries, or those of the planned ones if released labels may have decided how
     many were submitted. ``epsilon_bound`` is the guarantee that was fixed before the first query; None if votes decided
-    when to stop. ``spending`` is for the operator; None if the queries are not public records (pages then have no
-    groups to show), and after a student was trained.
+    when to stop. ``spending`` are the charges, for the operator's pages; None if the queries are not public records, so
+    that there are no groups to show, and after a student was trained.
     """
 
     labelled: LabelledSet
@@ -511,7 +511,8 @@ class Labels(Trained):
 
 
 def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
-    """Return the queries: the first ``num_queries`` public records, or with admission all of them as candidates.
+    """Return the public records to be queried: the first ``num_queries``, or all of them as candidates if
+    ``settings.admission`` chooses among them.
 
     Records with equal content are one query, so repeated content is left out. ConfigError for too few public records.
     """
@@ -539,9 +540,9 @@ def _no_room(budget: Budget, consequence: str) -> ConfigError:
 
 
 def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model: nn.Module) -> Labels:
-    """Return the released labels with their events, in which every attempt of a query has its full cost.
+    """Return the released labels with their events, which charge every attempt of a query in full.
 
-    If a service submitted queries too, the ``epsilon_bound`` is that of the ledger's budget.
+    ``epsilon_bound`` is the ledger's budget if a service submitted queries too.
     """
     by_service = len(result.replies) < len(spending.charges_Q)
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
@@ -591,9 +592,9 @@ def _submit(
 ) -> SessionResult:
     """Submit the queries to the aggregator as in Algorithm 1 and return the result.
 
-    With admission, they are submitted in rounds, which together have the planned number of queries, or fewer if the
-    gate would accept no more. The first round submits candidates in their order; later rounds submit those that the
-    gate would probably accept.
+    With ``admission``, they are submitted in rounds. The first round submits candidates in their order; later rounds
+    submit those that the gate would probably accept. All rounds together submit the planned number of queries, or fewer
+    if the gate would accept no more.
     """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
     if admission is None:
@@ -682,7 +683,7 @@ class VotingMethod(Method):
 
     @property
     def leaves_room(self) -> bool:
-        """True if the budget may have room for queries after the run.
+        """True if the privacy budget may have room for further queries after the run.
 
         Noise that is calibrated to a target leaves no room, unless ``aggregator.keep`` reserves a share.
         """
@@ -700,7 +701,8 @@ class VotingMethod(Method):
 
     @property
     def queries(self) -> QueriesConfig:
-        """The settings of the queries; a method without such settings has no budget and submits records in order."""
+        """The settings of the queries. A method that has only their number gets defaults: no budget, records in
+        order."""
         asked = self.aggregator
         if isinstance(asked, QueriesConfig):
             return asked
@@ -713,7 +715,8 @@ class VotingMethod(Method):
         return NO_GATE if gate is None else gate.rule
 
     def check(self) -> None:
-        """Raise ConfigError for a target together with a budget, and for a reserved share without a target."""
+        """Raise ConfigError for a target epsilon together with a budget, and for ``aggregator.keep``, a reserved share
+        of the target, without a target."""
         if self.target.epsilon is not None and self.queries.budget is not None:
             raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
         if self.queries.keep and self.target.epsilon is None:
@@ -723,10 +726,9 @@ class VotingMethod(Method):
             )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """Return the plan of the release, which is fixed before the first vote, with noise scaled to the target if
-        there is one.
+        """Return the plan of the release, fixed before the first vote; noise is scaled to the target if there is one.
 
-        A subclass may pass a ``dataset`` as its voters see it: their private records, and the queries as public
+        A subclass may pass another ``dataset``, as its voters see it: their private records, and the queries as public
         records.
         """
         queries = choose_queries(dataset, self.queries)
@@ -764,7 +766,7 @@ class VotingMethod(Method):
         self.plan(dataset).count_fitting()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
-        """Return an estimate of the votes on a query: all voters vote on each."""
+        """Return an estimate of how clearly votes decide a label; all voters vote on each query."""
         plan = self.plan(dataset)
         noise = float(asdict(plan.mechanism)["noise_stddev_votes"])
         return ExpectedVotes(votes=self.num_voters, noise_stddev_votes=noise, labels=len(plan.queries))
@@ -789,7 +791,7 @@ class VotingMethod(Method):
                 session = AggregatorSession(ledger, source=plan.source)
                 result = _submit(votes, keys, session, plan, on_progress)
                 if not result.replies:
-                    raise _no_room(terms.budget, "nothing was asked")
+                    raise _no_room(terms.budget, "no query was submitted")
                 # Queries with an outcome, the run's own first.
                 charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
                 for charge in ledger.charges:
@@ -809,7 +811,7 @@ class VotingMethod(Method):
         assert labels.queries is not None
         reporter.note("aggregator", f"{labels.queries.answered} of {labels.queries.submitted} queries answered")
         if result.over_budget:
-            reporter.note("aggregator", f"not asked, because the budget has no room: {result.over_budget}")
+            reporter.note("aggregator", f"queries not submitted, because the budget has no room: {result.over_budget}")
         (event,) = labels.events
         context.write_json(run.costs, costs(spending, unit=event.unit, relation=event.relation))
         # Teachers that predict attributes see other groups than the data set: pages could not show charges by group.
@@ -817,7 +819,8 @@ class VotingMethod(Method):
         return labels if is_named else replace(labels, spending=None)
 
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> AbstractContextManager[Ballot]:
-        """Return a context with the votes on the queries; voters are available inside the context."""
+        """Return a context manager that yields the votes on ``queries``; the voters are available inside the
+        context."""
         raise NotImplementedError
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
@@ -833,8 +836,8 @@ class VotingMethod(Method):
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
-        """Train a student on the labels ``kept`` and return ``labels`` with this student; ``options`` are passed to
-        :func:`fit_student`."""
+        """Train a student on the labels ``kept``, a part of ``labels``, and return ``labels`` with this student.
+        ``options`` are passed to :func:`fit_student`."""
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model
@@ -861,7 +864,7 @@ streaming_filter = filter_stream
 
 
 def preprocessing_factor(max_disparity: float | Fraction) -> int:
-    """Return K of Theorem 1 for the sorted filter, an integer; a float is read as the decimal that it prints."""
+    """Return the integer K of Theorem 1 for the sorted filter; a float is read as the decimal number that it prints."""
     return 2 + math.ceil(_share(max_disparity))
 
 
@@ -979,7 +982,7 @@ class PateFamily(GnmaxMethod):
     def collect_votes(
         self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
     ) -> VoteBatch:
-        """Train the teachers without a checkpoint, and return the votes of all teachers on the queries.
+        """Train the teachers that have no checkpoint yet, and return the votes of all teachers on the queries.
 
         Votes are private. ``folder`` is for checkpoints, unless ``storage`` is configured. ``pool`` runs the work;
         None: a new pool is opened.
@@ -1000,7 +1003,7 @@ class PateFamily(GnmaxMethod):
     def train_teachers(
         self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
     ) -> Ensemble:
-        """Train the teachers without a checkpoint and return the ensemble of all teachers."""
+        """Train the teachers that have no checkpoint yet, and return the ensemble of all teachers."""
         from teachers.ensemble import train_ensemble
 
         return train_ensemble(
@@ -1015,7 +1018,8 @@ class PateFamily(GnmaxMethod):
         )
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
-        """Return all teachers, in Ray actors; votes on the run's own queries are read from its stored votes."""
+        """Return all teachers, in Ray actors, as voters of a service; votes on the run's own queries are read from its
+        folder."""
         from teachers.ray_pool import ServingTeachers, open_pool
 
         with open_pool(self.ray) as pool:

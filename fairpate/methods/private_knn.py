@@ -8,11 +8,10 @@ student and service are those of :mod:`fairpate.methods.pate`.
 Adding or removing a record changes two counts by one each, and only if the record was sampled. If the data set names
 persons, persons are sampled, and a person votes only by its nearest record. There is one event per query, whose cost
 holds for any votes (:class:`fairpate.privacy.mechanism_events.NeighbourVotes`) and is published. The number of queries
-is fixed beforehand, and the ledger stops there: the loss distribution of a fixed number of queries is tighter than a
-privacy filter.
+is fixed beforehand: its loss distribution is tighter than a privacy filter.
 
-Records are embedded by :mod:`fairpate.data.embedding`, which is fitted to public records only: principal components, or
-the position in the pool's graph of neighbours. Coordinates are rounded to whole steps, so that distances are exact.
+Records are embedded by :mod:`fairpate.data.embedding`, which is fitted to public records only. Coordinates are rounded
+to whole steps, so that distances are exact.
 
 Deviations from the paper: noise is sampled exactly, and samples come from the operating system's entropy; the cost is
 computed from the loss distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, where
@@ -43,30 +42,12 @@ from fairpate.config import BudgetConfig, ConfigError, Count, EmbeddingConfig, G
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
-from fairpate.methods.pate import (
-    Labels,
-    ReleasePlan,
-    StandingVoters,
-    VotingMethod,
-    digest_of_records,
-    passing,
-)
+from fairpate.methods.pate import Labels, ReleasePlan, StandingVoters, VotingMethod, digest_of_records, passing
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, sklearn, stream_seed
+from teachers import ray_pool
 from teachers.ensemble import PoolError, shard_key
-from teachers.ray_pool import (
-    LARGEST_COORDINATE,
-    MOST_COORDINATES,
-    Coordinates,
-    LocalNeighbourhood,
-    Neighbourhood,
-    RayNeighbourhood,
-    Sampler,
-    blocks_of,
-    label_counts,
-    start_ray,
-)
 
 _AT_ONCE = 1024
 _STEPS = 2**15
@@ -75,7 +56,8 @@ _STEPS = 2**15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """An embedding with coordinates rounded to whole steps and clipped far outside the public pool."""
+    """Maps records to whole-number coordinates: an embedding, then rounding to steps, and clipping far outside the
+    public pool."""
 
     embed: Embed
     steps: float
@@ -85,7 +67,7 @@ class Places:
         """Fit the embedding to the public ``pool`` (M, ...); ``seed`` starts the search for the graph's
         eigenvectors."""
         # Without steps of its own: coordinates are rounded once, below.
-        config = EmbeddingConfig(num_components=min(num_components, MOST_COORDINATES))
+        config = EmbeddingConfig(num_components=min(num_components, ray_pool.MOST_COORDINATES))
         embed: Embed = Components.of(pool, config, evened=False, plain=True)
         if embedding == "graph":
             embed = Graph.of(pool, embed, seed=seed)
@@ -94,11 +76,12 @@ class Places:
         # A pool of equal records has no extent.
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
-    def __call__(self, x: Tensor) -> Coordinates:
-        """Return the coordinates (N, D or E) of records (N, ...), whole numbers of steps."""
+    def __call__(self, x: Tensor) -> ray_pool.Coordinates:
+        """Return the coordinates (N, D or E) of records (N, ...), as whole numbers of steps."""
         parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
         # A private record may lie far outside the pool, where sums of squares would no longer be exact.
-        whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -LARGEST_COORDINATE, LARGEST_COORDINATE)
+        farthest = ray_pool.LARGEST_COORDINATE
+        whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -farthest, farthest)
         return whole.astype(np.int32)
 
 
@@ -110,7 +93,7 @@ class Clusters:
     cluster_M: IntArray
 
     @classmethod
-    def of(cls, coordinates_MD: Coordinates, count: int, *, seed: int) -> Clusters:
+    def of(cls, coordinates_MD: ray_pool.Coordinates, count: int, *, seed: int) -> Clusters:
         """Find ``count`` clusters by k-means. ConfigError for more clusters than different coordinates."""
         places = len(np.unique(coordinates_MD, axis=0))
         if count > places:
@@ -192,23 +175,22 @@ class PrivateKnn(VotingMethod):
         """The mechanism that releases a label from counts of neighbours, with the noise as configured."""
         settings = self.private_knn
         kind = NearestCounts if self.queries.release == "counts" else NearestRecords
-        return kind(
-            sampling_rate=settings.sampling_rate,
-            num_neighbours=settings.num_neighbours,
-            threshold=-math.inf if settings.threshold is None else settings.threshold,
-            threshold_stddev_votes=settings.threshold_stddev_votes,
-            noise_stddev_votes=settings.noise_stddev_votes,
-        )
+        others = settings.model_dump(exclude={"threshold", "embedding", "num_components", "queries"})
+        return kind(threshold=-math.inf if settings.threshold is None else settings.threshold, **others)
 
     def check(self) -> None:
-        """Raise ConfigError as the parent, for typical queries without their number or with admission, for a target
-        epsilon above 20, and for a data-dependent budget."""
+        """Raise ConfigError as the parent class does, for a target epsilon above 20, and for a data-dependent budget.
+
+        Typical queries, one per cluster of public records, need ``aggregator.num_queries`` and exclude
+        ``aggregator.admission``.
+        """
         super().check()
-        if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
+        is_typical = self.private_knn.queries == "typical"
+        if is_typical and self.aggregator.num_queries is None:
             raise ConfigError(
                 "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set it."
             )
-        if self.private_knn.queries == "typical" and self.queries.admission is not None:
+        if is_typical and self.queries.admission is not None:
             raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
             what = f"the cost of neighbours is computed up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}"
@@ -219,8 +201,8 @@ class PrivateKnn(VotingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError as the parent, and for so little noise that epsilon exceeds 100: loss distributions would
-        be too long to compose."""
+        """Raise ConfigError as the parent class does, and for so little noise that epsilon exceeds 100, where loss
+        distributions are too long to compose."""
         super().check_data(dataset)
         plan = self.plan(dataset)
         event = plan.worst_case(plan.count_fitting())
@@ -235,7 +217,8 @@ class PrivateKnn(VotingMethod):
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """Return an estimate of the votes on a query; with typical queries, all public records get labels."""
+        """Return an estimate of how clearly votes decide a label; with typical queries, all public records get
+        labels."""
         voting = super().voting(dataset, num_records)
         sampled = max(1, round(self.private_knn.sampling_rate * num_records))
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
@@ -253,7 +236,7 @@ class PrivateKnn(VotingMethod):
         return replace(taught, num_training_labels=len(labels.labelled.labels))
 
     def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:
-        """Return the label of each typical record for all records of its cluster, as far as they pass the gate."""
+        """Give the label of each typical record to all records of its cluster; return those that pass the gate."""
         public, clusters = dataset.public, self._clusters(dataset.public)
         row_of = {name: row for row, name in enumerate(labelled.record_ids)}
         row_K = np.array([row_of.get(public.record_id[row], _NO_LABEL) for row in clusters.typical_K.tolist()])
@@ -283,7 +266,7 @@ class PrivateKnn(VotingMethod):
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """Return the release plan, in which the number of queries is fixed unless a budget is configured.
 
-        Typical queries come first among the public records; they are chosen from public features only.
+        Typical queries, which are chosen from public features only, are moved to the front of the public records.
         """
         settings = self.aggregator
         if self.private_knn.queries == "typical":
@@ -302,23 +285,23 @@ class PrivateKnn(VotingMethod):
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
-        """Yield the queries; their votes are drawn on request, each from a fresh sample.
+        """Yield the queries as a ballot whose votes are drawn on request, each from a fresh sample.
 
         Private records are embedded at the first query without a stored answer.
         """
         with ExitStack() as opened:
             # Once, and only for a query without a stored answer: embedding private records takes a while.
             @cache
-            def found() -> tuple[Places, Neighbourhood]:
+            def found() -> tuple[Places, ray_pool.Neighbourhood]:
                 if self.ray.num_actors != 0:
-                    opened.enter_context(start_ray(self.ray))
+                    opened.enter_context(ray_pool.start_ray(self.ray))
                 with training.reporter.stage("neighbours"):
                     places = self._places(dataset.public)
                     return places, opened.enter_context(closing(self._neighbourhood(dataset, places)))
 
             def ask(x: Tensor, names: Sequence[str]) -> IntArray:
                 places, neighbourhood = found()
-                return label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
+                return ray_pool.label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
 
             yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
 
@@ -328,7 +311,7 @@ class PrivateKnn(VotingMethod):
         found = self._neighbourhood(dataset, places)
 
         def counts(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
-            return label_counts(found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes)
+            return ray_pool.label_counts(found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes)
 
         def count_votes(questions: Sequence[Question]) -> IntArray:
             names = [question.query.record_id for question in questions]
@@ -358,35 +341,25 @@ class PrivateKnn(VotingMethod):
             _PLACES[key] = found
         return found
 
-    def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
+    def _neighbourhood(self, dataset: Dataset, places: Places) -> ray_pool.Neighbourhood:
         private, settings = dataset.private, self.private_knn
         seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
-        blocks = list(
-            blocks_of(
-                places(private.x),
-                private.y.numpy(),
-                private.unit_id,
-                # The order of equal distances must be the same in every run; it need not be secret.
-                key=shard_key(self.seed),
-                person_N=None if private.person_N is None else private.person_N.numpy(),
-            )
-        )
+        # The order of equal distances must be the same in every run; it need not be secret.
+        key, persons = shard_key(self.seed), None if private.person_N is None else private.person_N.numpy()
+        voters = places(private.x), private.y.numpy(), private.unit_id
+        blocks = list(ray_pool.blocks_of(*voters, key=key, person_N=persons))
         if self.ray.num_actors == 0:
-            sampler = Sampler(settings.sampling_rate, seed)
-            return LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
-        return RayNeighbourhood(
+            sampler = ray_pool.Sampler(settings.sampling_rate, seed)
+            return ray_pool.LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
+        return ray_pool.RayNeighbourhood(
             blocks, count=settings.num_neighbours, sampling_rate=settings.sampling_rate, seed=seed, config=self.ray
         )
 
     def _digest(self, private: Split) -> str:
         """Return a digest of the private records, the settings of the method and the run's seed."""
         # Records themselves too: a ledger must not be continued with other voters.
-        told = (
-            self.private_knn.model_dump(mode="json"),
-            self.seed,
-            list(private.unit_id),
-            *([list(private.person_id)] if private.person_id else []),
-        )
+        persons = [list(private.person_id)] if private.person_id else []
+        told = (self.private_knn.model_dump(mode="json"), self.seed, list(private.unit_id), *persons)
         return digest_of_records(told, private.x, private.y)
 
 

@@ -10,10 +10,9 @@ probability of class k on the records S
 
 The value of a constraint is computed from one histogram of the records: the predicted probability mass by cell and
 class. A term may also be divided by the number of all records instead of its own, which makes it linear in the
-histogram and allows a bound on precision. Histograms may be exact or noisy; a rate without records is NaN unless a
-floor for sizes is given. :func:`named_constraints` returns the constraints that have a name, for any number of groups
-and labels; a user may state others, and :func:`combined` joins both. Named gaps are signed and against all other groups
-together, as in FairPATE and RaCO-DP (appendix A); error rates are rates of one class or of each class, not gaps.
+histogram and allows a bound on precision. Named constraints (:func:`named_constraints`) on gaps are signed and against
+all other groups together, as in FairPATE and RaCO-DP (appendix A); error rates are rates of one class or of each class,
+not gaps. A user may state other constraints.
 
 One step (Algorithm 1), with a Poisson sample of rate r, L = r N, soft predictions s(x) = softmax(sharpness h(x)) and
 record x in cell q(x):
@@ -25,11 +24,10 @@ record x in cell q(x):
     lambda <- P(lambda + dual rate (Gamma of the noisy H and its sizes - bound))
 
 The second term of g_x is the gradient of s(x) times a *price*: the price of a cell and a class is the derivative of the
-weighted constraints with respect to predicted mass there. The prices of a step are a function of its noisy H
-(:class:`PricedLoss`). With ``counts`` labels, H counts predicted labels instead of s(x): the hard dual update of the
-paper's Appendix E.4. Gradients still use s(x), and sizes do not change. With ``size_share`` each cell's number of
-records is released too, with Gaussian noise (the paper's Remark 3; cells are a partition): H is then the histogram
-nearest to both releases, and sizes are sums of it.
+weighted constraints with respect to predicted mass there. The prices of a step are a function of its noisy H. With
+``counts`` labels, H counts predicted labels instead of s(x): the hard dual update of the paper's Appendix E.4. With
+``size_share`` each cell's number of records is released too, with Gaussian noise (the paper's Remark 3; cells are a
+partition): H is then the histogram nearest to both releases.
 
 A record changes H by 1 in L1 under any model, the sizes by 1 in L2 and, once H is released, the sum by C in L2, all on
 the same sample: this is one event, composed before it is amplified, in which the two Gaussians count as one. If the
@@ -39,14 +37,13 @@ count persons: the average of rows that sum to 1 also changes H by 1 in L1, even
 Deviations from the paper and its code:
 
 - Precision, which is not a rate of a fixed set of records, is bounded as a linear function of the histogram.
-- The paper amplifies Laplace and Gaussian noise separately and adds the costs, which is too low, as both read one
-  sample.
+- The paper amplifies Laplace and Gaussian noise separately and adds the costs, which is too low: both read one sample.
 - The relation is "add or remove one", for which the paper's sensitivities hold; the paper states "replace one".
 - Sizes have a public floor: with noise they may be negative. The paper's code releases group sizes without a charge.
 - Remark 3 has Laplace noise on sizes and does not charge it. Here the noise is Gaussian, and also improves H.
 - Every entry of H has noise of its own, and there are no padded rows. Sums are divided by L, not by the sample's size.
 - The last weights are averaged; the paper takes the best of many checkpoints by private validation data, uncharged.
-- Momentum is available, as in DP-SGD; the paper has none.
+- Momentum is available.
 
 Shapes: N records, B of a batch, Q cells, C classes, J constraints, U unions.
 """
@@ -57,8 +54,8 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +141,7 @@ class RateConstraint:
 
 @dataclass(frozen=True, kw_only=True)
 class RateConstraints:
-    """Valid constraints over one partition.
+    """Rate constraints over one partition of the records, checked when they are created.
 
     ValueError for a constraint without terms, a term without cells, a cell that the partition does not have, weights
     that are not one finite number for each of the same classes, and a bound that no predictions can keep.
@@ -186,7 +183,7 @@ class RateConstraints:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes; every term has a weight for each."""
+        """The number of classes C; every term has one weight per class."""
         return len(self.constraints[0].terms[0].weights)
 
     @property
@@ -196,8 +193,8 @@ class RateConstraints:
 
     @cached_property
     def unions(self) -> tuple[FloatArray, npt.NDArray[np.bool_], FloatArray]:
-        """The unions of cells in the constraints' terms: their members (U, Q), whether their mass is divided by the
-        number of all records (U,), and the weights of their rates in each constraint (J, U, C)."""
+        """All U unions of cells that terms use: which cells are in each (U, Q), whether its mass is divided by the
+        number of all records (U,), and the weights of its rates in each constraint (J, U, C)."""
         union_of = {
             term: (tuple(sorted(set(term.cells))), term.of_all) for each in self.constraints for term in each.terms
         }
@@ -220,13 +217,13 @@ class RateConstraints:
         return histogram_QC
 
     def values(self, histogram_QC: FloatArray) -> FloatArray:
-        """Return the constraints' values Gamma for an exact histogram, shape (J,); NaN where a union is empty."""
+        """Return the values Gamma of the constraints for an exact histogram, shape (J,); NaN if a union that a
+        constraint uses has no records."""
         members_UQ, of_all_U, weights_JUC = self.unions
         sizes_U = np.where(of_all_U, histogram_QC.sum(), members_UQ @ histogram_QC.sum(axis=1))
         rates_UC = divide(members_UQ @ histogram_QC, sizes_U[:, None])
         # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
-        values_J: FloatArray = np.where(weights_JUC == 0, 0.0, weights_JUC * rates_UC).sum(axis=(1, 2))
-        return values_J
+        return np.where(weights_JUC == 0, 0.0, weights_JUC * rates_UC).sum(axis=(1, 2))
 
     def evaluate(
         self, probabilities_NC: npt.ArrayLike, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike
@@ -240,7 +237,7 @@ class RateConstraints:
         return dict(zip(self.names, values_J.tolist(), strict=True))
 
     def floored(self, histogram_QC: FloatArray, *, size_floor: float) -> tuple[str, ...]:
-        """Return the names of the constraints with a union of cells that is smaller than ``size_floor`` in this
+        """Return the names of the constraints with a union of cells that has fewer records than ``size_floor`` in this
         histogram."""
         members_UQ, of_all_U, weights_JUC = self.unions
         is_small_U = (members_UQ @ histogram_QC.sum(axis=1) < size_floor) & ~of_all_U
@@ -264,7 +261,7 @@ class Pricer:
         self._weights = weights_JUC.reshape(len(constraints.constraints), -1)
         self._scaled_members_QU = num_records * self._members_UQ.T
         self._least_sizes_U1 = np.where(of_all_U1, num_records, size_floor)
-        self._most_sizes_U1 = np.where(of_all_U1, num_records, np.inf) if of_all_U1.any() else None
+        self._most_sizes_U1 = np.where(of_all_U1, num_records, np.inf)
         # One product gives the masses by class and, in the last column, the sizes.
         self._with_sum_CK = np.hstack([np.eye(num_classes), np.ones((num_classes, 1))])
         self._shape, self._num_classes = (len(of_all_U1), num_classes), num_classes
@@ -278,9 +275,7 @@ class Pricer:
         # For a small model these calls take much of a step's time; ``dot`` is the fastest product.
         mass_UK = self._members_UQ.dot(histogram_QC.dot(self._with_sum_CK))
         # Sizes of unions are floored. Terms of all records are divided by one constant, which is both of their bounds.
-        sizes_U1 = np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1)
-        if self._most_sizes_U1 is not None:
-            sizes_U1 = np.minimum(sizes_U1, self._most_sizes_U1)
+        sizes_U1 = np.minimum(np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1), self._most_sizes_U1)
         values_J: FloatArray = self._weights.dot((mass_UK[:, : self._num_classes] / sizes_U1).reshape(-1))
         prices_UC = multipliers_J.dot(self._weights).reshape(self._shape) / sizes_U1
         prices_QC: FloatArray = self._scaled_members_QU.dot(prices_UC)
@@ -305,19 +300,14 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     if len(classes) != 1:
         raise ValueError(f"Expected parts over the same number of classes, got {sorted(classes)}.")
     partition = Partition(num_labels=labels, num_groups=groups)
+    labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), groups)
     constraints = []
     for part in parts:
-        coarse = part.partition
-        # The cells of the common partition inside each cell of this part's.
-        inside: dict[int, list[int]] = {cell: [] for cell in range(coarse.num_cells)}
-        for label in range(labels):
-            for group in range(groups):
-                # A part distinguishes all labels or has one: the remainder is the label, or 0. Groups likewise.
-                here = coarse.cell(label=label % coarse.num_labels, group=group % coarse.num_groups)
-                inside[here].append(partition.cell(label=label, group=group))
+        # The cell of this part's partition that each cell of the common one is in.
+        coarse_Q = part.partition.cells(labels_Q, groups_Q)
         for constraint in part.constraints:
             terms = [
-                replace(term, cells=tuple(fine for cell in term.cells for fine in inside[cell]))
+                replace(term, cells=tuple(np.flatnonzero(np.isin(coarse_Q, term.cells)).tolist()))
                 for term in constraint.terms
             ]
             constraints.append(replace(constraint, terms=tuple(terms)))
@@ -471,8 +461,8 @@ class PricedLoss:
 
     s(x) = softmax(``sharpness`` * outputs): with a large ``sharpness`` predictions are nearly hard. Targets are those
     of :meth:`targets`. With ``counts_labels`` the histogram counts predicted labels instead of probabilities.
-    ``release`` maps a batch's exact histogram (Q, C) to prices; it adds the noise. If ``prices_QC`` is None, the next
-    call must have the outputs of a whole batch, from which the prices are set.
+    ``release`` maps a batch's exact histogram (Q, C) to prices, adding the noise. While ``prices_QC`` is None, the next
+    call must get the outputs of a whole batch: it releases their histogram and sets the prices.
     """
 
     def __init__(
@@ -494,7 +484,7 @@ class PricedLoss:
         self.prices_QC: FloatArray | None = None
 
     def targets(self, labels_N: Tensor, cells_N: Tensor) -> Tensor:
-        """Return the cell and the label of every record in one number, shape (N,). ValueError for lengths that
+        """Return the cell and the label of every record, encoded as one number, shape (N,). ValueError for lengths that
         differ."""
         if len(labels_N) != len(cells_N):
             raise ValueError(f"Expected one cell per label, got {len(cells_N)} cells and {len(labels_N)} labels.")
@@ -528,9 +518,9 @@ class PricedLoss:
         return self._summed(self._rows(outputs), targets, share_B)
 
     def before_batch(self, clipper: GradientClipper, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> None:
-        """Release the histogram of a batch, also of an empty one, and set the prices.
+        """Release the histogram of the next batch, even if it is empty, and set the prices for its gradients.
 
-        A batch that is processed in parts or by owner passes through the model once more for this.
+        For this, a batch that is processed in parts or by owner passes through the model once more.
         """
         from fairpate.nn.per_example import shares_of  # a configuration is read without torch
 
@@ -619,17 +609,9 @@ def priced_training(
         counts_labels=config.counts == "labels",
     )
     # A person's average row sums to 1 as a record's does: the same event holds for persons.
-    event = steps.event if person_N is None else replace(steps.event, unit="person")
-    return PrivateTraining(
-        model,
-        x,
-        loss.targets(labels, cells),
-        loss,
-        steps.gradient,
-        randomness=randomness,
-        person_N=person_N,
-        plan=StepPlan(events=(event,)),
-    )
+    plan = StepPlan(events=(steps.event if person_N is None else replace(steps.event, unit="person"),))
+    targets = loss.targets(labels, cells)
+    return PrivateTraining(model, x, targets, loss, steps.gradient, randomness=randomness, person_N=person_N, plan=plan)
 
 
 def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
@@ -640,8 +622,7 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
         return histogram_QC
     # The covariance of an entry with the row's misfit, over the misfit's variance: that of C entries and of the size.
     weight = variance / (histogram_QC.shape[1] * variance + size_noise**2)
-    nearest_QC: FloatArray = histogram_QC + weight * (sizes_Q - histogram_QC.sum(axis=1))[:, None]
-    return nearest_QC
+    return histogram_QC + weight * (sizes_Q - histogram_QC.sum(axis=1))[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -676,10 +657,10 @@ class HistogramSteps:
 def plan_steps(
     training: DpSgdConfig, config: RacoDpConfig, *, num_records: int, noise_multiplier: float, laplace_scale: float
 ) -> HistogramSteps:
-    """Return the steps that ``training`` plans for ``num_records``, with the given noise.
+    """Return the steps for ``num_records`` private records or persons, with the given noise.
 
-    ``noise_multiplier`` is that of gradient and sizes taken as one Gaussian; sizes have ``size_share`` of its inverse
-    square.
+    ``noise_multiplier`` is that of gradients and sizes taken together as one Gaussian release; ``size_share`` is the
+    part of its inverse square that sizes get.
     """
     # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     size_share = config.resolved_size_share
@@ -698,34 +679,28 @@ def plan_steps(
 def calibrated_steps(
     training: DpSgdConfig, config: RacoDpConfig, target: PrivacyTarget, *, num_records: int
 ) -> HistogramSteps:
-    """Return the steps with the least noise at which they cost at most ``target``; histograms have ``histogram_share``
-    of the budget.
+    """Return the steps with the least noise at which they cost at most ``target``; ``histogram_share`` is the part of
+    the budget for histograms.
 
     ValueError for a target that no noise reaches.
     """
     # 1 / joint^2 = 1 / multiplier^2 + 1 / scale^2. Where noise is large, each release costs about half its inverse
     # square, so that `histogram_share` is the histogram's part of the budget.
     of_gradient, of_histogram = math.sqrt(1 - config.histogram_share), math.sqrt(config.histogram_share)
-    silent = plan_steps(training, config, num_records=num_records, noise_multiplier=0.0, laplace_scale=0.0).event
+    planned = partial(plan_steps, training, config, num_records=num_records)
+    silent = planned(noise_multiplier=0.0, laplace_scale=0.0).event
 
-    joint = noise_within(
-        target,
-        lambda joint: [
-            replace(silent, gradient_noise_multiplier=joint / of_gradient, laplace_scale=joint / of_histogram)
-        ],
-    )
-    return plan_steps(
-        training,
-        config,
-        num_records=num_records,
-        noise_multiplier=joint / of_gradient,
-        laplace_scale=joint / of_histogram,
-    )
+    def event(joint: float) -> PoissonGaussianLaplaces:
+        return replace(silent, gradient_noise_multiplier=joint / of_gradient, laplace_scale=joint / of_histogram)
+
+    joint = noise_within(target, lambda joint: [event(joint)])
+    return planned(noise_multiplier=joint / of_gradient, laplace_scale=joint / of_histogram)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConstraintReport:
-    """The constraints' values on soft predictions of private records, from noisy histograms: may be published.
+    """The constraints' values on soft predictions of private records, computed from noisy histograms, so that they may
+    be published.
 
     ``values`` are computed from the mean histogram over the second half of the steps. ``floored`` names the constraints
     with a union of cells below the size floor in that histogram: their rates were underestimated, so they may exceed
@@ -834,22 +809,16 @@ class RacoDp(DpSgdFamily):
         with training.reporter.stage(self.method) as advance:
             steps = calibrated_steps(self.dp_sgd, config, self.target, num_records=private.num_protected)
             constraints = constraints_of(config, num_classes=dataset.num_classes, num_groups=dataset.num_groups)
-            lagrangian = Lagrangian(constraints, config, steps)
-            events = priced_training(
-                training.model,
-                private.x,
-                private.y,
-                torch.from_numpy(constraints.partition.cells(private.y.numpy(), private.z.numpy())),
-                steps,
-                config,
-                num_cells=constraints.partition.num_cells,
-                num_classes=constraints.num_classes,
-                pricing=lagrangian,
-                randomness=randomness,
-                # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
-                histogram_randomness=self.randomness(Stream.HISTOGRAM_NOISE),
-                person_N=private.person_N,
-            ).run(averaged_share=steps.averaged_share, on_progress=advance)
+            lagrangian, partition = Lagrangian(constraints, config, steps), constraints.partition
+            cells = torch.from_numpy(partition.cells(private.y.numpy(), private.z.numpy()))
+            named: dict[str, Any] = {"num_cells": partition.num_cells, "num_classes": constraints.num_classes}
+            named |= {"randomness": randomness, "person_N": private.person_N}
+            # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
+            named["histogram_randomness"] = self.randomness(Stream.HISTOGRAM_NOISE)
+            priced = priced_training(
+                training.model, private.x, private.y, cells, steps, config, pricing=lagrangian, **named
+            )
+            events = priced.run(averaged_share=steps.averaged_share, on_progress=advance)
         report = lagrangian.report()
         worst = max(range(len(report.names)), key=lambda j: report.values[j] - report.bounds[j])
         training.reporter.note(
@@ -857,6 +826,7 @@ class RacoDp(DpSgdFamily):
         )
         if report.floored:
             training.reporter.note(
-                "floor", f"fewer than raco_dp.min_share records behind {', '.join(report.floored)}: held more loosely"
+                "floor",
+                f"not fully enforced, as a rate has fewer records than raco_dp.min_share: {', '.join(report.floored)}",
             )
         return RacoTrained(model=training.model, events=events, noise=randomness.label, report=report)

@@ -14,9 +14,7 @@ Gaps over Z are smaller than over A: by the factor (G pi - 1) / (G - 1) in balan
 thumb otherwise. The multipliers of the default learner are raised by the same factor.
 
 Deviations from the paper: responses are sampled exactly; counts recovered over A are clipped at 0 and scaled so that
-every (label, prediction) keeps its public total; the allowed gap is corrected; the learner may be chosen, by default
-the exponentiated gradient of :mod:`fairpate.methods.dp_fair_learning` over logistic regression, for two classes; with
-F-LD there may be more.
+every (label, prediction) keeps its public total; the allowed gap is corrected; the learner may be chosen.
 
 Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
 """
@@ -44,8 +42,8 @@ from fairpate.types import FloatArray, sklearn
 
 
 class RandomisedResponseConfig(ParityConfig):
-    """Settings of Mozannar et al. 2020; `num_rounds`, `dual_bound` and `learning_rate` are for the exponentiated
-    gradient."""
+    """Settings of randomised response (Mozannar et al. 2020). `num_rounds`, `dual_bound` and `learning_rate` are read
+    only by the learner `exponentiated_gradient`."""
 
     form: Literal["one_step", "two_step"] = "one_step"
     learner: Literal["exponentiated_gradient", "f_ld"] = Field(
@@ -70,7 +68,7 @@ class ResponseTrained(Trained):
 
 
 def recovery(epsilon: float, num_groups: int) -> FloatArray:
-    """Return the inverse (G, G) of the response matrix, which maps expected reported counts to true counts.
+    """Return the inverse (G, G) of the response matrix: it maps expected counts of reported groups to true counts.
 
     ValueError for epsilon 0, where reports do not depend on the group.
     """
@@ -90,14 +88,13 @@ def shrinkage(epsilon: float, num_groups: int) -> float:
 
 
 def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatArray:
-    """Return estimated counts over true groups: unbiased estimates, clipped at 0 and rescaled to the total of each
-    (label, prediction)."""
+    """Estimate counts over true groups from counts over reported ones: unbiased estimates, clipped at 0 and rescaled to
+    the total of each label and prediction."""
     # Unbiased estimates of small counts fall below 0. Totals over groups are known: labels and predictions are public.
     clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
     found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)
     scale_YC = np.divide(total_YC, found_YC, out=np.zeros_like(total_YC), where=found_YC > 0)
-    recovered_GYC: FloatArray = clipped_GYC * scale_YC
-    return recovered_GYC
+    return clipped_GYC * scale_YC
 
 
 class RandomisedResponse(PrivateMethod):
@@ -113,7 +110,8 @@ class RandomisedResponse(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields of the learner that is not used, and of the second step if there is only one step."""
+        """The disabled fields: those of the learner that is not used, and those of the second step if there is only
+        one."""
         by_f_ld, one_step = self.randomised_response.learner == "f_ld", self.randomised_response.form == "one_step"
         game = ("num_rounds", "dual_bound", "learning_rate", "max_gap", "corrects_bound") if by_f_ld else ()
         steps = ("mixing_gap", "min_share") if one_step else ()
@@ -124,8 +122,8 @@ class RandomisedResponse(PrivateMethod):
         return super().unread | others | {f"randomised_response.{field}": cause for field, cause in causes.items()}
 
     def check(self) -> None:
-        """Raise ConfigError for a relation other than "replace one", and for settings that do not fit the published
-        model."""
+        """Raise ConfigError for a relation other than "replace one", and for settings that the published randomised
+        classifier excludes (:meth:`require_mixture`)."""
         settings = self.randomised_response
         super().check()
         if settings.learner == "exponentiated_gradient":
@@ -141,8 +139,7 @@ class RandomisedResponse(PrivateMethod):
     def learned(
         self, training: Training, x: Tensor, labels: Tensor, reported: Tensor, *, max_gap: float, shrunk: float
     ) -> nn.Module:
-        """Return the classifier that the configured learner fits to features (N, ...), labels (N,) and reported groups
-        (N,).
+        """Fit the configured learner to features (N, ...), labels (N,) and reported groups (N,); return the classifier.
 
         ``max_gap``: the allowed gap over reported groups. ``shrunk``: the ratio of gaps over reported groups to those
         over true groups. The exponentiated gradient is the reduction of Agarwal et al. 2018 over logistic regression: a
@@ -156,12 +153,9 @@ class RandomisedResponse(PrivateMethod):
             return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
         # Uniform reports show no gap, and there is nothing to scale.
         per_gap = 1 / shrunk if shrunk else 1.0
+        scaled = {"dual_bound": config.dual_bound * per_gap, "learning_rate": config.learning_rate * per_gap}
         rules = GameRules(
-            num_rounds=config.num_rounds,
-            dual_bound=config.dual_bound * per_gap,
-            learning_rate=config.learning_rate * per_gap,
-            max_gap=max_gap,
-            reference_group=config.reference_group,
+            num_rounds=config.num_rounds, max_gap=max_gap, reference_group=config.reference_group, **scaled
         )
         cells = ParityCells.of(
             labels.numpy(), reported.numpy(), num_groups=dataset.num_groups, constraint=config.constraint
@@ -205,25 +199,12 @@ class RandomisedResponse(PrivateMethod):
             gaps = {"max_gap": config.max_gap * shrunk, "shrunk": shrunk}
             model = self.learned(training, x[first], y[first], reported[first], **gaps)
             if inverse_GG is not None:
-                reported_GYC = joint_table(
-                    said_labels(model, x[second]),
-                    reported[second].numpy(),
-                    num_groups=num_groups,
-                    num_classes=dataset.num_classes,
-                    labels_N=y[second].numpy(),
-                )
-                rules = DpPostprocessingConfig(
-                    constraint=config.constraint,
-                    max_gap=config.mixing_gap,
-                    min_share=config.min_share,
-                    reference_group=config.reference_group,
-                )
+                said_NC, labels_N, groups_N = said_labels(model, x[second]), y[second].numpy(), reported[second].numpy()
+                numbers = {"num_groups": num_groups, "num_classes": dataset.num_classes}
+                reported_GYC = joint_table(said_NC, groups_N, labels_N=labels_N, **numbers)
+                shared = config.model_dump(include={"constraint", "min_share", "reference_group"})
+                rules = DpPostprocessingConfig(max_gap=config.mixing_gap, **shared)
                 # Without slack: its formula is that of Laplace noise on counts, and these have none.
                 mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), rules, epsilon=math.inf)
-        return ResponseTrained(
-            model=model,
-            events=events,
-            noise=source.label,
-            mixing_GCC=None if mixing is None else mixing.mixing_GCC,
-            mixing=mixing,
-        )
+        table = None if mixing is None else mixing.mixing_GCC
+        return ResponseTrained(model=model, events=events, noise=source.label, mixing_GCC=table, mixing=mixing)

@@ -4,11 +4,10 @@
     release      the table + N_Z(0, sigma^2), on every cell, also on empty ones
     labels       a label for every public record, from the table; the student learns from the most certain ones
 
-The release is one event, whose cost holds for any records, so it is published as computed. All steps after the table
-are post-processing: labels for the whole pool, the student, and every fairness rule. The pool, which is the set of
-public records, must really be public. If the data set names persons, all votes of a person are added up and scaled down
-to the norm of one vote, in whole numbers: a vote of norm one is U units. Adding or removing a person then changes the
-table by at most one vote (:class:`fairpate.privacy.mechanism_events.VoteSums`).
+The release is one event, whose cost holds for any records. All steps after the table are post-processing: labels for
+the public pool, the student, and every fairness rule. If the data set names persons, all votes of a person are added up
+and scaled down to the norm of one vote, in whole numbers: a vote of norm one is U units. Adding or removing a person
+then changes the table by at most one vote (:class:`fairpate.privacy.mechanism_events.VoteSums`).
 
 One vote on a public prototype (``record_votes``; related: parallel composition, McSherry 2009; private prototypes of
 public embeddings, DPPL, Wahdany et al. 2025, arXiv 2406.08039):
@@ -32,9 +31,8 @@ One sum of feature vectors per class (``weighted_votes``; related: sufficient st
 Adding or removing a record changes one row by at most U in L2 norm. The objective is that of logistic regression,
 except that the expectation of its first term is over public records instead of private ones. The weights p correct for
 differences between the means of public and private records (exponential tilting, Qin 1998; entropy balancing,
-Hainmueller 2012). n is the noisy number of records, from the sums of the constant; a person counts less than their
-records. Both fits have a ridge penalty in proportion to the noise of S / n, so that noise alone does not change
-weights. The embedding is that of the data set (``data.embedding``), or the method's own, fitted to public records only.
+Hainmueller 2012). n is the noisy number of records, from the sums of the constant. Both fits have a ridge penalty in
+proportion to the noise of S / n. The embedding is fitted to public records only.
 
 Shapes: N private records, M public ones, K prototypes, C classes, G groups, W numbers per class, D or E coordinates.
 """
@@ -102,7 +100,7 @@ _LARGEST_EPSILON = 20
 
 
 class TaughtConfig(Section):
-    """Settings of the labels of public records from which the student learns."""
+    """Settings of how the student learns from labels of public records: how many, through which gate and penalty."""
 
     taught_share: float = Field(
         0.7,
@@ -122,7 +120,7 @@ class TaughtConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLabels:
-    """Labels of public records (M,) with their certainty (M,), and optionally the probability of each class (M, C)."""
+    """A label for each public record (M,), its certainty (M,), and optionally the probability of each class (M, C)."""
 
     labels_M: IntArray
     certainty_M: RealArray
@@ -145,19 +143,19 @@ class VotesOfRecords(ReleasingMethod):
 
     @property
     def own(self) -> TaughtConfig:
-        """The method's own section of the configuration."""
+        """The section of the configuration that belongs to this method alone, such as ``record_votes``."""
         found: TaughtConfig = getattr(self, self.section)
         return found
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dotted fields that only learning reads, and the release does not."""
+        """The dotted names of the fields that the release does not read, but only learning does."""
         own = (*self.learned, *TaughtConfig.model_fields)
         return (*ReleasingMethod.afterwards, *(f"{self.section}.{field}" for field in own))
 
     @property
     def reads_groups(self) -> bool:  # type: ignore[override]
-        """True if the table has separate rows for every group of private records; never for several releases."""
+        """True if the table has separate rows for every group of private records, as ``by_group`` says."""
         return getattr(self.own, "by_group", False)
 
     def rows(self, dataset: Dataset) -> tuple[IntArray, int]:
@@ -171,15 +169,15 @@ class VotesOfRecords(ReleasingMethod):
         return dataset.private.z.numpy() * num_classes + labels_N, dataset.num_groups * num_classes
 
     def label_noise(self, num_groups: int) -> float:
-        """Return the noise of the table from which the student learns, as a multiple of the release's noise."""
+        """Return how many times the noise of the release is in the table from which the student learns."""
         # The tables of all groups are added, and their noises are independent.
         return TAUGHT_NOISE * math.sqrt(num_groups) if self.reads_groups else 1.0
 
     def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float, FloatArray]:
-        """Split a released table by group (axis 0) into two tables with independent noise, reproducibly.
+        """Split a released table by group (axis 0) into two tables with independent noise, the same at every call.
 
-        Return the table from which the student learns, summed over groups, the standard deviation of its noise, and the
-        table by group from which the student's rates by group are estimated.
+        The first is for the student, the second to estimate the student's rates by group. Return the first summed over
+        groups, the standard deviation of its noise, and the second.
         """
         # A new generator at each call, from one seed: student and estimate need the two tables of the same split.
         generator = np.random.default_rng(stream_seed(self.seed, Stream.THINNING))
@@ -187,8 +185,8 @@ class VotesOfRecords(ReleasingMethod):
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the released table by group, and for every public record its vote (M, W) and label probabilities
-        (M, C)."""
+        """Return the table by group, and for every public record the vote that it would have (M, W) and its label
+        probabilities (M, C)."""
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
@@ -236,8 +234,8 @@ class VotesOfRecords(ReleasingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError for counts by group in a data set that protects persons: their votes are scaled down, so
-        sums of votes do not count records."""
+        """Raise ConfigError for counts by group in a data set that protects persons, whose votes are scaled down, so
+        that sums of votes do not count records."""
         super().check_data(dataset)
         if self.reads_groups and dataset.unit == "person":
             raise ConfigError(
@@ -248,7 +246,7 @@ class VotesOfRecords(ReleasingMethod):
     def sum_event(self, unit: Unit, *, norm: float = UNITS, scale: float = UNITS) -> VoteSums:
         """Return the event of a table of sums with the least noise that the target allows.
 
-        A unit adds numbers of L2 norm at most ``norm``. The search for the noise works in multiples of ``scale``.
+        One unit of privacy adds a vector of L2 norm at most ``norm``. The search tries noise in multiples of ``scale``.
         """
         of_table = partial(VoteSums, count=1, norm=norm, unit=unit)
         noise = noise_within(self.target, lambda noise: [of_table(noise_stddev_votes=noise * scale)])
@@ -259,7 +257,7 @@ class VotesOfRecords(ReleasingMethod):
     ) -> Trained:
         """Train a student on the most certain labels that pass the gate, and return it with the release's events.
 
-        ``said`` are labels of the public ``records`` (None: all public records), learned from ``released``.
+        ``said`` are the labels of the public ``records`` (None: all public records) that ``released`` gave.
         """
         settings, dataset, public = self.own, training.dataset, training.dataset.public
         asked = public if records is None else records
@@ -276,7 +274,7 @@ class VotesOfRecords(ReleasingMethod):
         ).take(kept_M)
         if settings.gate is not None:
             labelled = passing(labelled, settings.gate.rule, dataset)
-        training.reporter.note("votes", f"{len(labelled.labels)} of {num_records} labels teach")
+        training.reporter.note("votes", f"the student learns from {len(labelled.labels)} of {num_records} labels")
         penalty = None
         if settings.penalty is not None:
             generator = training.generator(Stream.PENALTY)
@@ -318,7 +316,7 @@ _POOL_PER_CELL = 10
 
 
 class RecordVotesConfig(TaughtConfig):
-    """Settings of the prototypes, and of the labels from which the student learns."""
+    """Settings of record votes: the prototypes, the rule that labels public records, and the student's labels."""
 
     embedding: EmbeddingName = Field(
         "components",
@@ -349,7 +347,7 @@ class RecordVotesConfig(TaughtConfig):
     )
 
     def prototypes_of(self, pool: int, *, stddev: float) -> int:
-        """Return the number of prototypes K: the configured one, or one computed from the size of the ``pool``, the
+        """Return the number of prototypes K: the configured number, or one computed from the size of the ``pool``, the
         declared number of records and the noise."""
         if self.num_prototypes is not None:
             return self.num_prototypes
@@ -397,7 +395,7 @@ class RecordVotes(VotesOfRecords):
     record_votes: RecordVotesConfig = RecordVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """Return an estimate of the votes on a public record, if all prototypes have equally many votes."""
+        """Return an estimate of how clearly votes decide a label, if all prototypes have equally many votes."""
         (_, noise), pool = self.event(dataset.unit), len(dataset.public)
         stddev = noise * self.label_noise(dataset.num_groups)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
@@ -406,8 +404,8 @@ class RecordVotes(VotesOfRecords):
         )
 
     def event(self, unit: Unit) -> tuple[VoteTables | VoteSums, float]:
-        """Return the event of the table with the least noise that the target allows, and the noise's standard deviation
-        in votes."""
+        """Return the event of the table with the least noise that the target allows, and the standard deviation of this
+        noise in votes."""
         if unit == "person":
             # A sum in units, of which a vote has U: a power of two, so that no division rounds.
             sums = self.sum_event(unit)
@@ -499,7 +497,7 @@ class RecordVotes(VotesOfRecords):
 
 
 def labels_of_cells(votes_KC: IntArray | RealArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
-    """Return labels of public records: for each the label with most noisy votes at its prototype."""
+    """Label each public record with the class that has most noisy votes at its prototype, and return the labels."""
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
     # The lead over the runner-up in standard deviations: of the added noise, and of the sampling of counts this large.
     doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
@@ -511,7 +509,7 @@ def labels_of_cells(votes_KC: IntArray | RealArray, prototype_M: IntArray, *, st
 def labels_of_line(
     votes_KC: IntArray | RealArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> PoolLabels:
-    """Return labels of public records by a logistic regression that is fitted to all counts."""
+    """Label public records by a logistic regression that is fitted to all counts, and return the labels."""
     chances_MC = chances_of_line(votes_KC, prototype_M, coordinates_MD, stddev=stddev)
     # A regression needs at least two labels: with votes for one only, the labels of the prototypes are used.
     if (chances_MC.max(axis=0) > 0).sum() < 2:
@@ -523,11 +521,11 @@ def labels_of_line(
 def chances_of_line(
     votes_KC: IntArray | RealArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> RealArray:
-    """Return the probability of each label (M, C) by a logistic regression of all counts on the pool's coordinates.
+    """Return each public record's label probabilities (M, C), by a logistic regression fitted to all counts.
 
     Each public record has an equal share of its prototype's counts as sample weight. The ridge penalty is the noise
-    variance of all K prototypes relative to the number of votes. If fewer than two labels have votes, these are
-    certain.
+    variance of all K prototypes relative to the number of votes. A label that alone has votes gets probability 1; if no
+    label has votes, all get 0.
     """
     # Noise can make counts negative, and a negative sample weight would reward a wrong label.
     positive_KC = np.maximum(votes_KC, 0)
@@ -563,7 +561,7 @@ _SOLVER: dict[str, Any] = {"jac": True, "method": "L-BFGS-B", "options": {"maxit
 
 
 class VectorsConfig(TaughtConfig):
-    """Settings of the embedding of records, and of the labels from which the student learns."""
+    """Settings for votes that are vectors: the embedding of records, and the student's labels."""
 
     taught_share: float = Field(
         1.0,
@@ -577,7 +575,7 @@ class VectorsConfig(TaughtConfig):
 
 
 class WeightedVotesConfig(VectorsConfig):
-    """Settings of the linear rule, and of the labels from which the student learns."""
+    """Settings of weighted votes: the linear rule, the embedding, and the student's labels."""
 
     by_group: bool = Field(
         False,
@@ -593,9 +591,9 @@ class WeightedVotesConfig(VectorsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedBallot:
-    """The feature map phi: a record adds the vector phi(x), its vote, to the row of its label.
+    """The feature map phi. A record votes by adding the vector phi(x) to the row of its label.
 
-    phi(x) depends on no other private record. ``embedding`` None: records are embedded already.
+    phi(x) depends on no other private record. ``embedding`` None: records are already embedded.
     """
 
     embedding: Embedding | None
@@ -607,7 +605,8 @@ class WeightedBallot:
         return cls(embedding=None if dataset.embedding is not None else Embedding.of(dataset.public.x, config))
 
     def votes(self, x: Tensor) -> IntArray:
-        """Return the votes phi(x) (N, W): whole numbers of L2 norm at most :data:`UNITS`, first the constant."""
+        """Return the votes phi(x) (N, W), vectors of whole numbers of L2 norm at most :data:`UNITS`; the constant comes
+        first."""
         embedded = x if self.embedding is None else self.embedding(x)
         # One NaN would spoil all sums, and so reveal that its record is there.
         coordinates = embedded.double().nan_to_num(0.0).numpy() / self.radius
@@ -620,8 +619,8 @@ class WeightedBallot:
         return whole
 
     def similar(self, x: Tensor, num_records: int) -> int:
-        """Return an estimate of how many votes decide a label: the similarity of a record to all others, added up, if
-        ``num_records`` records are distributed like public ``x``."""
+        """Estimate how many votes decide a label if ``num_records`` records are distributed like public ``x``: the sum
+        of a record's similarities to all others."""
         votes_MW = self.votes(x[:_COMPARED])[:, 1:] / UNITS  # without the constant, which is the same for all
         alike_MM = np.maximum(votes_MW @ votes_MW.T, 0.0)
         # No record is one of those similar to itself.
@@ -657,7 +656,8 @@ class WeightedVotes(VotesOfRecords):
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """Return an estimate of the votes on a public record, if private records are distributed like public ones."""
+        """Return an estimate of how clearly votes decide a label, if private records are distributed like public
+        ones."""
         ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
         votes = ballot.similar(dataset.public.x, num_records)
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
@@ -697,7 +697,7 @@ class WeightedVotes(VotesOfRecords):
         return self.taught(self._said(released), training, released)
 
     def _said(self, released: Released) -> PoolLabels:
-        """Return labels of the public pool by the rule that is fitted to the released table."""
+        """Fit the rule to the released table, and return its labels of the public pool."""
         arrays, (event,) = released.arrays, released.events
         assert isinstance(event, VoteSums)
         stddev = event.noise_stddev_votes
@@ -724,7 +724,7 @@ class WeightedVotes(VotesOfRecords):
 
 
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:
-    """Return labels of the public pool, whose votes are ``pool_MW``, by a rule that is fitted to the released sums."""
+    """Fit the linear rule to released sums, and return its labels of public records, whose votes are ``pool_MW``."""
     # The constant's column counts records, under the same noise: the real number is never read.
     num_records = max(float(noisy_CW[:, 0].sum()) / ONE_RECORD, 1.0)
     phi_MW, moments_CW, noise = pool_MW / UNITS, noisy_CW / UNITS / num_records, stddev / num_records
@@ -735,7 +735,7 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
 
 
 def labels_of_chances(chances_MC: FloatArray) -> PoolLabels:
-    """Return the most likely labels; their certainty is the lead in probability over the second label."""
+    """Return the most likely labels; the certainty of a label is its probability minus that of the second."""
     ordered_MC = np.sort(chances_MC, axis=1)
     return PoolLabels(
         labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC
@@ -743,7 +743,7 @@ def labels_of_chances(chances_MC: FloatArray) -> PoolLabels:
 
 
 def rule_network(rule_CW: FloatArray) -> tuple[ModelConfig, nn.Module]:
-    """Return the architecture and the network over embedded records that compute the linear rule (C, W) over votes."""
+    """Return the linear rule (C, W) over votes as a network over embedded records, with its architecture."""
     architecture = ModelConfig(name="bounded_logistic")
     width, num_classes = rule_CW.shape[1] - 1, len(rule_CW)
     network = build_model(architecture, input_shape=(width,), num_classes=num_classes)
@@ -769,8 +769,8 @@ def balancing_weights(phi_MW: FloatArray, mean_W: FloatArray, *, ridge: float) -
 
 
 def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, weights_M: FloatArray, *, ridge: float) -> FloatArray:
-    """Return the linear rule (C, W) for which the weighted mean of softmax times phi over the pool equals
-    ``moments_CW`` up to the ridge penalty."""
+    """Return the linear rule W (C, W) for which the weighted mean of softmax(W phi) phi over public records equals
+    ``moments_CW``, up to the ridge penalty."""
 
     def objective(flat: FloatArray) -> tuple[float, FloatArray]:
         rule_CW = flat.reshape(moments_CW.shape)

@@ -20,10 +20,9 @@ are small: clipped to the norm c < 1, they need c times the noise of S.
 
 Adding or removing a record changes S by at most U, G by at most U^2 in Frobenius norm, and g_t by at most c U^2
 (:class:`fairpate.privacy.mechanism_events.VoteSums`, :class:`fairpate.privacy.mechanism_events.MomentSums`). All noise
-is fixed before anything is drawn, so that the adaptive releases compose in the accountant. A record's contribution to a
-release is a function of that record and of released numbers alone, bit for bit: scores, probabilities and products are
-whole numbers, whose sums are exact in any order. The contributions of a person's records are added up and scaled down
-to the norm of one record's.
+is fixed before anything is drawn, so that the adaptive releases compose in the accountant. Scores, probabilities and
+products are whole numbers, whose sums are exact in any order. The contributions of a person's records are added up and
+scaled down to the norm of one record's.
 
 **AdaSSP** (:class:`AdaSsp`), least squares from noisy moments of the private records (Wang 2018, arXiv 1803.02596,
 Algorithm 2), for comparison:
@@ -35,18 +34,16 @@ Algorithm 2), for comparison:
     ridge        k = max(0, r sqrt(W ln(2 W^2 / rho)) s_2 / sqrt(2) - max(0, m))
     rule         W = S (G + k I)^-1, the least-squares fit of label indicators; the label with the largest score wins
 
-Adding or removing a record changes S by at most U, and the sum of phi phi^T by at most U^2 in Frobenius norm; no
-eigenvalue of a symmetric matrix changes by more than that norm (Weyl). m is a lower bound on the least eigenvalue, so
-moments that are significant in every direction get no ridge.
+No eigenvalue of a symmetric matrix changes by more than the Frobenius norm of a change of the matrix (Weyl). m is a
+lower bound on the least eigenvalue, so moments that are significant in every direction get no ridge.
 
 Deviations from the paper: indicators of several labels instead of one number, as in Mehta et al. 2022 (arXiv
 2211.13403), whose DP-FC, Newton steps with noisy moments, is the private curvature of :class:`ResidualVotes`. r = .15
 instead of 1: the bound on the noise is twice its typical norm, and a ridge of that size lost 30 points on one data set
-(docs/training.md). Exact noise on whole numbers. A third of the squared sensitivity over variance for each release,
-composed in the accountant, instead of a third of epsilon and delta for each: less noise. Noise off the diagonal has
-half the variance, because the Frobenius norm counts these numbers twice. Negative eigenvalues of G are set to 0, and
-the ridge is at least the weight of one record. As in residual votes, a person's contributions are scaled down, and the
-rule is published, or a student of its labels of the public pool.
+(docs/training.md). A third of the squared sensitivity over variance for each release, composed in the accountant,
+instead of a third of epsilon and delta for each: less noise. Noise off the diagonal has half the variance, because the
+Frobenius norm counts these numbers twice. Negative eigenvalues of G are set to 0, and the ridge is at least the weight
+of one record.
 
 Shapes: N private records, M public ones, C classes, W numbers per class.
 """
@@ -70,20 +67,9 @@ from fairpate.config import ConfigError, Count, NetworkConfig, Positive, RayConf
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
+from fairpate.methods import record_votes
 from fairpate.methods.base import ExpectedVotes, NoisySum, Trained, Training, noise_within
-from fairpate.methods.record_votes import (
-    ONE_RECORD,
-    UNITS,
-    PoolLabels,
-    VectorsConfig,
-    VotesOfRecords,
-    WeightedBallot,
-    balancing_weights,
-    labels_of_chances,
-    matched_rule,
-    rule_network,
-    with_noise,
-)
+from fairpate.methods.record_votes import UNITS, PoolLabels, VectorsConfig, VotesOfRecords, WeightedBallot, with_noise
 from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
@@ -95,14 +81,9 @@ from teachers.ray_pool import open_pool
 Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]
 _AT_ONCE = 8192
-_SHARES: dict[Curvature, dict[str, float]] = {
-    "public": {"sums": 0.2, "moments": 0.0},
-    "private": {"sums": 0.2, "moments": 0.2},
-}
-"""Shares of the squared sensitivity over variance, whose total is 1; the rounds of residuals divide the rest equally.
-
-The sums have the same share under both, because the curvature may be chosen after they are released.
-"""
+_SHARE = 0.2
+"""Share of the squared sensitivity over variance, whose total is 1, of the sums and of moments that are released; the
+rounds of residuals divide the rest equally. The sums have it under both curvatures, which may be chosen after them."""
 _START = 4.0  # a: the inverse of the Hessian of a rule that knows nothing, of two classes
 _PUBLIC_FLOOR = 8.0  # in standard deviations of the noise of one release that costs as much as all
 _PRIVATE_FLOOR = 0.5  # of the typical spectral norm of the noise of moments
@@ -124,8 +105,7 @@ def whole_rule(rule_CW: FloatArray) -> IntArray:
     # Larger rules would make sums of products inexact; the limit is far above the rules in use.
     longest = np.linalg.norm(rule_CW, axis=1).max(initial=0.0)
     scale = min(2.0**_RULE_DIGITS, _LARGEST_RULE / max(longest, 1e-30))
-    whole_CW: IntArray = np.rint(rule_CW * scale).astype(np.int64)
-    return whole_CW
+    return np.rint(rule_CW * scale).astype(np.int64)
 
 
 def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: int) -> IntArray:
@@ -146,8 +126,7 @@ def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: in
     squared_N1 = (found_NC * found_NC).sum(axis=1, keepdims=True)
     # Towards zero, and a little shorter than the bound, so that no rounding of floats makes a residual longer.
     shorter_NC = np.trunc(found_NC * (bound - 1) / np.sqrt(np.maximum(squared_N1, 1))).astype(np.int64)
-    kept_NC: IntArray = np.where(squared_N1 > bound**2, shorter_NC, found_NC)
-    return kept_NC
+    return np.where(squared_N1 > bound**2, shorter_NC, found_NC)
 
 
 def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArray | None = None) -> IntArray:
@@ -163,8 +142,7 @@ def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArra
             @ right_NB[start : start + _AT_ONCE].astype(np.float64)
             for start in range(0, max(len(left_NA), 1), _AT_ONCE)
         )
-        total: IntArray = sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
-        return total
+        return sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
     total = np.zeros((left_NA.shape[1], right_NB.shape[1]), dtype=np.int64)
     by_person = np.argsort(person_N, kind="stable")
     # Without records numpy would still yield one part, and it would be empty.
@@ -180,8 +158,7 @@ def shortened(matrix: IntArray, *, norm: int) -> IntArray:
     limit = norm * (1 - 2.0**-30)
     if squared <= limit**2:
         return matrix
-    short: IntArray = np.trunc(matrix * (limit / math.sqrt(squared))).astype(np.int64)
-    return short
+    return np.trunc(matrix * (limit / math.sqrt(squared))).astype(np.int64)
 
 
 Left = Callable[[Whole, IntArray], Whole]
@@ -190,20 +167,20 @@ _Part = tuple[Whole, IntArray, IntArray | None]
 
 
 def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
-    """Return 1 at each record's label and 0 elsewhere, (N, C), with which :meth:`RecordSums.total` gives sums by
+    """Return one-hot labels (N, C) as left factors: with them :meth:`RecordSums.total` computes sums of votes by
     class."""
-    found_NC: IntArray = (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
-    return found_NC
+    return (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
 
 
 def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
-    """Return the votes themselves, with which :meth:`RecordSums.total` gives second moments."""
+    """Return the votes unchanged as left factors: with them :meth:`RecordSums.total` computes second moments."""
     return phi_NW
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSums:
-    """Computes exact sums over private records of ``left phi^T``, part by part, with the workers of ``pool``.
+    """Computes exact sums of ``left phi^T`` over private records, where phi is a record's vote and ``left`` another
+    vector. The workers of ``pool`` compute the sums of parts.
 
     Votes of many records are in a memory-mapped file, so memory does not grow with their number. Sums of whole numbers
     are the same in any order, so they do not depend on parts or workers. ``person_N`` None: persons are not protected.
@@ -216,10 +193,7 @@ class RecordSums:
 
     @classmethod
     def of(cls, ballot: WeightedBallot, private: Split, pool: BlockPool) -> RecordSums:
-        """Compute the votes of ``private`` records on the public pool, and return them ready to be summed.
-
-        ``ballot`` holds the pool's features, from which a record's votes follow.
-        """
+        """Compute the votes phi of ``private`` records by the feature map ``ballot``, with the workers of ``pool``."""
         starts = range(0, max(len(private), 1), _AT_ONCE)
         parts = (private.x[start : start + _AT_ONCE] for start in starts)
         votes, waiting, position = Gathered(), dict[int, Whole](), 0
@@ -259,7 +233,7 @@ def _sum_of_part(how: tuple[Left, int], part: _Part, device: str) -> IntArray:  
 
 
 class ResidualVotesConfig(VectorsConfig):
-    """Settings of the linear rule, and of the labels from which a student learns if settings require one."""
+    """Settings of residual votes: the rounds that fit the linear rule, and the labels of a student if there is one."""
 
     curvature: Curvature | None = Field(
         None,
@@ -270,7 +244,7 @@ class ResidualVotesConfig(VectorsConfig):
     )
     public_rounds: Count = Field(5, description="Number of releases of residuals with public curvature.")
     private_rounds: Count = Field(8, description="Number of releases of residuals with private curvature.")
-    clip: float = Field(0.5, gt=0, le=1, description="Bound on the L2 norm of a record's residual, at most 1.41.")
+    clip: float = Field(0.5, gt=0, le=1, description="Bound on the L2 norm of a record's residual (1.41 without it).")
     step: float = Field(3.0, gt=0, lt=4, description="Length of a Newton step; below 4 none diverges without noise.")
     ridge: Positive = Field(
         2.0,
@@ -286,15 +260,15 @@ class ResidualVotesConfig(VectorsConfig):
     def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
         """Return the events of all releases, which together cost as much as one Gaussian release with the noise
         multiplier ``noise``."""
-        shares, rounds = _SHARES[curvature], self.public_rounds if curvature == "public" else self.private_rounds
-        sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
+        rounds, moments_share = (self.public_rounds, 0.0) if curvature == "public" else (self.private_rounds, _SHARE)
+        sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(_SHARE) * UNITS, norm=UNITS)
         # A residual of at most ``bound`` units, times a vote of at most U units.
         # All rounds have equal parts of what is left.
-        norm, each = self.bound * UNITS, (1 - shares["sums"] - shares["moments"]) / rounds
+        norm, each = self.bound * UNITS, (1 - _SHARE - moments_share) / rounds
         residual = VoteSums(count=rounds, noise_stddev_votes=noise / math.sqrt(each) * norm, norm=norm)
         if curvature == "public":
             return (sums, residual)
-        moments = noise / math.sqrt(shares["moments"]) * UNITS**2
+        moments = noise / math.sqrt(moments_share) * UNITS**2
         return (sums, MomentSums(count=1, noise_stddev_votes=moments, norm=UNITS**2), residual)
 
 
@@ -305,7 +279,8 @@ class RulesOfRecords(VotesOfRecords):
 
     @property
     def asking_student(self) -> tuple[str, ...]:
-        """The dotted settings that require a student, which learns from the rule's labels of public records."""
+        """The dotted names of the settings that require a student, which learns from the rule's labels of public
+        records; without any of them the rule itself is published."""
         asked = {
             f"{self.section}.gate": self.own.gate is not None,
             f"{self.section}.penalty": self.own.penalty is not None,
@@ -317,22 +292,22 @@ class RulesOfRecords(VotesOfRecords):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The dotted settings that need public records: those of a student and its predictions, and public
-        curvature."""
+        """The dotted names of the settings that need public records: those that require a student, those of its
+        predictions, and public curvature."""
         idp3 = () if self.student.idp3 is None else ("student.idp3",)
         curvature = (f"{self.section}.curvature",) if getattr(self.own, "curvature", None) == "public" else ()
         return (*self.asking_student, *idp3, *super().needing_public[1:], *curvature)
 
     @property
     def unread(self) -> dict[str, str]:
-        """The settings of a student's training, disabled if the rule itself is published."""
+        """The disabled fields: if the rule itself is published, the settings of a student's training."""
         publishes_rule = self.data.embedding is not None and not self.asking_student
         has_student = not publishes_rule or self.public_data.self_label is not None
         return {} if has_student else dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError without public records unless the data set has an embedding, which defines a record's
-        vote."""
+        """Raise ConfigError as the parent class does, and if there are neither public records nor an embedding of the
+        data set, from one of which votes are computed."""
         super().check_data(dataset)
         if not len(dataset.public) and dataset.embedding is None:
             raise ConfigError(
@@ -341,11 +316,12 @@ class RulesOfRecords(VotesOfRecords):
             )
 
     def published(self, training: Training, released: Released, rule_CW: FloatArray, said: PoolLabels) -> Trained:
-        """Return the rule as a model, or a student of the pool's labels ``said`` if settings require one."""
+        """Return the rule as a model or, if settings require a student, one that is trained on the rule's labels
+        ``said``."""
         # An embedding of the method's own is not stored with a model, so that only a student can be published.
         if training.dataset.embedding is None or self.asking_student:
             return self.taught(said, training, released)
-        architecture, network = rule_network(rule_CW)
+        architecture, network = record_votes.rule_network(rule_CW)
         return Trained(model=network, architecture=architecture, events=released.events, noise=self.source.label)
 
 
@@ -361,8 +337,8 @@ class ResidualVotes(RulesOfRecords):
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:
-        """Return an estimate of the votes on a public record, as for weighted votes and with the noise of the first
-        sums; None without public records."""
+        """Return an estimate of how clearly the votes of the first release decide a label, as for weighted votes; None
+        without public records."""
         if not len(dataset.public):
             return None
         ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)
@@ -404,14 +380,9 @@ class ResidualVotes(RulesOfRecords):
             records = RecordSums.of(ballot, dataset.private, pool)
 
             def noisy_sum(left: Left, event: VoteSums, name: str) -> IntArray:
-                exact_AW = records.total(left, norm=int(event.norm))
-                return with_noise(
-                    exact_AW,
-                    stddev=event.noise_stddev_votes,
-                    source=source,
-                    row=f"{name}, class",
-                    noisy_sum=training.noisy_sum,
-                )
+                exact_AW, stddev = records.total(left, norm=int(event.norm)), event.noise_stddev_votes
+                row, over_sites = f"{name}, class", training.noisy_sum
+                return with_noise(exact_AW, stddev=stddev, source=source, row=row, noisy_sum=over_sites)
 
             pool_MW = ballot.votes(dataset.public.x).astype(np.int16)
             sums = settings.events(noise, "public")[0]
@@ -420,14 +391,14 @@ class ResidualVotes(RulesOfRecords):
             training.reserve([of_unit(event, dataset.unit) for event in planned], source.label)
             sums_CW = noisy_sum(partial(indicators, num_classes=dataset.num_classes), sums, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
-            num_records = max(float(sums_CW[:, 0].sum()) / ONE_RECORD, 1.0)
+            num_records = max(float(sums_CW[:, 0].sum()) / record_votes.ONE_RECORD, 1.0)
             # From the noisy number of records and public facts alone: the choice is post-processing.
             curvature = settings.curvature
             if curvature is None:
                 num_public, width = pool_MW.shape
                 # The noise: W^2 numbers of half the variance, of whose squares half are left once negative eigenvalues
                 # are cut.
-                error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / 2
+                error = width * noise / math.sqrt(_SHARE) / 2
                 # Features have norm one at most, so that moments of M independent draws, counted as n, err by about
                 # n / sqrt(M). Records of one person are one draw. The moments of fewer records than W are singular.
                 draws = dataset.public_persons or num_public
@@ -440,11 +411,12 @@ class ResidualVotes(RulesOfRecords):
                 phi_MW, mean_CW = pool_MW / UNITS, found_CW / num_records
                 # The sum over C classes carries C independent noises.
                 tilt = stddev / num_records * math.sqrt(len(mean_CW))
-                weights_M = balancing_weights(phi_MW, mean_CW.sum(axis=0), ridge=tilt)
+                weights_M = record_votes.balancing_weights(phi_MW, mean_CW.sum(axis=0), ridge=tilt)
                 moments_WW = num_records * (phi_MW * weights_M[:, None]).T @ phi_MW
                 # Noise dominates the steps in directions in which H is smaller.
                 inverse_WW = curvature_inverse(moments_WW, floor=_PUBLIC_FLOOR * noise)
-                rule_CW = matched_rule(phi_MW, mean_CW, weights_M, ridge=settings.ridge * stddev / num_records)
+                ridge = settings.ridge * stddev / num_records
+                rule_CW = record_votes.matched_rule(phi_MW, mean_CW, weights_M, ridge=ridge)
             else:
                 exact_WW = records.total(votes_themselves, norm=UNITS**2)
                 spread = events[1].noise_stddev_votes
@@ -468,28 +440,28 @@ class ResidualVotes(RulesOfRecords):
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Return the linear classifier of the last round as a model.
+        """Return the linear rule of the last round as a model.
 
-        If the settings ask for a student, return a student that is trained on that classifier's labels for the pool.
+        If settings require a student, return a student that is trained on this rule's labels of the public pool.
         """
         rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
-        said = labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
+        said = record_votes.labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
         trained = self.published(training, released, rule_CW, said)
         pool = f"{len(pool_MW):,} public records"
         moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
-        model = "the linear rule itself" if trained.architecture else f"a student, taught by {pool}"
+        model = "the linear rule itself" if trained.architecture else f"a student, which learned from {pool}"
         # On pages this is an item of what is not guaranteed.
         chosen = (
-            "That this form of the method is the best one. Public facts and released sums alone decided that second"
+            "That this variant of the method is the best one. It was chosen from public facts and released sums alone:"
         )
-        remark = f"{chosen} moments are {moments}, and that the model is {model}."
+        remark = f"{chosen} second moments are {moments}, and the model is {model}."
         return replace(trained, remarks=(remark,))
 
 
 def noisy_moments(
     exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None = None
 ) -> IntArray:
-    """Return a symmetric matrix with noise; with ``noisy_sum``, the noisy sum over all sites.
+    """Return the symmetric matrix ``exact_WW`` with noise; with ``noisy_sum``, the noisy sum of all sites' matrices.
 
     The noise has the standard deviation ``stddev`` on the diagonal, and at least ``stddev`` / sqrt(2) off it.
     """
@@ -513,8 +485,7 @@ def curvature_inverse(moments_WW: FloatArray, *, floor: float) -> FloatArray:
     ``floor`` > 0 times the identity."""
     # Second moments have no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
-    inverse_WW: FloatArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
-    return inverse_WW
+    return (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
 
 
 EIGENVALUE_NORM = UNITS**2 + UNITS
@@ -523,7 +494,7 @@ EIGENVALUE_NORM = UNITS**2 + UNITS
 
 
 class AdaSspConfig(VectorsConfig):
-    """Settings of the ridge penalty, and of the labels from which a student learns."""
+    """Settings of AdaSSP: the ridge penalty, and the labels of a student if there is one."""
 
     ridge_share: float = Field(
         0.15,
@@ -566,11 +537,11 @@ class AdaSsp(RulesOfRecords):
     ada_ssp: AdaSspConfig = AdaSspConfig()
 
     def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
-        """Return the events of the release, with the least noise that the target allows."""
+        """Return the events of AdaSSP's release, with the least noise that the target allows."""
         return least_squares_events(noise_within(self.target, least_squares_events))
 
     def measure(self, training: Training) -> Released:
-        """Release sums, moments and the least eigenvalue."""
+        """Release noisy sums, second moments and their least eigenvalue."""
         dataset, source = training.dataset, self.source
         sums, moments, eigenvalue = events = self.events()
         with training.reporter.stage("votes"), open_pool(self.ray) as pool:
@@ -580,21 +551,20 @@ class AdaSsp(RulesOfRecords):
             exact_WW = records.total(votes_themselves, norm=UNITS**2)
             released = tuple(of_unit(event, dataset.unit) for event in events)
             training.reserve(released, source.label)
+            noisy, least = partial(with_noise, source=source), least_eigenvalue(exact_WW)
             arrays: dict[str, npt.NDArray[Any]] = {
                 "pool_MW": ballot.votes(dataset.public.x).astype(np.int16),
-                "sums_CW": with_noise(exact_CW, stddev=sums.noise_stddev_votes, source=source, row="sums, class"),
+                "sums_CW": noisy(exact_CW, stddev=sums.noise_stddev_votes, row="sums, class"),
                 # The exact moments are read twice, for two events: under noise, and for their least eigenvalue.
                 "moments_WW": noisy_moments(exact_WW, moments.noise_stddev_votes, source),
-                "eigenvalue_11": with_noise(
-                    least_eigenvalue(exact_WW), stddev=eigenvalue.noise_stddev_votes, source=source, row="eigenvalue"
-                ),
+                "eigenvalue_11": noisy(least, stddev=eigenvalue.noise_stddev_votes, row="eigenvalue"),
             }
         training.reporter.note("votes", f"{len(exact_WW)} numbers per class, and their second moments")
         return Released(arrays=arrays, events=released)
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Fit least squares to the release; return the rule as a model, or a student of its labels if settings require
-        one."""
+        """Fit the least-squares rule to the release; return it as a model, or a student of its labels if settings
+        require one."""
         rule_CW = self.rule(released)
         said = labels_of_scores(released.arrays["pool_MW"] / UNITS @ rule_CW.T)
         # Scores of two labels add up to one; twice their difference is the logit, to first order around one half.
@@ -612,14 +582,13 @@ class AdaSsp(RulesOfRecords):
         # At least the weight of one record, so that the inverse exists for any noise.
         ridge = max(self.ada_ssp.ridge_share * bound - least, 1.0)
         inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=ridge)
-        rule_CW: FloatArray = arrays["sums_CW"] / UNITS @ inverse_WW
-        return rule_CW
+        return arrays["sums_CW"] / UNITS @ inverse_WW
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
-    """Return the pool's labels by scores that estimate label indicators: clipped at 0 and normalised, they are used as
-    probabilities."""
+    """Return labels of public records from scores (M, C) that estimate label indicators: clipped at 0 and normalised,
+    scores are used as probabilities."""
     # The label with the largest score keeps a small share if no score is positive.
     clipped_MC = np.maximum(scores_MC, 0.0)
     clipped_MC[np.arange(len(scores_MC)), scores_MC.argmax(axis=1)] += 1e-9
-    return labels_of_chances(clipped_MC / clipped_MC.sum(axis=1, keepdims=True))
+    return record_votes.labels_of_chances(clipped_MC / clipped_MC.sum(axis=1, keepdims=True))

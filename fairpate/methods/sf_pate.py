@@ -19,12 +19,12 @@ Shapes: N records, C classes.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.config import LEARNING_FIELDS, GnmaxConfig, Section
@@ -51,7 +51,7 @@ class SfPateConfig(Section):
 
 
 class SfPate(PateFamily):
-    """SF-PATE, with noise calibrated to the target, which protects one sensitive attribute.
+    """SF-PATE, with noise calibrated to the target. It protects each record's sensitive attribute.
 
     In SF_S teachers predict the attributes of private records, and ``f_ld`` configures the fair student. In SF_T
     teachers label the public pool, and ``f_ld`` configures the teachers.
@@ -69,7 +69,8 @@ class SfPate(PateFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """Fields of the training that F-LD replaces: that of the student in SF_S, or of the teachers in SF_T."""
+        """The disabled fields: in SF_S those of the student's ordinary training, in SF_T those of the teachers', which
+        F-LD replaces."""
         unread = [f"teachers.{field}" for field in ("fit", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
             # Teachers read how all are trained.
@@ -83,7 +84,7 @@ class SfPate(PateFamily):
 
     @property
     def keeps_teachers(self) -> bool:  # type: ignore[override]
-        """True in SF_S; the teachers of SF_T are trained, queried and discarded one by one."""
+        """True in SF_S. The teachers of SF_T are trained, vote and are discarded one by one."""
         return self.sf_pate.variant == "sf_s"
 
     @property
@@ -111,13 +112,8 @@ class SfPate(PateFamily):
                 votes_QC += count_votes(said.to(torch.int16).numpy()[None], dataset.num_classes)
                 advance(teacher + 1, count)
         # What trains the teachers.
-        settings = (
-            self.teachers.num_teachers,
-            self.networks["teachers.model"].model_dump(mode="json"),
-            self.learner.model_dump(mode="json"),
-            self.seed,
-            list(private.record_id),
-        )
+        network, learner = (each.model_dump(mode="json") for each in (self.networks["teachers.model"], self.learner))
+        settings = (count, network, learner, self.seed, list(private.record_id))
         digest = digest_of_records(settings, private.x, private.y, private.z)
         return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=digest)
 
@@ -127,52 +123,39 @@ class SfPate(PateFamily):
         if self.sf_pate.variant == "sf_t":
             return super().learn(training, labels)
         private = training.dataset.private
+        learned = replace(private, z=released_groups(private, labels.labelled))
+        generator = training.generator(Stream.TRAINING)
         with training.reporter.stage(self.method) as advance:
-            fair = train_f_ld(
-                training.model,
-                private.x,
-                private.y,
-                released_groups(private, labels.labelled),
-                self.learner,
-                parity=parity_of(self.learner, training.dataset),
-                generator=training.generator(Stream.TRAINING),
-                # Of some cells no attribute may have been released.
-                allow_empty_cells=True,
-                on_progress=advance,
-            )
-        return replace(labels, model=fair.model)
+            model = self._fair(training.model, learned, training.dataset, generator, on_progress=advance)
+        return replace(labels, model=model)
+
+    def _fair(
+        self, model: nn.Module, records: Split, dataset: Dataset, generator: torch.Generator, **options: Any
+    ) -> nn.Module:
+        """Return ``model``, trained on ``records`` by F-LD."""
+        parity, groups = parity_of(self.learner, dataset), records.z
+        # A shard may lack a group, and a refusal would reveal that; of some cells no attribute may have been released.
+        options |= {"parity": parity, "generator": generator, "allow_empty_cells": True}
+        return train_f_ld(model, records.x, records.y, groups, self.learner, **options).model
 
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
-        """Return the labels of the queries by one teacher, trained on ``shard``, (Q,)."""
+        """Train one teacher by F-LD on ``shard``, and return its label for each query, (Q,)."""
         # Seeded by its number alone: no draw of a teacher may depend on another teacher's records.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
-        model = build_model(
-            self.networks["teachers.model"],
-            input_shape=tuple(shard.x.shape[1:]),
-            num_classes=dataset.num_classes,
-            generator_seed=int(torch.randint(2**62, (), generator=generator)),
-        )
+        shape, seed = tuple(shard.x.shape[1:]), int(torch.randint(2**62, (), generator=generator))
+        network = self.networks["teachers.model"]
+        model = build_model(network, input_shape=shape, num_classes=dataset.num_classes, generator_seed=seed)
         # Without records a teacher votes by its first weights, which depend on no record.
         if len(shard):
-            train_f_ld(
-                model,
-                shard.x,
-                shard.y,
-                shard.z,
-                self.learner,
-                parity=parity_of(self.learner, dataset),
-                generator=generator,
-                # A shard may lack a group, and a refusal would reveal that.
-                allow_empty_cells=True,
-            )
+            self._fair(model, shard, dataset, generator)
         return predict_logits(model, queries.x).argmax(dim=1)
 
 
 def attribute_questions(dataset: Dataset) -> Dataset:
-    """Return the data set for teachers that predict attributes: (x, y) as features, the attribute as label, one group.
+    """Return a data set for teachers that predict attributes: (x, y) are the features, the attribute is the label.
 
-    The queries are its public records: private records without the attribute. Records that differ only in the attribute
-    share one query, because teachers vote alike on them.
+    Its public records, the queries, are the private records without their attributes. Records that differ only in the
+    attribute share one query, because teachers vote alike on them. All records are in one group.
     """
     private, labels_N = dataset.private, dataset.private.y
     # A table gets one more column per label, pictures (N, channels, height, width) a channel whose shade is the label.
@@ -181,14 +164,9 @@ def attribute_questions(dataset: Dataset) -> Dataset:
     else:
         shade_N = (labels_N * 255 // max(dataset.num_classes - 1, 1)).to(private.x.dtype)
         seen = shade_N[:, None, None, None].expand(-1, 1, *private.x.shape[2:])
-    split = Split(
-        # Names and units do not depend on the attribute: otherwise its change would affect two teachers, not one.
-        x=torch.cat([private.x, seen], dim=1),
-        y=private.z,
-        z=torch.zeros_like(private.z),
-        record_id=private.record_id,
-        unit_id=private.unit_id,
-    )
+    # Names and units do not depend on the attribute: otherwise its change would affect two teachers, not one.
+    x, no_groups = torch.cat([private.x, seen], dim=1), torch.zeros_like(private.z)
+    split = replace(private, x=x, y=private.z, z=no_groups, person_id=())
     labels = dataset.group_names
     questions = split.take(torch.from_numpy(np.unique(first_alike(private))))
     return replace(dataset, private=split, public=questions, label_names=labels, group_names=("everyone",))

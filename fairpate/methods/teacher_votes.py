@@ -7,11 +7,10 @@
 
 A record or person that is added, removed or changed under the same name is in one shard. The shard's teacher may then
 move its vote on every query from one class to another: the table changes by sqrt(2 Q) in L2 norm, for any votes. So the
-whole table is one event, for a number of queries that is known beforehand, and there is no data-dependent cost. (If a
-person is replaced by another, two shards change, by 2 sqrt(Q); that relation is not supported here.) Gate, reject
-option and student read only the table. In :mod:`fairpate.methods.pate`, each query is charged and gated separately, and
-a service may submit more; here no query can be added later, but the table may be a sum over several sites: each has T
-shards of its own records (:mod:`fairpate.sites`), and no computation reads two shards.
+whole table is one event, for a number of queries that is known beforehand. (If a person is replaced by another, two
+shards change, by 2 sqrt(Q); that relation is not supported here.) Gate, reject option and student read only the table.
+Unlike in :mod:`fairpate.methods.pate`, no query can be added later, but the table may be a sum over several sites: each
+has T shards of its own records (:mod:`fairpate.sites`).
 
 Shapes: T teachers, Q queries, C classes.
 """
@@ -45,7 +44,8 @@ class TeacherVotesConfig(TaughtConfig):
 
 
 class TeacherVotes(VotesOfRecords):
-    """All teachers vote on all queries, and one table of counts is released; noise is calibrated to the target."""
+    """All teachers vote on all queries, and one noisy table of counts is released, with noise calibrated to the
+    target."""
 
     title: ClassVar[str] = "one table of teachers' votes"
     paper: ClassVar[str] = "here; related: Yaghini et al. 2023 (FairPATE), Papernot et al. 2018, arXiv 1802.08908"
@@ -58,7 +58,8 @@ class TeacherVotes(VotesOfRecords):
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dotted fields that only learning reads; training settings are not among them, as teachers read them."""
+        """The dotted names of the fields that only learning reads, without training settings, which teachers read
+        too."""
         return tuple(field for field in super().afterwards if field not in ("training", "augment", "backbone"))
 
     def queries(self, dataset: Dataset) -> Split:
@@ -66,7 +67,7 @@ class TeacherVotes(VotesOfRecords):
         return choose_queries(dataset, QueriesConfig(num_queries=self.teacher_votes.num_queries))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many teachers for any number
-        """Return an estimate of the votes on a query: all teachers vote on each."""
+        """Return an estimate of how clearly votes decide a label; all teachers vote on each query."""
         num_queries = len(self.queries(dataset))
         return ExpectedVotes(
             votes=self.teachers.num_teachers,
@@ -80,8 +81,8 @@ class TeacherVotes(VotesOfRecords):
         queries = self.queries(dataset)
         event = self.sum_event(dataset.unit, norm=two_moves(len(queries)), scale=1)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
-        # Without private records here, there are no teachers here. Otherwise all shards vote, even empty ones: one
-        # record more must not add the votes of a teacher.
+        # A coordinator has no teachers. Elsewhere all shards vote, even empty ones: one record more must not add the
+        # votes of a teacher.
         if not dataset.is_elsewhere:
             with open_pool(self.ray) as pool:
                 with reporter.stage("teachers") as advance:
@@ -124,6 +125,7 @@ class TeacherVotes(VotesOfRecords):
 
 def two_moves(num_queries: int) -> float:
     """Return the L2 norm, rounded up, of the change of a table if one vote of every row moves to another class."""
+    # A norm that is a rounding error too small would price the table a little too low.
     norm = math.sqrt(2 * num_queries)
     while Fraction(norm) ** 2 < 2 * num_queries:
         norm = math.nextafter(norm, math.inf)

@@ -2,14 +2,12 @@
 
 The fit loop trains teachers, students and ordinary classifiers. It is deterministic: the order of the records and their
 augmentation come from the caller's generator. An epoch visits every record once, in batches whose sizes differ by at
-most one record, so no batch is a small remainder. Fewer records than a batch are one batch; without records the model
-is unchanged.
+most one record; without records the model is unchanged.
 
-Random changes of images are drawn for a whole batch at once, and drawn apart from applying them: ``draw_changes`` draws
-the same number of random numbers per image for every configuration, and ``apply_changes`` is a pure function of them.
-An ensemble can therefore draw per teacher and apply to many teachers' images together. The optimisers use torch's
-functional kernels: they compute what ``torch.optim`` does, without the compiler that it imports when an optimiser is
-constructed, which costs every short-lived worker process seconds.
+Random changes of images are drawn by ``draw_changes``, the same number of random numbers per image for every
+configuration, and applied by ``apply_changes``, a pure function. An ensemble can therefore draw per teacher and apply
+to many teachers' images together. The optimisers use torch's functional kernels: ``torch.optim`` would import a
+compiler, which costs every short-lived worker process seconds.
 
 The demographic-parity regulariser (DPFR) of FairDP-SGD (FairPATE, Algorithm 6) sharpens logits u_i of public records,
 ``s_i = softmax(u_i / temperature)``. The gap of a group and a class is the mean of s in the group minus its mean in all
@@ -72,7 +70,7 @@ def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator, *
 
 
 def draw_changes(num_images: int, *, num_channels: int, generator: torch.Generator) -> Tensor:
-    """Return uniform numbers in [0, 1), shape (num_images, draws): the randomness of one augmentation per image."""
+    """Return uniform numbers in [0, 1), one row (num_images, draws) per image: all randomness of its augmentation."""
     return torch.rand(num_images, _FIXED_DRAWS + num_channels + 2 * _ELASTIC_SIDE**2, generator=generator)
 
 
@@ -139,8 +137,8 @@ def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor, *, era
 
 
 def strengthened(config: AugmentConfig) -> AugmentConfig:
-    """Return the strong augmentation of FixMatch: rotation, shift and zoom up to twice as far as in ``config``, with
-    shear and elastic changes."""
+    """Return the strong augmentation of FixMatch: rotation, shift and zoom are up to twice as large as in ``config``,
+    and shear and elastic changes are added."""
     limits = {"rotation_degrees": 180.0, "translation_fraction": 0.5, "scale_fraction": 0.5}
     doubled = {name: min(limit, 2 * getattr(config, name)) for name, limit in limits.items()}
     wanted = doubled | {"shear_degrees": 15.0, "elastic_fraction": 0.03}
@@ -168,7 +166,8 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients: list[Tensor], epoch: int, *, only: Sequence[int] | None = None) -> None:
-        """Update all parameters and their state, or only those at the positions ``only``; one gradient for each."""
+        """Update the parameters and their optimiser state by ``gradients``, one for each parameter that is updated:
+        all, or those at the positions ``only``."""
         if not self._parameters or (only is not None and not only):
             return
         learning_rate = self._config.learning_rate
@@ -209,7 +208,8 @@ class Optimizer:
             )
 
     def step_from_backward(self, epoch: int) -> None:
-        """Update all parameters by the gradients that ``backward`` computed, and clear these; a missing one is 0."""
+        """Update all parameters by the gradients that ``backward`` left in them, and clear these gradients. A missing
+        gradient counts as 0."""
         self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], epoch)
         for parameter in self._parameters:
             # Not zeros: the next backward pass then writes the gradient instead of adding to it.
@@ -217,7 +217,7 @@ class Optimizer:
 
 
 class DivergedError(ValueError):
-    """The loss of a training is not finite."""
+    """The training loss is not finite."""
 
 
 def fit(
@@ -312,8 +312,8 @@ def epoch_batches(
 
 
 def draw_epoch(x: Tensor, augmentation: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """Return all randomness of one epoch over ``x``: the order of the records (N,), and the draws of the augmentation
-    or None."""
+    """Draw all randomness of one epoch over ``x``: return the order of the records (N,), and the random numbers of the
+    augmentation (None without augmentation)."""
     # First, so that the order is the same with augmentation and without.
     order = torch.randperm(len(x), generator=generator)
     if augmentation == UNCHANGED:
@@ -322,7 +322,8 @@ def draw_epoch(x: Tensor, augmentation: AugmentConfig, generator: torch.Generato
 
 
 def batch_bounds(num_records: int, batch_size: int) -> list[int]:
-    """Return the bounds of an epoch's ``ceil(N / batch_size)`` batches, whose sizes are nearly equal."""
+    """Return the positions at which an epoch's ``ceil(N / batch_size)`` batches begin and end; their sizes differ by at
+    most 1."""
     # Nearly equal: the few records of a short last batch would weigh more than all others.
     num_batches = math.ceil(num_records / batch_size)
     return [num_records * batch // max(num_batches, 1) for batch in range(num_batches + 1)]
@@ -353,10 +354,10 @@ def predict_probabilities(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> Tensor:
-    """Return the inputs of the last layer of the model ``config`` for images (N, channels, height, width).
+    """Return the features of a frozen backbone, the inputs of its last layer, for images (N, channels, height, width).
 
-    They are ``float32`` (N, features), computed on ``device`` and returned on the CPU. ValueError for a model whose
-    backbone is trained, so that its features are not fixed.
+    ``config`` names the model. Features are ``float32`` (N, features), computed on ``device`` and returned on the CPU.
+    ValueError for a model whose backbone is trained, so that its features are not fixed.
     """
     if config.trainable != "head":
         raise ValueError(
@@ -509,7 +510,8 @@ def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) ->
 
 
 def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the matrix (G, B) whose product with predictions (B, C) is each group's mean minus the mean of all others.
+    """Return the matrix (G, B) whose product with predictions (B, C) is each group's mean prediction minus that of all
+    other records.
 
     A row holds 1 / n for the n members of its group and -1 / m for the m other records. Groups are in ascending order;
     the matrix has no rows for fewer than two groups.
@@ -536,7 +538,7 @@ def hard_disparity(logits_NC: Tensor, groups_N: Tensor) -> float:
 def public_penalty(
     x: Tensor, groups: Tensor, config: PenaltyConfig, *, generator: torch.Generator
 ) -> Callable[[nn.Module], Tensor] | None:
-    """Return a function of a model: the weighted DPFR on a new batch of public ``x`` (M, ...) at each call.
+    """Return a function that maps a model to its weighted DPFR; each call uses a new batch of public ``x`` (M, ...).
 
     None if the weight is 0.
     """
@@ -554,11 +556,10 @@ def public_penalty(
 
 
 def group_batches(groups_M: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield the rows of batches of public records, without end, each with the same number of records of each group.
+    """Yield the rows of batches of public records, without end, stratified by group.
 
-    Groups have the proportions of all public records, and at least one record per batch; a batch has at most all public
-    records. Each pass over the records is shuffled, and its remainder is left out. ValueError for fewer than two
-    groups.
+    Every batch has the same number of records of a group: its share of all public records, at least one. Each pass over
+    the records is shuffled, and its remainder is left out. ValueError for fewer than two groups.
     """
     if not len(groups_M) or groups_M.min() == groups_M.max():
         raise ValueError("Expected public records of two groups or more, got fewer; choose another public split.")
@@ -574,8 +575,8 @@ def group_batches(groups_M: Tensor, batch_size: int, generator: torch.Generator)
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The outcome of :func:`calibrate`: the number of epochs, and the demographic-parity gap on held-out public records
-    before each epoch and after the last."""
+    """The outcome of :func:`calibrate`: the number of epochs, and ``disparities``, the demographic-parity gap on
+    held-out public records before each epoch and after the last."""
 
     num_epochs: int
     disparities: tuple[float, ...]

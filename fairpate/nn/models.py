@@ -2,12 +2,12 @@
 
 Normalisation is GroupNorm, or BatchNorm with the fixed statistics of a weights file, never with statistics of a batch:
 a prediction then depends on one record only, and per-example gradients exist. A model reads ``uint8`` images or float
-features; bytes are scaled by public constants on entry, and no constant is fitted to data. All architectures except the
-backbones (ResNet and DenseNet) are plain sequences of layers, so that an ensemble of them can run as one program.
+features; no constant is fitted to data. All architectures except the backbones (ResNet and DenseNet) are plain
+sequences of layers, so that an ensemble of them can run as one program.
 
-Weights are torchvision's own state dicts, checked by sha256. A weights file must be public, or at least learned from
-other records. Every process reads a file once, from the same path on every node; the checksum is in the configuration,
-so two nodes never start from different weights.
+Weights are torchvision's own state dicts. A weights file must be public, or at least learned from other records. Every
+process reads it from the same path; the configuration has its checksum, so that no two nodes start from different
+weights.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ _SMALLEST_SIDE = {
 
 @cache
 def prepare_torchvision() -> Any:
-    """Make torchvision importable: declare its compiled operators where its compiled library is missing or unusable."""
+    """Make torchvision importable even if its compiled library is missing or unusable, by declaring its operators."""
     package = importlib.util.find_spec("torchvision")
     extensions = Path(package.origin).parent.glob("_C.*") if package is not None and package.origin is not None else ()
     for extension in extensions:
@@ -81,7 +81,8 @@ class WeightsError(UserError, ValueError):
 
 
 def pin_weights(config: ModelConfig) -> ModelConfig:
-    """Return ``config`` with the path of its weights: the name `imagenet` becomes the file in torch's hub folder.
+    """Return ``config`` with the name `imagenet` as its weights replaced by the path of that file in torch's hub
+    folder.
 
     The file is downloaded if it is missing; WeightsError if the download fails.
     """
@@ -159,8 +160,8 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
 
 
 def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return a description of the tensors that do not fit the architecture, apart from its last layer; None if all
-    fit."""
+    """Return a description of the ``tensors`` that do not fit the architecture ``name``, apart from its last layer;
+    None if all fit."""
     expected, ours = _expected(name), _shapes(name, tensors)
     shapes = {key for key in ours.keys() & expected.keys() if ours[key] != expected[key]}
     for word, keys in (
@@ -175,7 +176,8 @@ def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
 
 @lru_cache
 def _expected(name: str) -> dict[str, torch.Size]:
-    """Return the shapes, by name, of the tensors in a weights file of the architecture, without the last layer."""
+    """Return the name and shape of each tensor in a weights file of the architecture ``name``, without the last
+    layer."""
     prepare_torchvision()
     from torchvision import models
 
@@ -228,10 +230,11 @@ class OrientedGradients(nn.Module):
 
 
 class Shortened(nn.Module):
-    """A layer that scales each record's features down to a fixed norm, that of a typical embedded record, if longer."""
+    """A layer that scales a record's features down to a fixed norm, that of a typical embedded record, if their norm is
+    larger."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` (B, features) with every row scaled down to the fixed norm if it is longer."""
+        """Return ``x`` (B, features), in which every row of larger norm is scaled down to the fixed norm."""
         # In doubles, as the norms of the private records from which a linear rule was learned.
         rows = x.double()
         lengths_B1 = rows.square().sum(dim=1, keepdim=True).sqrt()
@@ -239,7 +242,7 @@ class Shortened(nn.Module):
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm in evaluation mode for ever: an affine map per channel with constants that are not trained."""
+    """BatchNorm that is always in evaluation mode: an affine map per channel with constants that are not trained."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()

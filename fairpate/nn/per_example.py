@@ -3,14 +3,13 @@
 Abadi et al. 2016 ("Deep Learning with Differential Privacy", arXiv 1607.00133): every record's gradient, over all
 parameters together, is scaled down to an L2 norm of at most ``clip_norm`` before the sum. One backward pass stores each
 layer's input and output gradient, from which norms and then the weighted sum are computed (Bu et al. 2023, arXiv
-2210.00038). A chain of dense layers needs no autograd for that.
+2210.00038).
 
-The gradient of every record follows from a layer's input and the gradient of the summed loss with respect to its
-output, without another backward pass. For a dense layer it is an outer product, so its norm is the product of two norms
-and the gradient need not be computed (Goodfellow 2015, arXiv 1510.01799). Every other layer computes its per-example
-gradients, because the norm must be that of the summed values: a closed form of terms that cancel, such as the products
-of all pairs of positions, can be too small by any factor. Norms are sums of squares over blocks, added up in double
-precision: their relative error is below :data:`ROUNDING` times the precision of the layer.
+For a dense layer a record's gradient is an outer product, so its norm is the product of two norms and the gradient need
+not be computed (Goodfellow 2015, arXiv 1510.01799). Every other layer computes its per-example gradients, because the
+norm must be that of the summed values: a closed form of terms that cancel, such as the products of all pairs of
+positions, can be too small by any factor. Norms are sums of squares over blocks, added up in double precision: their
+relative error is below :data:`ROUNDING` times the precision of the layer.
 
 Clipping bounds what one record adds to a sum only if the record's gradient depends on no other record. The closed forms
 also need that every layer runs once, on its own weights, with records along the first axis. A list of known layers and
@@ -22,8 +21,7 @@ computed and clipped instead. ``owner_B`` gives each record's owner, in ascendin
 
 The clipping bound holds for floating-point numbers too: ``clip_norm`` is reduced beforehand by the rounding error of
 norms, and a record whose gradient is not finite adds nothing. One effect is not covered: leaving out a record changes
-the rounding of the *other* records of a batch, by a few units in the last place of the sum, as in any floating-point
-implementation. This module draws no noise and knows no epsilon.
+the rounding of the *other* records of a batch, by a few units in the last place of the sum.
 
 Shapes: B records of a batch; T positions; I inputs, O outputs, G groups of a layer; C outputs of a model; P values of
 one parameter.
@@ -88,8 +86,8 @@ WeightedSums = list[tuple[Tensor, Tensor]]
 
 
 def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    """Return the per-example gradients of one call of ``layer``; both tensors have the records along their first
-    axis."""
+    """Return the per-example gradients of a ``layer``, given its input and the gradient of its output, both with
+    records along the first axis."""
     return _GRADIENTS[type(layer)](layer, layer_input, output_gradient)
 
 
@@ -99,7 +97,7 @@ class _Dense:
     ``squared_norms()``: the squared norm of each record's gradient over the trainable parameters, ``float64`` (B,).
     ``weighted_sums(weights_B)``: for each trainable parameter, the sum over records of weight times gradient.
     ``per_record()``: for each trainable parameter, the gradient of every record (B, P). ``products(shift)``: the inner
-    product of every record's gradient with ``shift``, which has a tensor for each parameter's id, (B,).
+    product of every record's gradient with ``shift``, (B,); ``shift`` maps each parameter's ``id`` to a tensor.
     """
 
     def __init__(self, layer: nn.Linear, input_BI: Tensor, gradient_BO: Tensor) -> None:
@@ -320,7 +318,7 @@ class DenseChain:
 
     @classmethod
     def of(cls, model: nn.Module) -> DenseChain | None:
-        """Return ``model`` as a chain; None if it has another kind of layer, a hook, or a layer that runs twice."""
+        """Return ``model`` as a chain; None if it has any other kind of layer, a hook, or a layer that runs twice."""
         leaves = list(_leaves(model))
         # Scaling and flattening may only come first: no gradient passes through them.
         leading = list(itertools.takewhile(lambda leaf: type(leaf) in (ScaleBytes, nn.Flatten), leaves))
@@ -345,7 +343,8 @@ class DenseChain:
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the input of every layer, then the output of the last, for an ``x`` with :meth:`reads`."""
+        """Return the input of every layer, and then the output of the last. ``x`` must be of the form that
+        :meth:`reads` checks."""
         values = [scale_bytes(x) if x.ndim == 2 else scale_bytes(x).flatten(1)]
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
@@ -375,8 +374,8 @@ class DenseChain:
 
     @torch.no_grad()
     def summed_gradients(self, values: list[Tensor], gradient: Tensor) -> WeightedSums:
-        """Return each trained parameter with its gradient summed over records, as autograd computes it; arguments as
-        for :meth:`backward`."""
+        """Return each trained parameter with its gradient summed over records, as autograd would compute it. Arguments
+        are those of :meth:`backward`."""
         sums: WeightedSums = []
         for layer, value, of_output in self.backward(values, gradient):
             if layer.weight.requires_grad:
@@ -462,14 +461,15 @@ class ClippedSum:
 
 
 class GradientClipper:
-    """Computes sums of clipped per-example gradients of one model, batch after batch."""
+    """Computes the sum of clipped per-example gradients of one model for each batch that it is given."""
 
     _values: list[Tensor] | None = None  # of the next batch's forward pass through the chain, if it is made already
 
     def __init__(
         self, model: nn.Module, loss: PerExampleLoss, *, clip_norm: float, max_records: int | None = None
     ) -> None:
-        """Prepare for ``model`` and ``loss(outputs, targets)``, which returns one value per record, shape (B,).
+        """Create a clipper for ``model`` and ``loss(outputs, targets)``, which returns one value per record, shape
+        (B,).
 
         ``max_records`` bounds how many records are in memory at once; the sum does not depend on it. ValueError for a
         model with a module that :func:`unknown_module` finds.
@@ -496,10 +496,10 @@ class GradientClipper:
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
         """Return the sum over records of min(1, clip_norm / norm) times the gradient of the record's loss.
 
-        It is 0 for an empty batch. With ``owner_B``, the owners of the records in numbers that ascend from 0, the sum
-        is over owners and their average gradients. A record whose gradient is not finite adds nothing; the log reports
-        this once. The caller sets the model to training mode or not. ValueError for weights that are not finite, and
-        under autocast, where norms are too inexact to bound a record.
+        The sum is 0 for an empty batch. With ``owner_B``, the owners of the records in numbers that ascend from 0, the
+        sum is over owners and their average gradients. A record whose gradient is not finite adds nothing; the log
+        reports this once. The model runs in the mode (training or evaluation) that the caller has set. ValueError for
+        weights that are not finite, and under autocast, where norms are too inexact to bound a record.
         """
         self._before_batch(self, x, targets, owner_B)
         if torch.is_autocast_enabled(x.device.type):
@@ -537,11 +537,11 @@ class GradientClipper:
         formed: Callable[[Callable[..., list[Tensor]]], Sequence[Any]],
         layers: Sequence[Any] | None = None,
     ) -> ClippedSum:
-        """Return the clipped sum of the gradients that ``formed(kept)`` returns, one object per layer.
+        """Return the clipped sum of per-example gradients, which ``formed(kept)`` returns as one object per layer.
 
-        Each object has ``squared_norms`` and ``weighted_sums``. ``formed`` must apply ``kept`` to the tensors from
-        which it computes gradients: ``kept`` sets the rows of records that are left out to 0. ``layers``: the gradients
-        of all records, if the caller has computed them already.
+        Each object has ``squared_norms`` and ``weighted_sums``. ``kept`` is a function that replaces the rows of
+        records with gradients that are not finite by 0; ``formed`` must apply it to the tensors from which it computes
+        gradients. ``layers``: the gradients of all records, if the caller has computed them already.
         """
         layers = layers or formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
@@ -570,7 +570,8 @@ class GradientClipper:
 
     @torch.no_grad()
     def _rows(self, calls: Sequence[LayerCall], owner_B: Tensor | None = None) -> list[Tensor]:
-        """Return every record's gradient, or every owner's average gradient, (B, P) per trainable parameter."""
+        """Return every record's gradient or, with ``owner_B``, every owner's average gradient: one tensor (B, P) per
+        trainable parameter."""
         rows = {id(p): values for call in calls for p, values in layer_gradient(*call).per_record()}
         # A layer that the outputs do not depend on made no call: its gradient is 0.
         missing = {id(p): p.new_zeros(len(calls[0][1]), p.numel()) for p in self._trained if id(p) not in rows}
@@ -608,7 +609,7 @@ class GradientClipper:
             for handle in handles:
                 handle.remove()
         _check_losses(losses_B, len(x))
-        # Of the sum: a mean would divide every record's gradient by the number of records.
+        # The gradient of the sum: that of a mean would divide every record's gradient by the number of records.
         output_gradients = torch.autograd.grad(losses_B.sum(), [edge for *_, edge in calls])
         for layer, layer_input, version, _ in calls:
             name = type(layer).__name__
@@ -664,7 +665,8 @@ class GuidedGradients(GradientClipper):
         return [sums[id(p)] for p in self.parameters]
 
     def both(self, x: Tensor, labels: Tensor, targets: Tensor, weights_B: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return :meth:`cross_entropy`, and the sum of the clipped gradients of ``loss`` times ``weights_B``."""
+        """Return the gradients of :meth:`cross_entropy`, and the sum over records of clipped gradients of ``loss``
+        times ``weights_B``."""
         gradients, self._weights_B = self.cross_entropy(x, labels), weights_B
         return gradients, self.sum(x, targets).gradients
 

@@ -7,12 +7,10 @@ to persons, persons are sampled, and the average gradient of a person's records 
 than a record otherwise does.
 
 :class:`PrivateTraining` is the training loop of DP-SGD, FairDP-SGD, DP-FERMI and RaCO-DP. A method gives it a
-:class:`StepPlan`: how batches are drawn and clipped, what else a step releases, and the events of all steps. This
-module knows no epsilon.
+:class:`StepPlan`: how batches are drawn and clipped, what else a step releases, and the events of all steps.
 
-The sample and the noise have a source of randomness of their own, apart from the training seed. It is the operating
-system, or a seed; with a seed the training is not private. The noise is floating-point, so the guarantee is that of
-research code.
+The sample and the noise have a source of randomness of their own: the operating system, or a seed, with which the
+training is not private. The noise is floating-point, so the guarantee is that of research code.
 
 Shapes: N records, B records of a batch, P parameters or values of one parameter.
 """
@@ -95,7 +93,7 @@ PrivateRandomness = OsRandomness | SeededRandomness
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateSteps:
-    """The settings of one training by DP-SGD: those that decide the privacy cost, learning rate and momentum.
+    """The settings of one training by DP-SGD: those that determine its privacy cost, and learning rate and momentum.
 
     ``max_records``: how many records are in memory at once. ``records_per_person``: how many records of a sampled
     person are used in a step.
@@ -134,7 +132,7 @@ class StepPlan:
     ``sampler`` replaces Poisson samples of records. ``reach`` is the L2 sensitivity of the clipped sum in multiples of
     ``clip_norm``. ``add_unprotected(sums, x, targets)`` adds, after the noise, the part of the gradients that does not
     depend on the protected value. ``release_more`` runs after the update and makes the other releases of a step.
-    ``events`` are the releases of all steps together, for the accountant.
+    ``events`` describe the releases of all steps together to the accountant.
     """
 
     clipper: Callable[..., Any] = GradientClipper
@@ -161,8 +159,8 @@ def training_device(model: nn.Module) -> torch.device:
 class PrivateTraining:
     """Trains ``model`` in place by DP-SGD, on :func:`training_device`; keeps momentum, sampler and noise between steps.
 
-    ``x`` (N, ...) holds bytes or floats. ``person_N`` gives the number of each record's person, from 0 on; None: every
-    record is a person. ``public_gradient(model)`` returns one tensor per trainable parameter, computed from public
+    ``x`` (N, ...) holds bytes or floats. ``person_N`` gives the index of each record's person; None: every record is
+    protected by itself. ``public_gradient(model)`` returns one tensor per trainable parameter, computed from public
     records only, which is added after the noise and costs no privacy. ValueError for a layer that mixes records,
     ConfigError for dropout.
     """
@@ -271,8 +269,8 @@ class PrivateTraining:
 class PoissonBatches:
     """Draws Poisson samples: every record enters each batch independently with probability ``sampling_rate``.
 
-    A batch may be empty. Think of one coin per record and batch, in one long sequence: only the positions of heads are
-    drawn, by the gaps between them, which are geometric.
+    A batch may be empty. A sample is a sequence of coins, one per record and batch: only the positions of heads, which
+    are sampled records, are drawn, by the geometric gaps between them.
     """
 
     def __init__(self, num_records: int, sampling_rate: float, randomness: PrivateRandomness) -> None:
@@ -304,7 +302,7 @@ class PoissonBatches:
 class PersonBatches:
     """Draws Poisson samples of persons, with all records of a sampled person or ``most_records`` of them at random.
 
-    ``person_N`` gives the number of each record's person, from 0 on.
+    ``person_N`` gives the index of each record's person.
     """
 
     def __init__(
@@ -317,7 +315,8 @@ class PersonBatches:
         self._randomness, self._most_records = randomness, most_records
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Draw the next batch; return its rows (B,), and the rows' persons (B,) in numbers that ascend from 0."""
+        """Draw the next batch; return its rows (B,), and for each row the position of its person among the sampled ones
+        (B,), in ascending order."""
         persons = self._sampled.next()
         counts = self._count_P[persons]
         owner_B = torch.repeat_interleave(torch.arange(len(persons)), counts)
@@ -415,7 +414,7 @@ class ShiftedClipper(GradientClipper):
     parameter; None means no shift. If ``public_gradient`` is given, it sets the shift before each sum, from the current
     model. A person's average gradient is shifted once, which is the average of the shifted gradients.
 
-    Norms follow from ``|g_i|^2 + 2 <g_i, r> + |r|^2`` with the shift r, in ``float64``. If the gradient of some record
+    Squared norms are ``|g_i|^2 + 2 <g_i, r> + |r|^2`` with the shift r, in ``float64``. If the gradient of some record
     is near -r, rounding would lose the digits of this sum: the shifted gradients of that part of the batch are then
     materialised. Noise is added before sums are rounded to ``float32``. ``squared_norms_B`` are those of the shifted
     gradients.
@@ -477,7 +476,8 @@ class ShiftedClipper(GradientClipper):
 
 
 class _Shifted:
-    """Each record's gradient over all layers plus ``shift``, which has one tensor per trainable parameter."""
+    """Per-example gradients over all layers, to each of which ``shift`` is added (one tensor per trainable
+    parameter)."""
 
     def __init__(self, layers: list[LayerGradient], shift: WeightedSums) -> None:
         self._layers, self._shift = layers, shift

@@ -3,16 +3,15 @@
 A mechanism never states its own epsilon. It reports events: everything that touches private data, each with the unit it
 protects and the neighbouring relation. This module composes the costs of events and converts them. A cost has two
 forms, each with a registry by event type: Renyi curves (:func:`event_rdp`), added order by order, and privacy loss
-distributions (:func:`event_pld`), which are tighter but not known for every event. Events under different units or
-relations are never added. Costs that depend on private votes must not be published: ``rdp`` and ``epsilon`` refuse
-events that hold votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
+distributions (:func:`event_pld`), which are tighter but not known for every event. Other modules register further
+events. Events under different units or relations are never added. Costs that depend on private votes must not be
+published: ``rdp`` and ``epsilon`` refuse events that contain votes, ``rdp_data_dependent`` and
+``epsilon_data_dependent`` are for the operator alone.
 
-The module reads from single steps to whole runs: events, conversion of a curve (Canonne, Kamath and Steinke 2020,
-Proposition 12), amplification by Poisson sampling, costs of events, filters that decide when adaptive queries must
-stop, and the search for the least noise that meets a target.
+The module also converts curves (Canonne, Kamath and Steinke 2020, Proposition 12), amplifies by Poisson sampling, has
+the filters that decide when adaptive queries must stop, and searches for the least noise that meets a target.
 
-Other modules of this package register further events. The events, the storage and the budget of a run are decided
-elsewhere. Shapes: A orders, K moments.
+Shapes: A orders, K moments.
 """
 
 import math
@@ -76,7 +75,7 @@ def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
 
 
 class CountedEvent:
-    """An event that happened ``count`` times.
+    """Base class of events that happened ``count`` times; it checks their fields.
 
     Each subclass declares the field ``count`` itself, because statements list the fields in the subclass's order.
     ValueError for a sampling rate outside (0, 1], a norm below 1, and any other number below 0 except a threshold.
@@ -101,7 +100,8 @@ class CountedEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherEvent:
-    """An event of teachers' votes: one ``unit`` is in one teacher's data, and so moves at most one vote per query."""
+    """Base class of events of teachers' votes: one ``unit`` is in one teacher's data, and so moves at most one vote per
+    query."""
 
     unit: Unit = "record"
     relation: ClassVar[Relation] = "add or remove one"
@@ -121,8 +121,8 @@ class ThresholdChecks(CountedEvent, TeacherEvent):
 class NoisyArgmaxes(CountedEvent, TeacherEvent):
     """``count`` noisy argmaxes that ran, including those whose labels were withheld.
 
-    Confident-GNMax queries may be charged as the ``ThresholdChecks`` and ``NoisyArgmaxes`` that ran. Each charge is
-    known before its step runs, so a Renyi filter with a limit fixed in advance may admit them.
+    Confident-GNMax queries may be charged as the ``ThresholdChecks`` and ``NoisyArgmaxes`` that ran. The cost of a step
+    is known before it runs, so a Renyi filter with a limit fixed in advance may admit it.
     """
 
     noun: ClassVar[str] = "noisy vote of teachers"
@@ -193,10 +193,10 @@ def of_unit(event: Any, unit: Unit) -> Any:
 
 
 def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float) -> tuple[float, float]:
-    """Return (epsilon, best order) of a Renyi curve at ``target_delta``. ValueError for a NaN or negative cost, and
-    unless 0 < target_delta < 1.
+    """Return the epsilon of a Renyi curve at ``target_delta``, and the order that gives it.
 
     The conversion is Proposition 12 of Canonne, Kamath and Steinke 2020; it equals that of dp_accounting to the digit.
+    ValueError for a NaN or negative cost, and unless 0 < target_delta < 1.
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
@@ -256,8 +256,7 @@ def laplace_log_moments(scale: float) -> LogMoments:
 
 
 def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """Return the RDP of one step on a Poisson sample, shape (A,). ValueError for an order <= 1 or a rate outside [0,
-    1].
+    """Return the RDP of one step on a Poisson sample, shape (A,).
 
     ``log_moments``: the moments of the step without sampling. Every record enters the sample independently with
     probability ``sampling_rate``; the relation is "add or remove one". The result does not hold for shuffled or
@@ -265,7 +264,7 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
     Laplace noise, products of them) the cost at a whole order is the binomial mixture of its moments (Mironov, Talwar
     and Zhang 2019, arXiv 1908.10530; Zhu and Wang 2019, Theorem 6). Between whole orders the chord of (alpha - 1) R,
     which is convex in alpha, is an upper bound. Beyond order 1024 the mixture of the two extreme terms is used, which
-    is an upper bound too.
+    is an upper bound too. ValueError for an order <= 1 or a rate outside [0, 1].
     """
     if not 0 <= sampling_rate <= 1:
         raise ValueError(f"Expected 0 <= sampling_rate <= 1, got {sampling_rate}.")
@@ -297,7 +296,7 @@ def poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: 
 
 
 def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[int]) -> list[float]:
-    """Return (alpha - 1) R(alpha) at whole orders alpha; 0 at order 1."""
+    """Return (alpha - 1) R(alpha), where R is the Renyi cost of :func:`poisson_rdp`, at whole orders alpha >= 1."""
     if sampling_rate == 1:
         return [0.0 if order == 1 else float(log_moments(np.array([float(order)]))[0]) for order in orders]
     log_in, log_out = math.log(sampling_rate), math.log1p(-sampling_rate)
@@ -350,8 +349,8 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonAtDelta:
-    """An epsilon at a given delta. ``order`` is the best Renyi order. ``unit`` and ``relation`` are None if there were
-    no events."""
+    """An epsilon at a given delta. ``order`` is the Renyi order that gives the smallest epsilon. ``unit`` and
+    ``relation`` are None if there were no events."""
 
     epsilon: float
     delta: float
@@ -416,17 +415,17 @@ def event_kinds() -> dict[str, type]:
 def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> FloatArray:
     """Return the composed Renyi curve of data-independent events, shape (A,); zeros for no events.
 
-    ValueError for mixed units or relations, for a cost that is NaN or negative, for an event that holds private votes;
-    TypeError for an event type without a registered Renyi curve.
+    ValueError for mixed units or relations, for a cost that is NaN or negative, and for an event that contains private
+    votes; TypeError for an event type without a registered Renyi curve.
     """
     _common_guarantee(events, published=True)
     return rdp_data_dependent(events, orders_A)
 
 
 def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> FloatArray:
-    """Return the composed Renyi curve as :func:`rdp`, for the operator only: ``events`` may hold private votes.
+    """Return the composed Renyi curve as :func:`rdp` does, also of ``events`` that contain private votes.
 
-    If they do, the curve must not be published.
+    The curve is then for the operator only and must not be published.
     """
     orders = np.asarray(orders_A, dtype=np.float64)
     _common_guarantee(events)
@@ -455,7 +454,7 @@ def rdp_of_each_data_dependent(event: ConfidentGnmaxVotes, orders_A: FloatArray)
 def epsilon(
     events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
 ) -> EpsilonAtDelta:
-    """Return the smallest epsilon at ``target_delta`` that the composed Renyi curve gives; may be published.
+    """Return the smallest epsilon at ``target_delta`` that the composed Renyi curve gives; it may be published.
 
     Errors as ``rdp``, and ValueError unless 0 < target_delta < 1.
     """
@@ -466,9 +465,9 @@ def epsilon(
 def epsilon_data_dependent(
     events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
 ) -> EpsilonAtDelta:
-    """Return the epsilon as :func:`epsilon`, for the operator only: ``events`` may hold private votes.
+    """Return the epsilon as :func:`epsilon` does, also of ``events`` that contain private votes.
 
-    If they do, the result must not be published.
+    The epsilon is then for the operator only and must not be published.
     """
     unit, relation = _common_guarantee(events)
     value, order = epsilon_of_curve(rdp_data_dependent(events, orders_A), orders_A, target_delta=target_delta)
@@ -506,20 +505,20 @@ def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
 
 
 def has_loss_distributions(events: Sequence[Event]) -> bool:
-    """Return True if every event type has a loss distribution, which :func:`epsilon_pld` needs."""
+    """Return True if the type of every event has a registered loss distribution, which :func:`epsilon_pld` needs."""
     unknown = event_pld.dispatch(object)
     return all(event_pld.dispatch(type(event)) is not unknown for event in events)
 
 
 def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float | None = None) -> float:
-    """Return the epsilon of the composed loss distributions, which are tighter than Renyi curves; may be published.
+    """Return the epsilon of the composed loss distributions, which are tighter than Renyi curves; it may be published.
 
     The result is never below the exact epsilon, and with ``interval`` None at most 1 % above it; ``inf`` for an event
     without noise. ``interval`` is the step of the grid to which losses are rounded up: each release adds about
     interval^2 / 12. With None it is chosen: 1e-4, or 1e-5 times an epsilon above 10, which a finer grid hardly lowers,
     and smaller where the grid would add more than a fifth of a percent. Below a delta of 1e-20 the masses left out of
     distributions are not proven to be negligible, so Renyi curves give the epsilon. ValueError where such curves are
-    needed and not known, for mixed units or relations, for events that hold private votes and unless 0 <
+    needed and not known, for mixed units or relations, for events that contain private votes and unless 0 <
     target_delta < 1; TypeError for an event without a loss distribution.
     """
     if not 0 < target_delta < 1:
@@ -562,7 +561,7 @@ def _epsilon_pld(events: tuple[Event, ...], target_delta: float, interval: float
 
 
 def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Accounting) -> float:
-    """Return the epsilon of ``events`` by Renyi curves (``rdp``) or loss distributions (``pld``); may be published.
+    """Return the epsilon of ``events`` by Renyi curves (``rdp``) or loss distributions (``pld``); it may be published.
 
     Errors as :func:`epsilon` and :func:`epsilon_pld`; ValueError for another accounting.
     """
@@ -574,7 +573,7 @@ def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Acco
 
 
 def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
-    """Return the smaller epsilon of Renyi curves and, where every event has one, of loss distributions.
+    """Return the smaller of two epsilons: by Renyi curves and, if every event has one, by loss distributions.
 
     Both bounds hold for any data, so choosing the smaller reveals nothing. Errors as :func:`epsilon`.
     """
@@ -585,14 +584,14 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
 
 
 def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, Any]:
-    """Return the mechanism's parameters as keyword arguments for :mod:`fairpate.privacy.gnmax`."""
+    """Return the parameters of an event's mechanism as keyword arguments for :mod:`fairpate.privacy.gnmax`."""
     return {each.name: getattr(event, each.name) for each in fields(MechanismParameters)}
 
 
 def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tuple[Unit | None, Relation | None]:
     """Return the unit and the relation that all ``events`` share; (None, None) for no events.
 
-    ValueError if they differ, and, for a cost that is to be ``published``, if an event holds votes; TypeError for an
+    ValueError if they differ, and, for a cost that is to be ``published``, if an event contains votes; TypeError for an
     event type without a registered Renyi curve.
     """
     for event in events:
@@ -627,13 +626,13 @@ _UNLIMITED = 2.0**62
 class RenyiFilter:
     """A privacy filter: it admits charges while their total converts to at most ``target_epsilon`` at ``target_delta``.
 
-    At one order fixed in advance, each charge may depend on all past answers: while their sum stays within a limit,
-    everything released is Renyi private at that order with that limit (the Renyi filter of Feldman and Zrnic 2021,
-    arXiv 2008.11193, Section 4; Lecuyer 2021, arXiv 2103.01379). With several orders, "some order is within its limit"
-    is a weaker statement: the order that remains may depend on answers, and up to as many deltas add up as there are
-    orders. Several orders are sound in one case, that of a ledger whose mechanism cannot change: every charge is the
-    same curve or zero. After n charges the total is n times that curve, so the order that admits most of them is known
-    before the first, and checking all orders gives the same answer as checking that one.
+    At one order fixed in advance, each charge may depend on all past answers: while the sum of the charges stays within
+    a limit, everything released is Renyi private at that order with that limit (the Renyi filter of Feldman and Zrnic
+    2021, arXiv 2008.11193, Section 4; Lecuyer 2021, arXiv 2103.01379). With several orders, "some order is within its
+    limit" is a weaker statement: which order this is may depend on answers, and up to as many deltas add up as there
+    are orders. Several orders are sound in one case, that of a ledger whose mechanism cannot change: every charge is
+    the same curve or zero. After n charges the total is n times that curve, so the order that admits most of them is
+    known before the first, and checking all orders gives the same answer as checking that one.
 
     Charges must not depend on private values: a filter gives no guarantee if votes decide when to stop. ``orders_A``:
     distinct orders > 1, stored as a tuple. ValueError for a negative or undefined ``target_epsilon``, unless 0 <
@@ -645,22 +644,23 @@ class RenyiFilter:
     orders_A: Sequence[float] | FloatArray = DEFAULT_ORDERS
 
     def __post_init__(self) -> None:
-        # A copy, so that a frozen filter does not change with the caller's array.
-        object.__setattr__(self, "orders_A", tuple(map(float, self.orders_A)))
+        if self.orders_A is not DEFAULT_ORDERS:
+            # A copy, so that a frozen filter does not change with the caller's array.
+            object.__setattr__(self, "orders_A", tuple(map(float, self.orders_A)))
+            if not len(self.orders_A) or not all(1 < order < math.inf for order in self.orders_A):
+                raise ValueError("Expected at least one order, each finite and > 1, in orders_A.")
         if not 0 <= self.target_epsilon < math.inf:
             raise ValueError(f"Expected 0 <= target_epsilon < inf, got {self.target_epsilon}.")
         if not 0 < self.target_delta < 1:
             raise ValueError(f"Expected 0 < target_delta < 1, got {self.target_delta}.")
-        if not len(self.orders_A) or not all(1 < order < math.inf for order in self.orders_A):
-            raise ValueError("Expected at least one order, each finite and > 1, in orders_A.")
 
     @cached_property
     def limit_A(self) -> FloatArray:
         """The largest cost at each order that converts to ``target_epsilon``, shape (A,); read-only.
 
-        It inverts the improved conversion (Canonne, Kamath and Steinke 2020, Proposition 12). Where that would be
-        negative, at an order too small for the target, the limit is -ln(1 - delta^2), which costs no epsilon: the total
-        variation is then at most delta (Bretagnolle and Huber 1979). Limits are rounded down in the last digits.
+        It inverts the conversion of :func:`epsilon_of_curve`. Where that would be negative, at an order too small for
+        the target, the limit is -ln(1 - delta^2), which costs no epsilon: the total variation is then at most delta
+        (Bretagnolle and Huber 1979). Limits are rounded down in the last digits.
         """
         orders = np.array(self.orders_A)
         # log1p keeps the digits of ln(1 - 1 / alpha) at large orders.
@@ -681,7 +681,7 @@ class RenyiFilter:
         return bool(np.any(total_A <= self.limit_A))
 
     def max_queries(self, rdp_per_query_A: npt.ArrayLike) -> int:
-        """Return the number of equal charges that an unused filter admits; ``sys.maxsize`` if a charge costs 0.
+        """Return how many charges of this same curve an unused filter admits; ``sys.maxsize`` if a charge costs 0.
 
         Errors as :meth:`admits`.
         """

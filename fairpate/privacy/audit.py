@@ -5,17 +5,15 @@
 canary a score; an attacker guesses the coins of any number of canaries. Under (epsilon, delta)-privacy no more guesses
 are right than randomised response at epsilon would allow, up to a term in delta. Too many right guesses refute the
 epsilon. The number of guesses must be fixed before the coins are seen. Canaries may share one release or be spread over
-several, since releases of disjoint canaries are one mechanism for all of them. At the same number of canaries, guesses
-about the highest and the lowest scores prove more than Clopper-Pearson limits on the two error rates of one threshold:
-.52 against .38 of an epsilon of 1 from 20,000 canaries.
+several, since releases of disjoint canaries are one mechanism for all of them. Guesses about the highest and the lowest
+scores prove more than Clopper-Pearson limits on the two error rates of one threshold.
 
 **If scores are Gaussian.** The scores of included canaries are shifted by mu standard deviations. The t statistic of
 included and other canaries has a noncentral distribution, which gives a limit for mu, and the trade-off curve of mu
 gives epsilon (Dong, Roth and Su 2022, arXiv 1905.02383). This needs far fewer canaries, and proves nothing where scores
 are not normal: likelihood ratios of Gaussian noise are normal, and sums over many steps or queries nearly.
 
-Any attacker may be used: a low bound proves nothing, a bound above the claimed epsilon proves a fault. Scores are
-computed elsewhere.
+Any attacker may be used: a low bound proves nothing, a bound above the claimed epsilon proves a fault.
 
 Shapes: M canaries.
 """
@@ -68,7 +66,7 @@ def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in:
 
 
 def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
-    """Return a bound on the probability of at least this many right guesses under (epsilon, delta)-privacy.
+    """Return an upper bound on the probability of at least this many right guesses under (epsilon, delta)-privacy.
 
     ValueError unless epsilon >= 0 and 0 <= delta <= 1.
     """
@@ -139,7 +137,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """How far the scores of included canaries lie above those of the others, as the two-sample t statistic."""
+    """How far the scores of included canaries lie above those of the others: the two-sample t statistic."""
 
     num_included: int
     num_left_out: int
@@ -153,7 +151,7 @@ class Separation:
     def mu_lower_bound(self, confidence: float = 0.95) -> float:
         """Return a lower confidence limit on the shift mu of normal scores, in standard deviations; at least 0.
 
-        With a shift below it, scores separate as far as these with probability at most 1 - ``confidence``.
+        If the shift were smaller, scores would lie as far apart as these with probability at most 1 - ``confidence``.
         """
         degrees = self.num_included + self.num_left_out - 2
         scale = math.sqrt(1 / self.num_included + 1 / self.num_left_out)
@@ -161,13 +159,14 @@ class Separation:
         def excess(mu: float) -> float:
             return float(scipy.stats.nct.sf(self.t, degrees, mu / scale)) - (1 - confidence)
 
+        # Canaries without any effect would often show as large a t: nothing is proven.
         if self.t <= 0 or excess(0.0) >= 0:
             return 0.0
         return float(scipy.optimize.brentq(excess, 0.0, self.t * scale))
 
 
 def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
-    """Return how far the scores of included canaries lie above those of the others.
+    """Return the :class:`Separation` of the scores of included canaries from those of the others.
 
     ValueError for fewer than two canaries on a side.
     """
@@ -185,10 +184,10 @@ def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
 
 @dataclass(frozen=True, kw_only=True)
 class IdealAttack:
-    """The strongest attack on a claimed epsilon, to predict what an audit can prove.
+    """The strongest possible attack on a release of a given epsilon, to predict what an audit can prove.
 
     It attacks a Gaussian release with the shift ``mu``. With ``mu`` None it attacks two answers by randomised response
-    at half of ``epsilon`` each, which show as much as two counts with Laplace noise.
+    at half of ``epsilon`` each, which reveal as much as two counts with Laplace noise.
     """
 
     epsilon: float
@@ -209,8 +208,8 @@ class IdealAttack:
         return included / (included + left_out)
 
     def guesses(self, *, num_canaries: int, delta: float) -> Guesses:
-        """Return the number of guesses with the highest lower bound on epsilon, and the median number of right
-        ones."""
+        """Return the number of guesses that gives the highest lower bound on epsilon, with the median number of right
+        guesses."""
         best, found = -1.0, Guesses(num_canaries=num_canaries, num_guesses=0, num_correct=0)
         for share in np.geomspace(min(1.0, max(0.004, 10 / num_canaries)), 1.0, 12):
             count = 2 * min(round(share * num_canaries / 2), num_canaries // 2)

@@ -6,8 +6,6 @@ Many samples at a time invert the distribution function: the first 64 binary dig
 unless they equal those of a cut (a value of the distribution function); then further digits are drawn. Cuts are exact
 to the last digit, so in neither way does a rounded real number decide an outcome. ``s`` is the exact rational value of
 the given float.
-
-Votes, thresholds and privacy costs are elsewhere.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ SEEDED = "seeded: not private"
 class OsEntropy:
     """Noise from the operating system's entropy: the only source for a release that claims privacy.
 
-    ``label`` states whether a source's noise is private, and is stored with every result of a run. ``derive`` returns a
-    source for one release, named by its arguments, that is independent of all earlier draws.
+    ``label`` states whether the noise of a source is private, and is stored with every result of a run. ``derive``
+    returns a source for one release, named by its arguments; its draws are independent of all others.
     """
 
     label = OS_ENTROPY
@@ -192,7 +190,7 @@ _WIDEST_TABLE = 2.0**12
 
 @lru_cache(maxsize=64)
 def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
-    """Return the least value and its :func:`exact_cuts` of 64 digits, as a list and as a read-only array."""
+    """Return :func:`exact_cuts` of 64 digits: the least value, and the cuts as a list and as a read-only array."""
     require_positive_stddev(stddev)
     least, cuts = exact_cuts(stddev, 64)
     table = np.array(cuts, dtype=np.uint64)
@@ -202,11 +200,10 @@ def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
 
 
 def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
-    """Return (least, cuts): ``cuts`` are the first ``num_digits`` binary digits of P[N <= x], as integers, for x =
-    least, least + 1, ...
+    """Return (least, cuts), where ``cuts`` are the first ``num_digits`` binary digits of P[N <= x], as integers.
 
-    The first cut is 0, and all digits of the last are 1. Every digit is exact: upper and lower bounds of the sums are
-    computed with increasing precision until they agree.
+    They are for x = least, least + 1, ... The first cut is 0, and all digits of the last are 1. Every digit is exact:
+    upper and lower bounds of the sums are computed with increasing precision until they agree.
     """
     twice_variance, spare = 2 * Fraction(stddev) ** 2, 32
     while True:
@@ -318,6 +315,6 @@ def _log_lattice_sum(stddev: float, offset: float) -> float:
 
 
 def _margin(stddev: float) -> int:
-    """Return the number of integers past the end of a table beyond which the mass is below e^-49 of the table's
-    mass."""
+    """Return how many integers past the end of a table are added up: the mass beyond them is below e^-49 of the
+    table's."""
     return math.ceil(14 * stddev) + 10

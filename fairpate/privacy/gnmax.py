@@ -4,14 +4,14 @@
 joint cost of a confident query is exact in its first step: whether the threshold is passed is one bit, so its
 divergence is that of two Bernoulli variables, and the noisy argmax is charged inside the branch where it runs.
 
-Every cost here, except those of functions named ``data_independent``, is computed from private votes, must not be
-published and stays with the operator. On neighbouring data one teacher's vote differs: one count falls by one, another
-rises by one. Noise may be continuous (``tail="gaussian"``) or discrete (``tail="discrete"``); Theorem 6 needs only the
-Renyi bound of the noise, which is the same for both, and the probability that the output is not the plurality class.
+Every cost here, except those of functions named ``data_independent``, is computed from private votes and must not be
+published. On neighbouring data one teacher's vote differs: one count falls by one, another rises by one. Noise may be
+continuous (``tail="gaussian"``) or discrete (``tail="discrete"``); Theorem 6 needs only the Renyi bound of the noise,
+which is the same for both, and the probability that the output is not the plurality class.
 
 The first half computes moments for many histograms at once. A cost R at order alpha is represented by its moment
 e^((alpha - 1) R) or, at orders where that may overflow a float, by the moment's logarithm (alpha - 1) R, called the
-exponent. Orders are increasing there. Fairness, delta and budgets are elsewhere.
+exponent. Orders are increasing there.
 
 Shapes: Q queries, C classes, A orders, U distinct (largest count, log_q) pairs, V distinct largest counts, S the two
 neighbouring counts v - 1 and v + 1, K chunks, B rows of one chunk, R the leading orders at which Theorem 6 can lower a
@@ -42,7 +42,7 @@ _RUN_START = 4  # evenly spaced orders that are exponentiated before factors tak
 
 @dataclass(frozen=True)
 class DistinctHistograms:
-    """The distinct (largest count, log_q) pairs on which costs depend, sorted by largest count, then by log_q.
+    """The distinct pairs (largest count, log_q) of vote histograms, on which alone costs depend, in ascending order.
 
     ``counts_U``: the number of queries with each pair. Chunks (K) are runs of pairs with the same largest count, each
     short enough for the processor's cache; ``starts_K`` are their first pairs.
@@ -57,7 +57,7 @@ class DistinctHistograms:
 
     @classmethod
     def of(cls, largest_Q: IntArray, log_q_Q: FloatArray) -> DistinctHistograms:
-        """Group queries by their pairs; ``inverse_Q`` is the index of each query's pair."""
+        """Find the distinct pairs of all queries; ``inverse_Q`` of the result is the index of each query's pair."""
         # One key sorts faster than two; keys that rounding makes equal cost time, never a wrong group.
         # With log_q <= 0 the fraction is at most 1/2: it orders within a largest count and never across two.
         order_Q = np.argsort(largest_Q - 1 / (2 - log_q_Q))
@@ -93,7 +93,8 @@ class TheoremSix:
 
     @classmethod
     def prepare(cls, log_q_U: FloatArray, variance: float) -> TheoremSix:
-        """Compute the lines for every log_q. ``variance``: the data-independent cost of a query is alpha / variance."""
+        """Compute the coefficients of a and b for every log_q. The data-independent cost of a query is alpha /
+        ``variance``."""
         # ln 0 would lead to inf - inf in the conditions below.
         log_q_U = np.maximum(log_q_U, NEVER)
         # The theorem holds for any mu1 and mu2 in its range; the paper sets mu2 = sigma sqrt(-ln q) and mu1 = mu2 + 1.
@@ -151,7 +152,7 @@ class TheoremSix:
 
 
 def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[slice]) -> FloatArray:
-    """Return the exponentials of the lines, shape (2, B, A).
+    """Return e^a and e^b of :class:`TheoremSix` at every order, shape (2, B, A).
 
     In a run of evenly spaced orders, later values are products of earlier ones, which is faster.
     """
@@ -175,8 +176,7 @@ def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[s
 
 @dataclass(frozen=True)
 class JointPricing:
-    """The joint cost of threshold bit and argmax at some of the orders, with the bit's factors for each largest count
-    v.
+    """Computes the joint cost of threshold bit and argmax at some of the orders, for many histograms.
 
     p(v) is the probability that v passes the threshold, and w is the largest count on neighbouring data. The joint
     moment is yes * (moment of the argmax) + no, with yes = p(v)^alpha p(w)^(1 - alpha), and no the same for 1 - p. It
@@ -207,7 +207,8 @@ class JointPricing:
         *,
         logs: bool,
     ) -> JointPricing:
-        """Compute the factors that all histograms share at ``orders_A``; without ``logs``, moments must fit a float."""
+        """Compute the factors that all histograms share at ``orders_A``. Without ``logs``, no moment may overflow a
+        float."""
         exponent_A = orders_A * (orders_A - 1) / argmax.variance
         shared = (exponent_A, log_yes_SVA, log_no_SVA)
         independent_A, yes_SVA, no_SVA = shared if logs else map(np.exp, shared)
@@ -297,7 +298,8 @@ class JointPricing:
 
 
 def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatArray) -> FloatArray:
-    """Return (alpha - 1) R of both steps from that of the argmax and the log factors of the threshold check."""
+    """Return the exponent (alpha - 1) R of both steps together, from that of the argmax and the logarithms of the
+    factors yes and no of :class:`JointPricing`."""
     below: FloatArray = np.logaddexp(log_yes_S[0] + exponent, log_no_S[0])
     larger: FloatArray = np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
     return larger
@@ -425,7 +427,8 @@ def confident_gnmax_rdp(
 
 
 def gnmax_rdp_data_independent(*, noise_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """Return the RDP of one noisy argmax for any votes, shape (A,): the counts change by at most sqrt(2) in L2 norm."""
+    """Return the RDP of one noisy argmax for any votes, shape (A,). One vote changes the counts by sqrt(2) in L2
+    norm."""
     return gaussian_rdp(2.0, "noise_stddev_votes", noise_stddev_votes, orders_A)
 
 
@@ -493,7 +496,7 @@ def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> Float
 
 @lru_cache(maxsize=64)
 def _log_difference_survival(noise_stddev: float, max_gap: int, tail: Tail) -> FloatArray:
-    """Return ln P[N_a - N_b >= g] for the noises N_a, N_b of two counts and the gaps g = 0 .. max_gap."""
+    """Return ln P[N_a - N_b >= g] for gaps g = 0 .. max_gap, where N_a and N_b are the noises of two counts."""
     if tail == "discrete":
         return log_survival_table(noise_stddev, max_gap, of_difference=True)
     if tail == "gaussian":
@@ -529,7 +532,7 @@ def gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_A
 
 
 def checked_votes(votes_QC: npt.ArrayLike) -> IntArray:
-    """Return the votes as whole numbers. ValueError for votes that are not counts of one class or more."""
+    """Return the votes as integers. ValueError unless they are whole numbers >= 0, shape (Q, C) with C >= 1."""
     votes = np.asarray(votes_QC)
     if votes.ndim != 2 or votes.shape[1] == 0:
         raise ValueError(f"Expected votes of shape (queries, classes) with at least one class, got {votes.shape}.")

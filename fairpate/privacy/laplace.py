@@ -16,7 +16,7 @@ variable sampled from uniform integers (Canonne, Kamath and Steinke 2020, Algori
 grid units per coordinate more than the sensitivity: one for rounding, one for floating-point error in the values, one
 because a discrete Laplace of step h costs as much as a continuous one moved by 2 ln cosh(h / 2) more.
 
-This module does not know what is released. Shapes: A orders, N records.
+Shapes: A orders, N records.
 """
 
 import math
@@ -51,7 +51,7 @@ _STEPS_PER_RELEASE, _TOLERANCE = 20, 1e-3  # of the search for an epsilon per re
 class PureReleases(CountedEvent):
     """``count`` releases by any mechanism, each ``epsilon``-DP for one ``unit`` under ``relation``.
 
-    ``epsilon`` may be ``inf``, which is no guarantee.
+    ``epsilon`` may be ``inf``, which means no guarantee.
     """
 
     noun: ClassVar[str] = "release of pure differential privacy"
@@ -102,8 +102,8 @@ def _(event: PureReleases, interval: float) -> LossDistribution | None:
 
 
 def pure_epsilon(events: Sequence[object]) -> float:
-    """Return the sum of the epsilons of all releases, a guarantee at every delta; ``inf`` unless all ``events`` are
-    pure."""
+    """Return the sum of the epsilons of all releases, which holds at every delta; ``inf`` unless all ``events`` are of
+    pure differential privacy."""
     if not all(isinstance(event, PureReleases) for event in events):
         return math.inf
     return math.fsum(event.count * event.epsilon for event in events if isinstance(event, PureReleases) and event.count)
@@ -122,8 +122,8 @@ def release_epsilon_for(
     """Return the largest epsilon per release at which ``count`` releases of each of ``kinds``, together with
     ``others``, cost at most the target.
 
-    It is rounded down by at most 0.1 %, is never less than adding up epsilons allows, and ``inf`` for a target of
-    ``inf``. ValueError if ``others`` use up the target.
+    The result is rounded down by at most 0.1 %, never less than what adding up epsilons allows, and ``inf`` for a
+    target of ``inf``. ValueError if ``others`` use up the target.
     """
     if math.isinf(target_epsilon):
         return math.inf

@@ -8,8 +8,8 @@ first: a mass m(l) becomes m(l) exp(t l) / M(t), where M is the moment generatin
 requested delta or epsilon, so that the losses which decide the result get the largest masses. The masses of a sum are
 P(s) = P_t(s) exp(ln M(t) - t s), where M is the product over releases (:class:`_Tail`).
 
-Every delta and epsilon is an upper bound. None instead of a loss distribution means no guarantee. Mechanisms, events
-and units are elsewhere. Shapes: L losses of one release, S of a sum.
+Every delta and epsilon is an upper bound. None instead of a loss distribution means no guarantee. Shapes: L losses of
+one release, S of a sum.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _LARGEST_TILT, _LARGEST_EXPONENT = 4.0, 600.0  # over the interval; of what may 
 class Losses:
     """The privacy losses of one release in one direction: for removing a record, or for adding one.
 
-    ``masses_L[i]`` is the probability of the loss (``lowest`` + i) times ``interval``, ``infinite`` that of an infinite
-    loss.
+    ``masses_L[i]`` is the probability of the loss (``lowest`` + i) * ``interval``, ``infinite`` the probability of an
+    infinite loss.
     """
 
     interval: float
@@ -57,8 +57,7 @@ Sum = tuple[tuple[Losses, int], ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossDistribution:
-    """The losses when a record is removed and when a record is added. Both are the same object if they mirror each
-    other."""
+    """The privacy losses when a record is removed and when a record is added: one object for both if they are equal."""
 
     removing: Sum
     adding: Sum
@@ -79,7 +78,8 @@ class LossDistribution:
         return (self.removing,) if self.adding is self.removing else (self.removing, self.adding)
 
     def each(self, done: Callable[[Losses, int], tuple[Losses, int]]) -> LossDistribution:
-        """Return the distribution after applying ``done`` to all losses and their counts."""
+        """Return the distribution in which the function ``done`` has replaced every loss distribution and its number of
+        repetitions."""
         found = [tuple(done(*part) for part in direction) for direction in self.directions]
         return LossDistribution(removing=found[0], adding=found[-1])
 
@@ -118,11 +118,11 @@ def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, i
 
 
 def connected(interval: float, lowest: int, excess_L: FloatArray) -> Losses:
-    """Return losses on a grid, from the divergence of a release at the grid's points.
+    """Return privacy losses on a grid, given the divergence of a release at the points of the grid.
 
     They follow the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1): the
-    result has the divergence D at all points, and a larger one between them. The input is the excess X(e) = D(e) -
-    max(0, 1 - exp(e)) over a release without any loss: X vanishes on both sides, so that its second differences keep
+    result has the divergence D at all points, and a larger one between them. ``excess_L`` is X(e) = D(e) - max(0, 1 -
+    exp(e)), the excess over a release without any loss: X vanishes on both sides, so that its second differences keep
     their digits where D is nearly 1. The grid's first point is ``lowest`` times ``interval``, and 0 is one of its
     points. If the excess is an upper bound, so are the losses.
     """
@@ -159,7 +159,7 @@ def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | Non
 
 
 def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution:
-    """Return the losses of a release that is ``base`` with probability ``share``, and otherwise nothing.
+    """Return the losses of a mechanism that releases ``base`` with probability ``share``, and otherwise nothing.
 
     The output is taken to show which of the two happened. If it does not show that, the result is an upper bound, by
     convexity.
@@ -180,8 +180,8 @@ def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution
 
 
 def epsilon_and_excess(distribution: LossDistribution | None, target_delta: float) -> tuple[float, float]:
-    """Return the least epsilon >= 0 at which the divergence is proven to be at most ``target_delta``, or ``inf``, and
-    an estimate of the part of this epsilon that rounding to the grid adds."""
+    """Return the least epsilon >= 0 at which the divergence is proven to be at most ``target_delta`` (``inf`` if there
+    is none), and an estimate of how much of this epsilon is due to the rounding of losses to the grid."""
     if distribution is None:
         return math.inf, 0.0
     return max(_epsilon_at(losses, target_delta) for losses in distribution.directions)
@@ -344,8 +344,8 @@ class _Tail:
 
 
 def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:
-    """Return the first and the last index of the sum such that at most e^``_LOG_TAIL`` of its mass lies outside on
-    either side, by Chernoff's bound."""
+    """Return a first and a last index of the sum of losses such that at most e^``_LOG_TAIL`` of its mass lies outside
+    on either side, by Chernoff's bound."""
     places = [np.arange(len(masses_L), dtype=np.float64) for masses_L, _ in tilted]
     means = [float(np.dot(masses_L, places_L)) for (masses_L, _), places_L in zip(tilted, places, strict=True)]
     centred = [places_L - mean for places_L, mean in zip(places, means, strict=True)]
@@ -373,8 +373,8 @@ def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:
 
 
 def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int) -> tuple[FloatArray, float]:
-    """Return upper bounds on the sum's masses at ``size`` indices from ``first`` on, and the error bound added to
-    each."""
+    """Return upper bounds on the masses of the sum at ``size`` indices from ``first`` on, and the bound on rounding
+    errors that was added to each."""
     length = scipy.fft.next_fast_len(size, real=True)
     rounding, total, least, of_bases, atom = _TRANSFORM * math.log2(length), 0, math.inf, 0.0, 1.0
     product = np.ones(length // 2 + 1, dtype=np.complex128)
@@ -409,7 +409,10 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
 
 
 def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
-    """Return approximately the t >= 0 at which ``excess(t, ln M(t), mean loss under the tilt t)`` rises to 0."""
+    """Search the tilt: return approximately the t >= 0 at which the function ``excess`` rises to 0.
+
+    Its arguments are t, ln M(t), and the mean of the losses tilted by t.
+    """
     # ln of the masses of coarse bins, none of them empty, and the mean loss of each: a rough tilt is enough.
     bins = []
     for part, count in losses:
@@ -449,7 +452,7 @@ _LOG_NO_MASS = math.log(1e-33)
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian:
-    """One Gaussian release of sensitivity 1."""
+    """One Gaussian release of sensitivity 1, as a worst pair of output distributions."""
 
     noise_multiplier: float
 
@@ -469,7 +472,7 @@ class Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace:
-    """One release of sensitivity 1 with Laplace noise."""
+    """One release of sensitivity 1 with Laplace noise, as a worst pair of output distributions."""
 
     scale: float
 
@@ -523,7 +526,7 @@ class GaussianAndLaplace:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomicLoss:
     """A privacy loss with countably many values: ``losses``, in ascending order, and the logarithms of their
-    probabilities under the neighbour whose output is moved."""
+    probabilities under the neighbouring data set whose outputs are shifted."""
 
     losses: FloatArray
     log_masses: FloatArray
@@ -547,8 +550,8 @@ class AtomicLoss:
 
     @cached_property
     def _tails(self) -> tuple[FloatArray, FloatArray]:
-        """ln of the mass at each loss and above, under the moved and the unmoved output; the last entry is a
-        placeholder."""
+        """For each loss, the logarithm of the probability of this loss or a larger one, under the data set with shifted
+        outputs and under the other one. The last entries are placeholders."""
         # Summed from the right and in log space, because the smallest masses decide a small delta.
         moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
         unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
@@ -561,7 +564,7 @@ hockey-stick divergence at thresholds of any sign."""
 
 
 def _rounding(terms: FloatArray, deviations: FloatArray | float, exponents: FloatArray) -> FloatArray:
-    """Return a bound on the rounding error of a difference whose terms add up to ``terms``.
+    """Return a bound on the rounding error of a difference of two terms, whose sum is ``terms``.
 
     The terms are products of exponentials of ``exponents`` and Gaussian tails at ``deviations`` standard deviations.
     """
@@ -643,7 +646,7 @@ def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray
 
 
 def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
-    """Return the excess (as :func:`_excess`) for removing a record from a Poisson sample of ``rate``.
+    """Return the excess, as defined in :func:`_excess`, for removing a record from a Poisson sample of ``rate``.
 
     It is the rate times the excess of ``base`` at the threshold ln((e^epsilon - 1 + rate) / rate).
     """

@@ -29,16 +29,14 @@ order is at most the largest of the list. This cost holds only if K and the tria
 **Publishing a data-dependent cost.** The cost of Confident-GNMax on given votes depends on the votes and must not be
 published as it is. Papernot et al. 2018 (arXiv 1802.08908, Section 5.2 and appendices) publish its Renyi cost at one
 order by the smooth sensitivity of Nissim, Raskhodnikova and Smith 2007: a bound on how far one record moves the cost,
-for votes up to d records away, discounted by exp(-beta d), scales Gaussian noise. One record touches one teacher and so
-moves at most one vote of every query at once; sensitivities are therefore maximised within a query and then added over
-queries. The cost is the sum over queries of threshold bit (Theorem 6 on two outcomes) and noisy argmax (Theorem 6),
-each charged for every query submitted: valid by composition, since withholding an argmax that ran is post-processing,
-and looser than the joint cost ``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both are the cost
-of queries that were fixed in advance; where later queries depended on earlier answers the sum is an estimate.
-:class:`SanitisedRdp` may be published: it is an unbiased estimate of the cost, not an upper bound.
+for votes up to d records away, discounted by exp(-beta d), scales Gaussian noise. One record moves at most one vote of
+every query at once; sensitivities are therefore maximised within a query and then added over queries. The cost is the
+sum over queries of threshold bit (Theorem 6 on two outcomes) and noisy argmax (Theorem 6), each charged for every query
+submitted: looser than the joint cost ``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both are the
+cost of queries that were fixed in advance; where later queries depended on earlier answers the sum is an estimate.
 
-Training, distances between records and the use of counts are elsewhere. Shapes: A orders, B orders b, Q queries, C
-classes, U distinct vote histograms, D numbers of moved votes 0 .. number of teachers.
+Shapes: A orders, B orders b, Q queries, C classes, U distinct vote histograms, D numbers of moved votes 0 .. number of
+teachers.
 """
 
 import math
@@ -91,7 +89,7 @@ PUBLISHED_DECIMALS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothRelease:
-    """Parameters for publishing a data-dependent cost, chosen before any vote is seen; also the event of publishing it.
+    """The event of publishing a data-dependent cost; its parameters are chosen before any vote is seen.
 
     ``order``: the Renyi order, 1 < order < 1 / (2 beta). ``beta``: smoothing parameter; the sensitivity at distance d
     is discounted by exp(-beta d). ``noise_stddev``: noise on the cost in multiples of the smooth sensitivity.
@@ -121,14 +119,14 @@ class SmoothRelease:
 
 @event_rdp.register
 def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
-    """Return the Renyi cost of publishing one data-dependent cost, shape (A,); ``inf`` from order 1 / (1 - exp(-2
-    beta)) on.
+    """Return the Renyi cost of publishing one data-dependent cost, shape (A,).
 
-    The noise has the standard deviation s S, where S is the smooth sensitivity. Its cost is the exact divergence
-    between two Gaussians: on neighbouring votes with smooth sensitivities S and S', the means differ by at most either
-    of them, and S by a factor up to exp(beta). The costliest such pair has the scale fall by exp(beta) and the mean
-    move by the smaller scale. (Theorem 23 of the paper states another cost, which is below that divergence for orders
-    near 1 / (2 beta).) The noisy ln S, of sensitivity beta, adds its Gaussian cost. ValueError for an order <= 1.
+    It is ``inf`` from order 1 / (1 - exp(-2 beta)) on. The noise has the standard deviation s S, where S is the smooth
+    sensitivity. Its cost is the exact divergence between two Gaussians: on neighbouring votes with smooth sensitivities
+    S and S', the means differ by at most either of them, and S by a factor up to exp(beta). In the costliest such pair
+    the scale falls by exp(beta) and the mean moves by the smaller scale. (Theorem 23 of the paper states another cost,
+    which is below that divergence for orders near 1 / (2 beta).) The noisy ln S, of sensitivity beta, adds its Gaussian
+    cost. ValueError for an order <= 1.
     """
     orders = np.asarray(orders_A, dtype=np.float64)
     if not np.all(orders > 1):
@@ -145,13 +143,13 @@ def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class SanitisedRdp:
-    """A noisy, publishable privacy cost of votes at ``release.order``. Publishing it costs ``release_rdp``.
+    """A noisy privacy cost of votes at order ``release.order`` that may be published, at the cost :func:`release_rdp`.
 
-    ``rdp``: the data-dependent cost plus noise of mean 0, possibly negative. ``log_scale``: noisy ln of the smooth
-    sensitivity S, or None if it was not published. It gives an upper confidence limit on the cost: S itself is not to
-    be published, but one record changes ln S by at most beta. ``rdp_data_independent``: the cost of the same queries
-    for any votes. ``noise``: label of the noise source. Noise starts as an exact discrete Gaussian on a grid of 2^-64
-    and is scaled in floats, then rounded: sound up to rounding, not exact.
+    ``rdp``: the data-dependent cost plus noise of mean 0, possibly negative: an estimate, not an upper bound.
+    ``log_scale``: noisy ln of the smooth sensitivity S, from which an upper confidence limit on the cost follows; None
+    if it was not published. ``rdp_data_independent``: the cost of the same queries for any votes. ``noise``: label of
+    the noise source. Noise starts as an exact discrete Gaussian on a grid of 2^-64 and is scaled in floats, then
+    rounded: sound up to rounding, not exact.
     """
 
     release: SmoothRelease
@@ -180,11 +178,11 @@ class SanitisedRdp:
         return min(max(limit, 0.0), self.rdp_data_independent)
 
     def epsilon(self, *, target_delta: float, confidence: float | None = None) -> float:
-        """Return the data-dependent epsilon of the queries and of the release of that cost together.
+        """Return the data-dependent epsilon of the queries together with that of publishing their cost.
 
-        It follows from the Renyi cost at ``release.order``: the released estimate without ``confidence``, and with it
-        the upper confidence limit :meth:`upper`. It holds for these votes only: the guarantee for any votes is the
-        data-independent epsilon, with the release as one more event.
+        It is computed from the released estimate or, with ``confidence``, from the upper confidence limit
+        :meth:`upper`. It holds for these votes only: the guarantee for any votes is the data-independent epsilon, with
+        the release as one more event.
         """
         cost = min(max(self.rdp, 0.0), self.rdp_data_independent) if confidence is None else self.upper(confidence)
         orders = [self.release.order]
@@ -245,7 +243,8 @@ def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, 
 
 
 def distinct_votes(votes_QC: npt.ArrayLike) -> tuple[IntArray, FloatArray, IntArray]:
-    """Return the distinct vote histograms (U, C), how many queries have each (U,), and each query's row in them (Q,).
+    """Return the distinct vote histograms (U, C), how many queries have each (U,), and each query's histogram as a row
+    of them (Q,).
 
     Counts of a histogram are sorted in decreasing order. Errors as :func:`smooth_sensitivity`.
     """
@@ -365,12 +364,11 @@ def argmax_sensitivity(
 
 @lru_cache(maxsize=64)
 def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float) -> tuple[float, float]:
-    """Return (ln q1, ln q0), the range of q in which one moved vote changes the argmax's cost the most.
+    """Return (ln q1, ln q0), the range of q in which one moved vote changes the cost of the argmax the most.
 
-    q0 is the smallest q from which on the cost equals the data-independent cost; at q1, one moved vote leads to q0.
-    ValueError unless the cost rises with q up to q0, and its growth by one vote rises up to q1. Both are tested on a
-    fine grid, down to where the cost vanishes in a float. The test does not read votes, so its result may decide
-    whether to publish.
+    From q0 on, the cost equals the data-independent cost; at q1, one moved vote leads to q0. ValueError unless the cost
+    rises with q up to q0, and its growth by one vote rises up to q1. Both are tested on a fine grid, down to where the
+    cost vanishes in a float. The test does not read votes, so its result may decide whether to publish.
     """
     noise = noise_stddev_votes
     if num_classes < 2:
@@ -404,7 +402,8 @@ def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float
 
 
 def _moved(log_q: float | FloatArray, by_stddevs: float | FloatArray, num_classes: int) -> FloatArray:
-    """Return ln q after all gaps, taken to be equal, shrink by ``by_stddevs`` standard deviations of their noise."""
+    """Return ln q after all gaps between counts, taken to be equal, have shrunk by ``by_stddevs`` standard deviations
+    of their noise."""
     log_others = math.log(num_classes - 1)
     moved = log_others + scipy.special.log_ndtr(scipy.special.ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs)
     # A union bound may pass 1.
@@ -418,7 +417,7 @@ def _argmax_rdp(log_q: FloatArray, noise_stddev: float, order: float) -> FloatAr
 
 
 def _log_q_limit(noise_stddev: float, order: float) -> float:
-    """Return ln of the q above which the data-independent cost is charged in any case, as the paper's code does.
+    """Return the logarithm of the q above which the data-independent cost is always charged, as the paper's code does.
 
     With m = sigma sqrt(-ln q), Theorem 6 requires m > max(1, order - 1) and ln((m + 1) / (m - 1)) <= (2 m - 1) /
     sigma^2. Both hold from m = max(sigma + 1, order - 1) on, since the left side is at most 2 / (m - 1).
@@ -461,7 +460,8 @@ class AttributeQueries(ConfidentGnmaxQueries):
 
 
 def of_teachers(event: Event, unit: Unit) -> Event:
-    """Return the teachers' ``event`` at the same cost for another ``unit``: any one unit touches only one teacher.
+    """Return the teachers' ``event`` at the same cost for another ``unit``, since any such unit touches only one
+    teacher.
 
     For the unit "sensitive attribute" the relation becomes "replace one".
     """
@@ -755,7 +755,7 @@ def _(event: VoteSums, interval: float) -> LossDistribution | None:
 
 
 def _precision(event: VoteTables | NeighbourVotes) -> float:
-    """Return the squared L2 sensitivity over the noise variance, for the counts and the threshold check together."""
+    """Return the squared L2 sensitivity divided by the noise variance, for counts and threshold check together."""
     stddevs = [event.noise_stddev_votes]
     if isinstance(event, NeighbourVotes):
         # The noise of the counts is listed twice, because two counts move.
@@ -801,11 +801,11 @@ _LEAST_GAMMA = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class SecretTrials:
-    """Publication of the best of a secret number K of trials.
+    """The event of publishing the best of a secret number K of trials.
 
-    K follows a truncated negative binomial law with the mean ``expected_trials`` and the shape ``eta``. Each tuple of
-    ``trials`` holds the events of one trial under one of the settings that a trial may draw. ValueError for parameters
-    out of range, for settings without events, and for events under another unit or relation.
+    K follows a truncated negative binomial law with the mean ``expected_trials`` and the shape ``eta``. ``trials`` has
+    one tuple for each of the settings that a trial may draw, with the events of a trial under these settings.
+    ValueError for parameters out of range, for settings without events, and for events under another unit or relation.
     """
 
     noun: ClassVar[str] = "secret number of trials"
@@ -859,7 +859,7 @@ class SecretTrials:
 
 
 def mean_trials(gamma: float, eta: float) -> float:
-    """Return the expected number of trials, E[K], of the law with parameters ``gamma`` and ``eta``."""
+    """Return E[K], the expected number of trials, for the parameters ``gamma`` and ``eta`` of the distribution of K."""
     if not eta:
         return (1 / gamma - 1) / -math.log(gamma)
     return eta * (1 / gamma - 1) / -math.expm1(eta * math.log(gamma))
@@ -879,7 +879,7 @@ def _(event: SecretTrials, orders_A: FloatArray) -> FloatArray:
 
 
 def flat(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return ``events`` with secret trials replaced by the events inside them."""
+    """Return ``events``, in which each :class:`SecretTrials` is replaced by the events of its trials."""
     return tuple(
         inner
         for event in events
@@ -921,7 +921,7 @@ def event_from(values: Mapping[str, Any]) -> Event:
 
 
 def merged(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return ``events`` with the counts of equal events added up."""
+    """Return ``events``, in which those that differ only in their count are one event with the sum of the counts."""
     return _recounted(lambda counts, _: counts, events)
 
 
@@ -932,7 +932,7 @@ def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, .
 
 
 def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the part of ``events`` that ``others`` do not contain: counts of equal events are subtracted."""
+    """Return the part of ``events`` that ``others`` do not contain: the counts of ``others`` are subtracted."""
     # Without others the events are unchanged: a subtraction would drop events of count 0.
     return _recounted(operator.sub, events, others) if others else tuple(events)
 
@@ -943,7 +943,7 @@ Counts = Counter[Event]
 def _recounted(
     operation: Callable[[Counts, Counts], Counts], events: Sequence[Event], others: Sequence[Event] = ()
 ) -> tuple[Event, ...]:
-    """Return the distinct events with counts combined by ``operation`` from those in ``events`` and in ``others``."""
+    """Combine two lists of events: the count of each event is what ``operation`` makes of its counts in both lists."""
     both: tuple[Counts, Counts] = (Counter(), Counter())
     for counts, listed in zip(both, (events, others), strict=True):
         for event in listed:

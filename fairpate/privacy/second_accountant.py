@@ -6,12 +6,11 @@ points. Losses ln(with / without) are put on a grid so that the masses of both d
 pair easier to distinguish, never harder. Releases are composed by multiplying Fourier transforms of their losses, and
 epsilon is read from the composed loss. Adding and removing a unit are two directions; the larger epsilon is the result.
 
-Votes of teachers and of records have discrete Gaussian noise, whose exact masses are used. A release of smooth
-sensitivity has no single worst pair: if there is one, Renyi divergences are maximised over all pairs that smoothness
-allows, and teachers' votes are priced as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). For the
-best of a secret number of trials only a theorem about Renyi divergences is known; the divergences of a trial are sums
-over the points of its pairs. That theorem, and the rounding argument for sums of weighted votes, are those of
-:mod:`fairpate.privacy.mechanism_events`; the numbers are computed anew.
+Votes have discrete Gaussian noise, whose exact masses are used. A release of smooth sensitivity has no single worst
+pair: if there is one, Renyi divergences are maximised over all pairs that smoothness allows, and teachers' votes are
+priced as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). For the best of a secret number of trials
+only a theorem about Renyi divergences is known; that theorem, and the rounding argument for sums of weighted votes, are
+those of :mod:`fairpate.privacy.mechanism_events`; the numbers are computed anew.
 
 Shapes: K points of a pair, M points of the grid, A orders.
 """
@@ -53,14 +52,14 @@ class Pair:
 
 
 def gaussian(stddev: float) -> Pair:
-    """Return the pair of a normal variable of standard deviation ``stddev`` plus 1, and the same variable."""
+    """Return the pair of output distributions N(1, ``stddev``^2), with the unit, and N(0, ``stddev``^2), without it."""
     _require_noise(stddev)
     points = _points(stddev, 0.0, 1.0)
     return Pair(_log_normal(points - 1, stddev), _log_normal(points, stddev))
 
 
 def laplace(scale_inverse: float) -> Pair:
-    """Return the pair of a Laplace variable of scale 1 / ``scale_inverse`` plus 1, and the same variable.
+    """Return the pair of a Laplace distribution of scale 1 / ``scale_inverse`` around 1, and the same around 0.
 
     Each tail is one point, because the loss is constant there; between the centres the masses lie on a grid.
     """
@@ -79,7 +78,8 @@ def laplace(scale_inverse: float) -> Pair:
 
 
 def discrete_gaussian(stddev: float) -> Pair:
-    """Return the pair of discrete Gaussian noise plus 1, and the same noise."""
+    """Return the pair of output distributions of a count that is 1 with the unit and 0 without, with discrete Gaussian
+    noise of ``stddev``."""
     _require_noise(stddev)
     reach = math.ceil(_DEVIATIONS * stddev) + 2
     points = np.arange(-reach, reach + 2, dtype=np.float64)
@@ -88,7 +88,7 @@ def discrete_gaussian(stddev: float) -> Pair:
 
 
 def together(*pairs: Pair) -> Pair:
-    """Return the pair of several independent releases of the same sample, taken as one release."""
+    """Return the pair of one release that consists of several independent releases of the same sample."""
     # The number of points of a product is that of its factors multiplied, so factors and products are made coarse.
     total, *others = map(_coarse, pairs)
     for other in others:
@@ -129,7 +129,7 @@ def _mixed(outside: FloatArray, inside: FloatArray, rate: float) -> FloatArray:
 
 
 def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
-    """Return the losses of a pair as multiples of ``step``, and their masses.
+    """Return the privacy losses of a pair as multiples of ``step``, and their masses.
 
     Each mass is split between the two nearest multiples so that both distributions keep their total mass.
     """
@@ -273,7 +273,7 @@ def _require_valid(event: Mapping[str, Any]) -> None:
 
 
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
-    """Return the epsilon in one direction of all ``parts``: pairs, each with its number of repetitions."""
+    """Return the epsilon, in one direction, of all ``parts`` together: pairs, each with its number of repetitions."""
     if not parts:
         return 0.0
     # The interval of the composed loss, but for a mass of e^_LOG_LOST on either side, by Chernoff's bound at every
@@ -412,8 +412,8 @@ def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Return, for each noisy step of a teachers' event, how many counts one teacher's vote moves by one over all
-    queries, and the standard deviation of the noise."""
+    """Return for each noisy step of an event of teachers' votes: how many counts one teacher changes by one, over all
+    queries, and the standard deviation of their noise."""
     count, kind = event["count"], event["kind"]
     if kind == "ThresholdChecks":
         return [(count, float(event["threshold_stddev_votes"]))]
@@ -428,7 +428,7 @@ def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _pairs(event: Mapping[str, Any]) -> list[tuple[Pair, int]]:
-    """Return the pairs of output distributions of one event, each with its number of repetitions."""
+    """Return the worst pairs of output distributions of one event, each with its number of repetitions."""
     kind, count = event["kind"], event["count"]
     if kind in _TEACHERS:
         return [(discrete_gaussian(stddev), times) for times, stddev in _noises(event)]
@@ -478,6 +478,6 @@ def _pairs(event: Mapping[str, Any]) -> list[tuple[Pair, int]]:
 
 
 def _rounded(stddev: float, norm: float) -> Pair:
-    """Return the pair of a vector of L2 norm ``norm`` with discrete Gaussian noise of ``stddev``, by the bound with
+    """Return a pair that bounds a vector of L2 norm ``norm`` with discrete Gaussian noise of ``stddev``: that of
     rounded continuous noise."""
     return gaussian(math.sqrt(max(stddev**2 - _ROUNDING**2, 0.0)) / norm)

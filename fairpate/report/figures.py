@@ -7,10 +7,9 @@ A method looks the same everywhere: shape by family, colour and dash within the 
 every kind of colour vision (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light and
 dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
 
-A point is drawn by four coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. The area of a
-mark shows coverage. Marks that would cover each other are moved apart along the horizontal axis, by at most
-``MOST_SHIFT`` thousandths of its length and always in the same way: a drawing uses no random numbers. Bars show one
-standard deviation over seeds, for points on the frontier; dashed lines show the accuracies of baselines.
+A point has four drawn coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. The area of a
+mark shows coverage. Bars show one standard deviation over seeds, for points on the frontier; dashed lines show the
+accuracies of baselines.
 
 Shapes: N points, 4 drawn coordinates.
 """
@@ -23,29 +22,16 @@ import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fairpate.config import unread_because_of
+from fairpate.config import merge, read_yaml, unread_because_of
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import decimal, delta_text, epsilon_text, most_often_right, percent, strength
-from fairpate.report.frontier import (
-    OBJECTIVES,
-    Objective,
-    Panel,
-    Point,
-    PrivacyClass,
-    attainment_surface,
-    baselines,
-    by_panel,
-    by_series,
-    defined,
-    frontier,
-    matrix,
-    rounded_up,
-    sets_by_seed,
-)
+from fairpate.report import frontier
+from fairpate.report.frontier import OBJECTIVES, Objective, Panel, Point, PrivacyClass, by_panel, by_series
 from fairpate.report.records import STRENGTHS, upper
 from fairpate.types import FloatArray, NotionName, strict
 
@@ -57,26 +43,16 @@ DASHES = ((1, 0), (4, 2), (1, 1.5), (4, 1.5, 1, 1.5), (8, 3), (8, 2, 1, 2), (2, 
 """Dash patterns of lines: lengths drawn and left out, in half pixels of a page."""
 
 
-SHAPES: Mapping[str, str] = {
-    "circle": "M0 -.7a.7 .7 0 1 0 .001 0z",
-    "square": "M-.625 -.625h1.25v1.25H-.625z",
-    "diamond": "M0 -.875l.875 .875 -.875 .875 -.875 -.875z",
-    "triangle-up": "M0 -.75l.825 1.425H-.825z",
-    "triangle-down": "M0 .75L-.825 -.675h1.65z",
-    "star": "M0-.875l.263.6 .65.062-.487.425 .138.637L0 .512l-.562.338 .138-.637L-.912-.213l.65-.062z",
-    "cross": "M-.25 -.75h.5v.5h.5v.5h-.5v.5H-.25v-.5H-.75V-.25h.5z",
-    "x": "M-.44-.75L0-.31 .44-.75 .75-.44 .31 0 .75.44 .44.75 0 .31-.44.75-.75.44-.31 0-.75-.44z",
-    "hexagon": "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z",
-    "pentagon": "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z",
-}
+_LOOKS = read_yaml(Path(__file__).with_name("looks.yaml"))
+SHAPES: Mapping[str, str] = _LOOKS["shapes"]
 """Shapes of marks by name: SVG paths in the square from -1 to 1, as Vega expects them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Methods of one kind, which share a shape; ``methods`` maps each to the index of its colour.
+    """A family of similar methods, which share a shape in charts; ``methods`` maps each to the index of its colour.
 
-    ``take_when``: what the kind is good for, as a clause.
+    ``take_when``: what the family suits, as the end of "choose it for ...".
     """
 
     title: str
@@ -85,52 +61,17 @@ class Family:
     take_when: str
 
 
-FAMILIES = (
-    Family(
-        title="PATE family",
-        shape=SHAPES["circle"],
-        methods={"fairpate": 0, "pate": 4, "pate_s_pre": 5, "pate_s_in": 3, "sf_pate": 1, "own_votes": 6},
-        take_when="records for hundreds of teachers, and labels that a service may be asked for later",
-    ),
-    Family(
-        title="Records vote",
-        shape=SHAPES["diamond"],
-        methods={
-            "weighted_votes": 3,
-            "residual_votes": 0,
-            "record_votes": 5,
-            "private_knn": 1,
-            "ada_ssp": 2,
-            "teacher_votes": 4,
-        },
-        take_when="the most accurate model at a small epsilon, of a table or of embedded pictures",
-    ),
-    Family(
-        title="DP-SGD family",
-        shape=SHAPES["square"],
-        methods={"dp_sgd": 2, "fair_dp_sgd": 1, "dp_fermi": 5, "raco_dp": 3, "pf_ld": 4, "f_ld": 0, "sgd": 6},
-        take_when="a network that learns from the private records themselves, at a larger epsilon",
-    ),
-    Family(
-        title="Noisy rates and labels",
-        shape=SHAPES["cross"],
-        methods={"dp_postprocessing": 4, "dp_oracle_learner": 2, "randomised_response": 0},
-        take_when="groups that are secret, in records whose features and labels are not",
-    ),
-    Family(
-        title="Constrained regression",
-        shape=SHAPES["x"],
-        methods={"covariance_constraint": 0},
-        take_when="a linear rule, to compare with",
-    ),
-)
+FAMILIES = tuple(Family(**each | {"shape": SHAPES[each["shape"]]}) for each in _LOOKS["families"])
 # A second shape is used only if other packages bring more methods than there are colours.
 _OTHER_SHAPES = tuple(SHAPES[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesStyle:
-    """The look of one series; ``place`` is the index of its colour in ``COLOURS`` and of its dash in ``DASHES``."""
+    """The look of one series (the points of one method) in charts.
+
+    ``place``: the index of its colour in ``COLOURS`` and of its dash in ``DASHES``.
+    """
 
     series: str
     family: str
@@ -140,8 +81,10 @@ class SeriesStyle:
 
 
 def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
-    """Return the style of each series, by family. Only styles of other packages' methods depend on which ones there
-    are."""
+    """Return the style of each series of ``points``, sorted by family.
+
+    A method of this package always has the same style; those of other packages share out styles in alphabetical order.
+    """
     methods = {point.series: point.method for point in points}
     known = {
         method: (family.title, family.shape, place) for family in FAMILIES for method, place in family.methods.items()
@@ -163,14 +106,14 @@ SMALLEST, LARGEST = 5.0, 14.0
 EPSILON, DISPARITY, ACCURACY, COVERAGE = range(4)
 PLANES = ((EPSILON, ACCURACY), (DISPARITY, ACCURACY), (EPSILON, COVERAGE), (EPSILON, DISPARITY), (COVERAGE, ACCURACY))
 """Pairs of drawn coordinates that a chart may show: horizontal, vertical."""
+# Marks that would cover each other are moved apart by at most this, in thousandths of the horizontal axis.
 MOST_SHIFT = 100
 _STEP = 2  # thousandths of an axis
 _ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which marks must not overlap
 
 
 class EpsilonAxis:
-    """A logarithmic axis that shows every defined epsilon of ``points``; ``range`` holds its ends, in decimal
-    logarithms.
+    """A logarithmic axis that shows every defined epsilon of ``points``; ``range`` are its ends as decimal logarithms.
 
     Zero is placed left of the smallest value, infinity right of the largest. ``ticks`` are pairs of position and label:
     the epsilons themselves if they are few and far enough apart, otherwise round numbers.
@@ -211,10 +154,10 @@ class EpsilonAxis:
 
 
 def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
-    """Return the guaranteed epsilons of ``points``, ascending; values up to 5 % below a larger one are merged into
-    it."""
+    """Return the levels of epsilon of ``points``: their guaranteed epsilons, ascending, without values that are up to
+    5 % below a larger one."""
     # Noise that is calibrated to 1 costs a little less, by method: these are one level.
-    values = {rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
+    values = {frontier.rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
     levels: list[float] = []
     for value in sorted(values, reverse=True):
         if not levels or value < levels[-1] * 0.95:
@@ -223,20 +166,20 @@ def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
 
 
 def middle_level(points: Sequence[Point]) -> int:
-    """Return the index of the middle finite level, the lower of two: slices and sentences begin there."""
+    """Return the index of the middle one of the finite levels of epsilon (of two, the lower), at which pages begin."""
     return max((sum(map(math.isfinite, epsilon_levels(points))) - 1) // 2, 0)
 
 
 def level_of(point: Point, levels: Sequence[float]) -> int:
-    """Return the index of the level that the point's epsilon belongs to."""
+    """Return the index in ``levels`` of the level that the point's epsilon belongs to."""
     # A level is the largest epsilon in it, so it is the first one that is no smaller.
-    return bisect_left(levels, rounded_up(point.value("epsilon")))
+    return bisect_left(levels, frontier.rounded_up(point.value("epsilon")))
 
 
 def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Return the line of each series: its most accurate configuration at each level, none degenerate or undefined.
+    """Return the points that a line joins in each series: its most accurate configuration at each level of epsilon.
 
-    A series with one level has no line.
+    Degenerate and undefined points are left out; a series with one level has no line.
     """
     levels = epsilon_levels(points)
     lines = {}
@@ -251,8 +194,9 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
-    """Return the coordinates (N, 4) at which the points are drawn."""
-    drawn_N4 = matrix(points, OBJECTIVES)
+    """Return the coordinates (N, 4) at which the points are drawn: position of epsilon, disparity, accuracy and
+    coverage."""
+    drawn_N4 = frontier.matrix(points, OBJECTIVES)
     drawn_N4[:, EPSILON] = [axis.position(epsilon) for epsilon in drawn_N4[:, EPSILON].tolist()]
     drawn_N4[:, [ACCURACY, COVERAGE]] = 1 - drawn_N4[:, [ACCURACY, COVERAGE]]
     return drawn_N4
@@ -274,7 +218,7 @@ def extents(drawn_N4: FloatArray, axis: EpsilonAxis, accuracies: Sequence[float]
 
 
 def _with_room(low: float, high: float) -> tuple[float, float]:
-    """Return axis ends a little beyond the outermost points, and within 0 and 1."""
+    """Return the ends of an axis: a little beyond the outermost values ``low`` and ``high``, and within 0 and 1."""
     room = 0.06 * max(high - low, 0.1)
     return max(low - room, 0.0), min(high + room, 1.0)
 
@@ -285,8 +229,8 @@ def shifts(
     """Return horizontal shifts of the marks in a chart, in thousandths of the axis's length, so that none covers
     another.
 
-    In the order of the points, each mark takes the nearest free position. If none is free, because more marks meet than
-    fit into twice ``MOST_SHIFT``, it takes the position that is farthest from the others.
+    In the order of the points, each mark takes the nearest free position, without random numbers. If none is free,
+    because more marks meet than fit into twice ``MOST_SHIFT``, it takes the position farthest from the others.
     """
     # Each row: a mark's horizontal and vertical position, and its diameter.
     marks_N3 = np.column_stack(
@@ -326,8 +270,8 @@ def size_of(coverage: float, between: tuple[float, float]) -> float:
 
 
 def coverage_range(points: Sequence[Point]) -> tuple[float, float]:
-    """Return the range of coverage that mark sizes show: from a tenth below the smallest coverage, at most 0.5, to
-    1."""
+    """Return the ends of the scale of coverage for mark sizes: the smallest coverage, rounded down to tenths and at
+    most 0.5, and 1."""
     values = [1 - refused for point in points if not math.isnan(refused := point.value("refused"))]
     # A share of whole tenths may be a little too small in floating point.
     return min(math.floor(10 * min(values, default=0.5) + 1e-9) / 10, 0.5), 1.0
@@ -347,35 +291,35 @@ def titles(notion: NotionName) -> dict[Objective, str]:
 
 
 def class_label(privacy: PrivacyClass) -> str:
-    """Return a privacy class in words."""
+    """Return a privacy class (unit, relation and delta) in words."""
     return f"per {privacy.unit}, {privacy.relation}, δ = {delta_text(privacy.delta)}"
 
 
 def sound(points: Sequence[Point]) -> list[Point]:
-    """Return the points that are not degenerate. A degenerate predictor's gap is meaningless, so the point dominates no
-    other."""
+    """Return the points that are not degenerate."""
+    # A degenerate predictor's gap is meaningless, so it must dominate no other point.
     return [point for point in points if not point.degenerate]
 
 
 def on_frontier(points: Sequence[Point]) -> set[int]:
-    """Return the ``id`` of every point that no other point of its panel dominates in the four objectives; none is
-    degenerate.
+    """Return the ``id`` of every point on the frontier of its panel: not degenerate, and no other point dominates it in
+    the four objectives.
 
     An epsilon that depends on private votes is a weaker claim, so published points are compared only among themselves.
     """
     members = set()
     for found in by_panel(sound(points)).values():
         published = [point for point in found if not point.epsilon_is_data_dependent]
-        members |= {id(point) for point in frontier(published).members}
-        members |= {id(point) for point in frontier(found).members if point.epsilon_is_data_dependent}
+        members |= {id(point) for point in frontier.frontier(published).members}
+        members |= {id(point) for point in frontier.frontier(found).members if point.epsilon_is_data_dependent}
     return members
 
 
 def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> dict[str, Any]:
-    """Return all data for the page's script, as strict JSON values: charts, and details of points.
+    """Return all data for the script of a comparison's page, as strict JSON values: charts, and details of points.
 
-    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` are the fairness notions to choose
-    from.
+    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions``: the notions of fairness among which
+    the reader may choose.
     """
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
@@ -501,7 +445,8 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the rows as a table with each name once: repeated names would be most of a page's data."""
+    """Return rows as a list of column names and a list of values for each row."""
+    # Repeated names would be most of a page's data.
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
 
@@ -519,7 +464,8 @@ def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_spread(point: Point, divisor: float = 1.0) -> list[str]:
-    """Return disparity, accuracy and coverage in words: mean ± standard deviation over seeds divided by ``divisor``."""
+    """Return disparity, accuracy and coverage as texts: the mean ± the standard deviation over seeds, the latter
+    divided by ``divisor``."""
     _, disparity, error, refused = point.mean_O.tolist()
     _, *spreads = (point.spread_O / divisor).tolist()
     gap = "" if math.isnan(spreads[0]) else f" ± {decimal(spreads[0])}"
@@ -537,9 +483,10 @@ WIDTHS_IN: Mapping[int, float] = {1: 3.35, 2: 7.0}
 
 @dataclass(frozen=True, kw_only=True)
 class FigureStyle:
-    """Width of figures, size of their text in points, and the file formats to write.
+    """The style of figures for a paper: their width, the size of their text in points, and the file formats.
 
-    ``columns``: 1 or 2; ``width_in`` None is the width of that many columns. ValueError for values out of range.
+    ``columns``: 1 or 2, of a journal. ``width_in``: the width in inches; None: that of the columns. ValueError for
+    values out of range.
     """
 
     columns: int = 2
@@ -564,10 +511,10 @@ class FigureStyle:
 
 
 class PanelView:
-    """The points of one data set and privacy class, and the drawn coordinates (N, 4) of points without undefined
-    values.
+    """The contents of the charts of one panel (data set and privacy class): its points, axes, styles and baselines.
 
-    ``known`` is the style of every series, including those on other panels.
+    ``complete`` are the points without undefined values, and ``drawn_N4`` their coordinates. ``known``: the style of
+    every series, including those in other panels.
     """
 
     def __init__(self, points: Sequence[Point], known: Mapping[str, SeriesStyle]) -> None:
@@ -575,21 +522,21 @@ class PanelView:
         series = by_series(points)
         self.looks = {name: look for name, look in known.items() if name in series}
         self.axis = EpsilonAxis(points)
-        self.complete, _ = defined(points, OBJECTIVES)
+        self.complete, _ = frontier.defined(points, OBJECTIVES)
         self.drawn_N4 = coordinates(self.complete, self.axis)
-        compared = baselines(points)
+        compared = frontier.baselines(points)
         named = {"most common class": compared.majority, "best without privacy": compared.unprotected}
         self.lines = {name: accuracy for name, accuracy in named.items() if not math.isnan(accuracy)}
         self.ends = extents(self.drawn_N4, self.axis, tuple(self.lines.values()))
 
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
-        """Return a row for each point without undefined values, in drawing order: those on the frontier last, and
-        otherwise large marks before small ones, so that none is hidden.
+        """Return a row of chart data for each point without undefined values, in the order in which they are drawn.
 
-        Columns: ``i`` index of the point, ``s`` series, ``x0`` and so on its horizontal position in each chart, ``e``,
-        ``d``, ``a`` and ``c`` its coordinates, ``l`` level of epsilon, ``z`` area (``scale`` multiplies diameters),
-        ``f`` on the frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a line; ``a0`` and ``a1``, and likewise
-        for ``d`` and ``c``, are the ends of the bar over seeds of a point on the frontier.
+        Columns: ``i`` index of the point (by ``index_of`` its id, or its rank), ``s`` series, ``x0`` and so on its
+        horizontal position in each chart, ``e``, ``d``, ``a`` and ``c`` its coordinates, ``l`` level of epsilon, ``z``
+        area (``scale`` multiplies diameters), ``f`` on the frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a
+        line; ``a0`` and ``a1``, and likewise for ``d`` and ``c``, are the ends of the bar over seeds of a point on the
+        frontier.
         """
         levels = epsilon_levels(self.points)
         lines = {id(point) for line in joined(self.complete).values() for point in line}
@@ -624,12 +571,15 @@ class PanelView:
                     **bars,
                 }
             )
-        # Marks are drawn in the order of rows: the last ones lie on top.
+        # The last rows are drawn on top: those on the frontier, and small marks, which large ones would hide.
         return sorted(rows, key=lambda row: (row["f"], -row["z"]))
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
-        """Return the corners of each series' attainment surfaces over seeds: ``k`` best, median or worst, ``o`` the
-        order."""
+        """Return rows of chart data for the attainment surfaces of each series over seeds, a row per corner.
+
+        Columns: ``s`` series, ``k`` the surface ("best", "median" or "worst"), ``o`` the corner's rank on it, ``x`` and
+        ``y``.
+        """
 
         def drawn(objective: Objective, value: float) -> float:
             if objective == "epsilon":
@@ -638,23 +588,18 @@ class PanelView:
 
         rows = []
         for name, found in by_series(sound(self.points)).items():
-            sets = sets_by_seed(found, pair)
+            sets = frontier.sets_by_seed(found, pair)
             # The best seed alone, at least half of the seeds, all of them.
             for kind, num_seeds in zip(("best", "median", "worst"), (1, -(-len(sets) // 2), len(sets)), strict=True):
-                for order, corner in enumerate(attainment_surface(sets, num_seeds=num_seeds).tolist()):
+                for order, corner in enumerate(frontier.attainment_surface(sets, num_seeds=num_seeds).tolist()):
                     x, y = map(drawn, pair, corner)
                     rows.append({"s": name, "k": kind, "o": order, "x": x, "y": y})
         return rows
 
 
 # A page's colours are variables of its style sheet; a figure for a paper has these instead.
-_ON_PAPER = {
-    **{f"var(--m{place})": colour for place, colour in enumerate(COLOURS)},
-    "var(--ink)": COLOURS[-1],
-    "var(--muted)": "#5b6672",
-    "var(--line)": "#e4e7ea",
-    "var(--paper)": "white",
-}
+_ON_PAPER = {f"var(--m{place})": colour for place, colour in enumerate(COLOURS)}
+_ON_PAPER |= {"var(--ink)": COLOURS[-1], **_LOOKS["inks"]}
 _PAPER_SCALE = 0.42  # a mark on paper is smaller than on a screen
 # The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
 _FIELDS = "edac"
@@ -666,7 +611,10 @@ _PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden":
 
 
 def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _ALL_LEVELS) -> dict[str, Any]:
-    """Return the specification of one chart over data named ``points``; ``level``: only up to this level of epsilon."""
+    """Return the Vega-Lite specification of chart ``number`` in ``PLANES``, over data named ``points``.
+
+    ``level``: the largest level of epsilon that the chart shows.
+    """
     across, up = PLANES[number]
     place = {
         "x": _axis(view, across, paper=paper, field=f"x{number}"),
@@ -735,7 +683,7 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
 def attained(
     view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], *, paper: bool = False
 ) -> dict[str, Any]:
-    """Return the specification of what half of the seeds attain, from the ``stairs`` of ``pair``."""
+    """Return the Vega-Lite specification of the chart of what half of the seeds attain, over the rows ``stairs``."""
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):
@@ -785,7 +733,7 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 
 
 def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) -> dict[str, dict[str, Any]]:
-    """Return the Vega channels by which series differ, such as colour, shape and dash."""
+    """Return the Vega-Lite channels by which series differ, such as colour, shape and dash; ``size`` scales dashes."""
     names = list(known)
 
     def channel(values: Sequence[Any], *, is_shown: bool = True) -> dict[str, Any]:
@@ -807,7 +755,7 @@ def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) 
 
 
 def _marks(series: Mapping[str, Mapping[str, Any]], scale: float) -> dict[str, Any]:
-    """Return the Vega-Lite encoding of a series' marks, filled with an outline in the background colour, or hollow."""
+    """Return the Vega-Lite encoding of marks: filled, with an outline in the background colour, or hollow."""
     width = math.sqrt(scale)
     return {
         "fill": series["fill"],
@@ -820,8 +768,8 @@ def _marks(series: Mapping[str, Mapping[str, Any]], scale: float) -> dict[str, A
 def _axis(
     view: PanelView, coordinate: int, *, paper: bool, field: str, ends: tuple[float, float] | None = None
 ) -> dict[str, Any]:
-    """Return the Vega channel of one drawn coordinate. Its domain is ``ends``, or else the extent of the panel's
-    points."""
+    """Return the Vega-Lite channel of one drawn coordinate, from ``ends[0]`` to ``ends[1]``; without ``ends`` the axis
+    covers the panel's points."""
     names = titles(view.points[0].notion)
     title = ["ε" if paper else names["epsilon"], names["disparity"], names["error"], names["refused"]]
     axis: dict[str, Any] = {"tickCount": 5}
@@ -839,31 +787,9 @@ def _axis(
 
 def chart_config(font_size: float, *, paper: bool = False) -> dict[str, Any]:
     """Return the Vega configuration of all charts of a page or for a paper; all text has size ``font_size``."""
-    thin = 0.5 if paper else 1.0
-    text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
-    return {
-        "font": "Liberation Sans, Arial, Helvetica, sans-serif" if paper else "system-ui, sans-serif",
-        # A page has a background of its own, light or dark.
-        "background": "white" if paper else None,
-        "padding": 1 if paper else 4,
-        "view": {"stroke": None},
-        "axis": {
-            **text,
-            "titleFontWeight": "normal",
-            "labelColor": "var(--muted)",
-            "titleColor": "var(--ink)" if paper else "var(--muted)",
-            "domainColor": "var(--muted)",
-            "tickColor": "var(--muted)",
-            "tickSize": 3,
-            "gridColor": "var(--line)",
-            "gridWidth": thin,
-            "domainWidth": thin,
-            "tickWidth": thin,
-        },
-        "legend": {**text, "labelColor": "var(--ink)", "labelLimit": 0, "orient": "bottom", "symbolSize": 30},
-        "title": {"fontSize": font_size, "fontWeight": "normal", "color": "var(--muted)", "anchor": "start"},
-        "text": {"fontSize": font_size},
-    }
+    labels, text = {"labelFontSize": font_size, "titleFontSize": font_size}, {"fontSize": font_size}
+    sizes = {"axis": labels, "legend": labels, "title": text, "text": text}
+    return merge(merge(_LOOKS["chart"], _LOOKS["paper"] if paper else {}), sizes)
 
 
 _LETTER = 0.56  # mean width of a letter, in font sizes
@@ -875,7 +801,8 @@ _SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 
 
 def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
-    """Draw slices and attainment of each data set and privacy class in each format; return contents by file name."""
+    """Draw the figures of a paper, slices and attainment for each panel, in each format of ``style``; return the
+    contents of files by name."""
     style = style or FigureStyle()
     # Of all points: a method looks the same in every picture.
     known = looks(points)
@@ -904,15 +831,15 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
 
 
 def slices_picture(points: Sequence[Point]) -> bytes:
-    """Return the slices of one panel's points as a PNG for a notebook."""
+    """Return the chart of the slices of one panel as a PNG, for a notebook."""
     style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
     view = PanelView(points, looks(points))
     return _pictures(view, _slices(view, style), style.width, style)["png"]
 
 
 def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
-    """Return the chart of the slices: accuracy over epsilon, accuracy over disparity within the middle epsilon,
-    coverage over epsilon."""
+    """Return the Vega-Lite specification of the slices, three charts: accuracy over epsilon, accuracy over disparity up
+    to the middle level of epsilon, and coverage over epsilon."""
     level = middle_level(view.points)
     budget = f"ε up to {epsilon_text(epsilon_levels(view.points)[level])}" if view.complete else ""
     planes = [plane(view, number, paper=True, level=level if number == 1 else _ALL_LEVELS) for number in range(3)]
@@ -935,7 +862,7 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
 
 
 def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -> list[str]:
-    """Return the lines of a caption: data set, guarantee and meaning of the marks."""
+    """Return the lines of a figure's caption: data set, guarantee and meaning of the marks (``words``)."""
     has_hollow = any(look.hollow for look in view.looks.values())
     dagger = "; †, hollow: ε depends on private votes, operator only" if has_hollow else ""
     seeded = "; noise from a seed: not private" if any(point.is_seeded for point in view.points) else ""
@@ -949,7 +876,8 @@ def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -
 def _pictures(
     view: PanelView, specification: Mapping[str, Any], width_in: float, style: FigureStyle
 ) -> dict[str, bytes]:
-    """Render a specification in each format, ``width_in`` inches wide; a unit of the drawing is a point of paper."""
+    """Return the picture of a specification in each format of ``style``, ``width_in`` inches wide; one unit of the
+    drawing is one point on paper."""
     import vl_convert
 
     planes = specification.get("hconcat") or specification.get("vconcat") or [specification]

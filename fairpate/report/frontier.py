@@ -6,8 +6,8 @@ dominates another if it is nowhere worse and somewhere better; the Pareto set co
 Epsilons are compared as they are guaranteed, rounded up to hundredths: calibrated noise costs a little less than its
 target, by an amount that depends on the method, and that must not decide.
 
-Points are compared only within a panel: one data set, unit of privacy, relation and delta. An undefined objective (NaN)
-leaves a point out of every set that uses the objective; such points are returned, not dropped.
+Points are compared only within a panel: one data set, unit of privacy, relation and delta. A point with an undefined
+objective (NaN) is in no set that uses the objective, but it is returned apart.
 
 Hypervolume (Zitzler and Thiele 1998) is the measure of what some points dominate below a reference point. The empirical
 attainment function (Grunert da Fonseca, Fonseca and Hall 2001) is the share of seeds whose points reach a pair of
@@ -18,6 +18,7 @@ Shapes: N points (M of another series), O objectives, S seeds, P corners.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -76,7 +77,7 @@ class Row:
 
     @property
     def is_private(self) -> bool:
-        """True if the row must not be published: its epsilon depends on private votes."""
+        """True if the row must not be published, because its epsilon depends on private votes."""
         return self.record is not None and self.record.epsilon_is_data_dependent
 
     @property
@@ -105,12 +106,12 @@ class Panel:
 # Compared by identity: the equality of arrays is not one truth value.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Point:
-    """A configuration on one data set, over its seeds.
+    """The results of one configuration on one data set, over its seeds.
 
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
     Their disparity is that of ``notion``; ``fairness_S`` holds the values of all notions for :meth:`seen_by`.
-    ``mean_O`` is the point itself: the mean of each objective, but the largest epsilon. ``spread_O`` is the sample
-    standard deviation over seeds, NaN for a single one; ``num_undefined`` the number of runs with an undefined
+    ``mean_O`` is where the point lies: the mean of each objective, but the largest epsilon. ``spread_O`` is the sample
+    standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an undefined
     objective. ``settings`` is the flattened configuration without seeds and locations, ``commands[s]`` repeats run s
     with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same records, NaN if
     unknown. ``degenerate`` describes predictors of any seed whose gaps are meaningless; ``groups`` counts the seeds in
@@ -148,12 +149,12 @@ class Point:
 
     @property
     def series(self) -> str:
-        """The method, with a dagger if the epsilon depends on private votes: such points form a series of their own."""
+        """The name of the point's series: the method, with a dagger if the epsilon depends on private votes."""
         return f"{self.method} †" if self.epsilon_is_data_dependent else self.method
 
     @property
     def is_seeded(self) -> bool:
-        """True if the noise behind its epsilon comes from a seed: reproducible, not private."""
+        """True if the noise of its runs comes from a seed: they are reproducible and not private."""
         return math.isfinite(self.value("epsilon")) and is_seeded(self.settings)
 
     @property
@@ -168,11 +169,11 @@ class Point:
         return (*self.degenerate, *self.groups.words("seed"))
 
     def value(self, objective: Objective) -> float:
-        """Return one objective over all seeds: the mean, or the largest epsilon."""
+        """Return the value of one objective over all seeds: the mean, or for epsilon the largest."""
         return float(self.mean_O[OBJECTIVES.index(objective)])
 
     def seen_by(self, notion: NotionName) -> Point:
-        """Return the same configuration with the disparity of another notion; NaN if that was not recorded."""
+        """Return the same point with its disparity by another notion of fairness, NaN if that was not recorded."""
         if notion == self.notion:
             return self
         values_SO = self.values_SO.copy()
@@ -182,20 +183,22 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """The points of one panel, each in exactly one field: on the Pareto set, dominated, or undefined."""
+    """The points of one panel, each in exactly one field: in the Pareto set (``members``), dominated, or undefined."""
 
     members: tuple[Point, ...]
     dominated: tuple[Point, ...]
+    # Listed and not dropped, so that a page can count them.
     undefined: tuple[Point, ...]
 
 
 def points_of(
     records: Sequence[RunRecord], *, commands: Sequence[str] = (), notion: NotionName = DEFAULT
 ) -> list[Point]:
-    """Join the records of each configuration over seeds, in order of first appearance. Disparity is that of ``notion``.
+    """Join the records of each configuration over seeds to a point, in order of first appearance.
 
-    ``commands[i]`` repeats ``records[i]``; the commands of a point draw fresh noise. Of two records with the same
-    configuration and seeds the later one is used. ValueError if there are commands, but not one per record.
+    Disparity is that of ``notion``. ``commands[i]`` repeats ``records[i]``; the commands of a point draw fresh noise.
+    Of two records with the same configuration and seeds the later one is used. ValueError if there are commands, but
+    not one per record.
     """
     if commands and len(commands) != len(records):
         raise ValueError(f"Expected one command per record, got {len(commands)} for {len(records)} records.")
@@ -216,7 +219,7 @@ def points_of(
         of_point = sorted(repetitions.values(), key=lambda run: run[0].seed)
         found = [record for record, _ in of_point]
         first = found[0]
-        # Of type float64, for which None becomes NaN.
+        # As float64, which turns None into NaN.
         values_SO = np.array([(r.epsilon, r.disparity, r.accuracy, r.coverage) for r in found], np.float64)
         values_SO[:, 2:] = 1 - values_SO[:, 2:]
         seeds_by_word = Counter(word for record in found for word in dict.fromkeys(record.degenerate))
@@ -243,33 +246,31 @@ def points_of(
         panel: frozenset.intersection(*(frozenset(point.groups.unmeasured) for point in of_panel))
         for panel, of_panel in by_panel(points).items()
     }
-    shown = []
-    for point in points:
-        compared = point
+    for place, point in enumerate(points):
         # A gap that leaves out a group which another point measures is smaller for that reason alone: it is undefined.
         if not point.groups.unmeasured.keys() <= unmeasured_by_all[point.panel]:
             values_SO = point.values_SO.copy()
             values_SO[:, _DISPARITY] = math.nan
             rates = {name: value_S for name, value_S in point.fairness_S.items() if NOTIONS[name].bounds_rate}
-            compared = replace(point, values_SO=values_SO, fairness_S=rates)
-        shown.append(compared.seen_by(notion))
-    return shown
+            points[place] = replace(point, values_SO=values_SO, fairness_S=rates)
+    return [point.seen_by(notion) for point in points]
 
 
 def notion_value(record: RunRecord, notion: NotionName) -> float | None:
-    """Return the value of a notion, None if it is undefined."""
+    """Return the value of a notion of fairness in a record, None if it is undefined."""
     # A record that was made by hand may hold the default notion as disparity alone.
     return record.disparity if notion == DEFAULT else record.fairness.get(notion, {}).get("value")
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration by dotted names, without seeds and without the locations where it ran."""
+    """Return the settings of a configuration by dotted names, without seeds and without the locations where it ran."""
     left_out = _PLACES | {"seed"}
     return {path: value for path, value in flattened(dict(config)).items() if left_out.isdisjoint(path.split("."))}
 
 
 def is_seeded(config: Mapping[str, Any]) -> bool:
-    """Return True if any noise of the configuration, nested or flat, comes from a seed: reproducible, not private."""
+    """Return True if any noise of a configuration (nested or by dotted names) comes from a seed, and so is not
+    private."""
     leaves = flattened(dict(config))
     return any(value == "seeded" and path.split(".")[-1] == "noise" for path, value in leaves.items())
 
@@ -283,7 +284,7 @@ def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
 
 
 def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Group the points by series: by method, with those whose epsilon depends on private votes apart."""
+    """Group the points by series: by method, and separately those whose epsilon depends on private votes."""
     series: dict[str, list[Point]] = {}
     for point in points:
         series.setdefault(point.series, []).append(point)
@@ -291,7 +292,7 @@ def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def matrix(points: Sequence[Point], objectives: Sequence[Objective], *, guaranteed: bool = False) -> FloatArray:
-    """Return the objectives of the points, ``values_NO``; ``guaranteed``: with every epsilon rounded up to
+    """Return the values (N, O) of the ``objectives`` of the points; ``guaranteed``: with epsilons rounded up to
     hundredths."""
     columns = [OBJECTIVES.index(objective) for objective in objectives]
     values_NO = np.array([point.mean_O[columns] for point in points], dtype=np.float64).reshape(-1, len(columns))
@@ -302,16 +303,15 @@ def matrix(points: Sequence[Point], objectives: Sequence[Objective], *, guarante
 
 
 def rounded_up(epsilon: float) -> float:
-    """Round an epsilon up to hundredths, as which it is guaranteed and compared."""
+    """Return an epsilon rounded up to hundredths, the form in which epsilons are guaranteed and compared."""
     # 0.07 * 100 is a little above 7 in floating point, and stays 0.07; adding 0.0 makes 0 of -0.
     return float(np.ceil(epsilon * 100 - 1e-9)) / 100 + 0.0
 
 
 def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:
     """Split points into those with all objectives defined and those without."""
-    lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1).tolist()
-    have = [point for point, lacks in zip(points, lacking_N, strict=True) if not lacks]
-    return have, [point for point, lacks in zip(points, lacking_N, strict=True) if lacks]
+    lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1)
+    return list(itertools.compress(points, ~lacking_N)), list(itertools.compress(points, lacking_N))
 
 
 def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> Frontier:
@@ -320,17 +320,16 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
     have, lacking = defined(points, objectives)
     mask_N = pareto_mask(matrix(have, objectives, guaranteed=True))
     return Frontier(
-        members=tuple(point for point, kept in zip(have, mask_N, strict=True) if kept),
-        dominated=tuple(point for point, kept in zip(have, mask_N, strict=True) if not kept),
+        members=tuple(itertools.compress(have, mask_N)),
+        dominated=tuple(itertools.compress(have, ~mask_N)),
         undefined=tuple(lacking),
     )
 
 
 def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Mark the rows that no other row dominates, with all objectives minimised. Equal rows are all marked; ``inf`` is
-    the worst value.
+    """Return a mask (N,) of the rows that no other row dominates, with all objectives minimised.
 
-    ValueError for NaN, or no objective.
+    Of equal rows all are marked; ``inf`` is the worst value. ValueError for NaN, or no objective.
     """
     values = np.asarray(values_NO, dtype=np.float64)
     if values.ndim != 2 or not values.shape[1]:
@@ -365,13 +364,14 @@ THEN: tuple[Objective, ...] = ("error", "disparity", "epsilon", "refused")
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionRule:
-    """Thresholds of the paper's three settings. They are ours: the paper does not give any.
+    """The thresholds with which a configuration is chosen in the FairPATE paper's three settings; the paper gives none.
 
-    The smallest disparity or epsilon alone would reward models that refuse or answer all records alike. A configuration
-    is eligible if its coverage is at least ``min_coverage``, its accuracy at most ``max_accuracy_loss`` below the best
-    that a finite epsilon reaches in its panel, and if it is not degenerate. Values of the first objective within its
-    ``tolerance`` of the best count as equal; among those the highest accuracy wins.
+    A configuration is eligible if its coverage is at least ``min_coverage``, its accuracy at most ``max_accuracy_loss``
+    below the best that a finite epsilon reaches in its panel, and if it is not degenerate. Values of the setting's
+    first objective within its ``tolerance`` of the best count as equal; among those the highest accuracy wins.
     """
+
+    # Without thresholds, the smallest disparity or epsilon would reward models that refuse or answer all records alike.
 
     min_coverage: float = 0.6
     max_accuracy_loss: float = 0.15
@@ -387,9 +387,9 @@ class SelectionRule:
 
 
 def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, best_error: float) -> Point | None:
-    """Return the best of one method's ``points`` in ``setting``; None if none is eligible.
+    """Return the best of one method's ``points`` in one of the paper's settings; None if none is eligible.
 
-    ``best_error`` is the panel's. Undefined points are not eligible.
+    ``best_error``: the least error in the panel (:func:`best_error`). Undefined points are not eligible.
     """
     eligible = [point for point in points if not _below_thresholds(point, rule, best_error)]
     if not eligible:
@@ -397,15 +397,14 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
     first = FIRST[setting]
     # Epsilons are compared as they are guaranteed, not as they were calibrated.
     first_N = matrix(eligible, [first], guaranteed=True)[:, 0]
-    is_level_N = first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING
-    level = [point for point, is_level in zip(eligible, is_level_N, strict=True) if is_level]
+    level = itertools.compress(eligible, first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING)
     # Rounded: means that differ only by the order of their sum are equal, and the next objective decides.
     return min(level, key=lambda point: [round(point.value(name), 9) for name in THEN])
 
 
 def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: float) -> frozenset[Threshold]:
-    """Return the thresholds that exclude one method from all settings: those that every point misses, or else all of
-    them.
+    """Return the thresholds that exclude a method from all settings: those that every one of its ``points`` misses, or
+    else all that some point misses.
 
     Empty if a point is eligible; ``definition`` means that an objective is undefined.
     """
@@ -427,7 +426,7 @@ def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> f
 
 
 def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
-    """Return the least error of a panel among configurations with the rule's coverage; inf if there is none.
+    """Return the least error among a panel's configurations whose coverage meets the rule; inf without any.
 
     Configurations without a privacy guarantee count only if there are no others.
     """
@@ -455,7 +454,7 @@ class Baselines:
 
 
 def baselines(points: Sequence[Point]) -> Baselines:
-    """Return the baselines of one panel. The majority accuracy is that of the point with the highest coverage."""
+    """Return the baselines of one panel; the majority accuracy is taken from the point with the highest coverage."""
     # With a reject option the majority is that of answered records, so the point that answers most is used.
     known = [point for point in points if not math.isnan(point.majority_accuracy)]
     widest = min(known, key=lambda point: point.value("refused"), default=None)
@@ -470,7 +469,8 @@ def baselines(points: Sequence[Point]) -> Baselines:
 
 @dataclass(frozen=True, kw_only=True)
 class Dominance:
-    """How many points of ``loser``, and what share, some point of ``winner`` dominates, and their epsilons."""
+    """The points of the series ``loser`` that some point of the series ``winner`` dominates: their number, their share
+    and their epsilons."""
 
     winner: str
     loser: str
@@ -481,36 +481,33 @@ class Dominance:
 
 
 def dominance(points: Sequence[Point]) -> list[Dominance]:
-    """Count for each ordered pair of series in one panel the points of the second that a point of the first
+    """Return, for each ordered pair of series in one panel, how many points of the second a point of the first
     dominates."""
     require_one_panel(points)
     series = by_series(defined(points, OBJECTIVES)[0])
     values = {name: matrix(found, OBJECTIVES, guaranteed=True) for name, found in series.items()}
     pairs = []
-    for winner, better_NO in values.items():
-        for loser, worse_MO in values.items():
-            if winner == loser:
-                continue
-            # Every point of one series against every point of the other: (N, 1, O) against (M, O).
-            nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
-            somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
-            beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)
-            beaten = [point for point, is_beaten in zip(series[loser], beaten_M, strict=True) if is_beaten]
-            pairs.append(
-                Dominance(
-                    winner=winner,
-                    loser=loser,
-                    num_dominated=len(beaten),
-                    num_points=len(worse_MO),
-                    share=len(beaten) / len(worse_MO),
-                    epsilons=tuple(sorted({point.value("epsilon") for point in beaten})),
-                )
+    for (winner, better_NO), (loser, worse_MO) in itertools.permutations(values.items(), 2):
+        # Every point of one series against every point of the other: (N, 1, O) against (M, O).
+        nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
+        somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
+        beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)
+        epsilons = [point.value("epsilon") for point in itertools.compress(series[loser], beaten_M)]
+        pairs.append(
+            Dominance(
+                winner=winner,
+                loser=loser,
+                num_dominated=len(epsilons),
+                num_points=len(worse_MO),
+                share=len(epsilons) / len(worse_MO),
+                epsilons=tuple(sorted(set(epsilons))),
             )
+        )
     return pairs
 
 
 def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> float:
-    """Return the hypervolume that the points dominate below the reference: exact, for 1 to 4 objectives.
+    """Return the hypervolume that the points dominate below the reference, exactly, for 1 to 4 objectives.
 
     A point that is not below the reference in every objective (for example with infinite epsilon) adds nothing. Only
     volumes with the same reference are comparable.
@@ -534,19 +531,19 @@ def reference_point(points: Sequence[Point]) -> FloatArray:
         if objective in ("error", "refused") or largest <= 0:
             corner.append(1.0)
             continue
-        # A round corner: small changes of the points leave it, so that volumes of two sweeps compare.
+        # A round number, which small changes of the points do not move: so volumes of two sweeps can be compared.
         power = 10.0 ** math.floor(math.log10(largest))
-        # 20 as well: where the logarithm was rounded down, 10 is not above.
+        # 20 too: the logarithm may have been rounded down, and then 10 is not above the largest value.
         steps = (step * power for step in (1.0, 2.0, 5.0, 10.0, 20.0))
         corner.append(next(step for step in steps if step > largest * (1 + 1e-9)))
     return np.array(corner)
 
 
 def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> FloatArray:
-    """Return the corners (P, 2), by first objective, of the staircase of pairs that at least ``num_seeds`` sets attain.
+    """Return the corners (P, 2) of the staircase that bounds the pairs attained by at least ``num_seeds`` sets.
 
-    ``num_seeds`` 1 is the best case over seeds, ``len(sets_SN2)`` the worst. Empty if no pair is attained that often;
-    infinite values are never attained.
+    Corners are sorted by their first objective. ``num_seeds`` 1 is the best case over seeds, ``len(sets_SN2)`` the
+    worst. Empty if no pair is attained that often; infinite values are never attained.
     """
     finite = [points_N2[np.isfinite(points_N2).all(axis=1)] for points_N2 in sets_SN2]
     attaining = [points_N2 for points_N2 in finite if len(points_N2)]
@@ -560,10 +557,12 @@ def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> Flo
 
 
 def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective]) -> list[FloatArray]:
-    """Return for each seed the pairs of objectives that its runs reached, without undefined ones."""
+    """Return a list with, for each seed, the pairs (N, 2) of objectives that its runs reached, without undefined
+    ones."""
     require_one_panel(points)
     columns = [OBJECTIVES.index(objective) for objective in objectives]
     seed_N = np.array([seed for point in points for seed in point.seeds])
+    # The empty array comes first, because numpy cannot concatenate the values of no points.
     values_N2 = np.concatenate([np.empty((0, 2)), *(point.values_SO[:, columns] for point in points)])
     is_defined_N = ~np.isnan(values_N2).any(axis=1)
     return [values_N2[is_defined_N & (seed_N == seed)] for seed in np.unique(seed_N)]

@@ -1,14 +1,14 @@
 """The page of a comparison: a choice within two limits, the best within a budget, charts, choices by the paper's rule,
 which methods dominate which, and what failed.
 
-One panel (data set, unit, relation, delta) at a time, because guarantees of different kinds are not comparable. A
-budget is a level of epsilon; every configuration that costs no more is within it. Degenerate predictors, undefined
-values, epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are counted. A
-mean is called the highest or the smallest only over at least three seeds: with fewer, a difference may be chance.
+The page shows one panel (data set, unit, relation, delta) at a time, because guarantees of different kinds are not
+comparable. A budget is a level of epsilon; every configuration that costs no more is within it. Degenerate predictors,
+undefined values, epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are
+counted.
 
-The page is one HTML file with its scripts inside; its content policy forbids every request. The public page leaves out
-what depends on private votes, and results without privacy unless the data are public. The private page shows both, and
-marks the former with a dagger and hollow shapes.
+The page is one HTML file with its scripts inside. The public page leaves out what depends on private votes, and results
+without privacy unless the data are public. The private page shows both, and marks the former with a dagger and hollow
+shapes.
 """
 
 import base64
@@ -24,33 +24,8 @@ import numpy as np
 
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.pages import count, counted, decimal, epsilon_text, percent, render, strength
-from fairpate.report import figures
-from fairpate.report.frontier import (
-    FAILED,
-    FIRST,
-    OBJECTIVES,
-    THEN,
-    Baselines,
-    Objective,
-    Panel,
-    Point,
-    PrivacyClass,
-    Row,
-    SelectionRule,
-    Setting,
-    Threshold,
-    baselines,
-    best_error,
-    by_panel,
-    by_series,
-    dominance,
-    frontier,
-    is_seeded,
-    left_out_by,
-    matrix,
-    points_of,
-    select,
-)
+from fairpate.report import figures, frontier
+from fairpate.report.frontier import Objective, Panel, Point, PrivacyClass, Row, Setting, Threshold, by_series
 from fairpate.report.records import fair_words, listed
 from fairpate.types import FairRule, MetricsKind, NotionName
 
@@ -58,7 +33,7 @@ _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
 _MOST_COLUMNS, _MOST_LISTED = 5, 2000
 _PERCENT = "\u00a0%"
-_RULE = SelectionRule()
+_RULE = frontier.SelectionRule()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +51,11 @@ class BudgetFindings:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The sentences on one panel: on each budget, the middle one first; on points that were left out, with the reason;
-    and on what the gaps do not show (``unsaid``)."""
+    """The sentences on one panel.
+
+    ``budgets``: on each level of epsilon, the middle one first. ``left_out``: on points that are not compared, with the
+    reason. ``unsaid``: on groups about which a small gap says little.
+    """
 
     budgets: tuple[BudgetFindings, ...]
     left_out: tuple[str, ...]
@@ -85,7 +63,7 @@ class Findings:
 
 
 def findings(points: Sequence[Point]) -> Findings:
-    """Return the sentences on one panel: at the middle budget, then at up to four others."""
+    """Return the sentences on one panel's points: on the middle budget, then on up to four others."""
 
     def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
         """Return the most accurate and the fairest point; ties are broken by the other objective."""
@@ -103,7 +81,7 @@ def findings(points: Sequence[Point]) -> Findings:
             reason = "ε depends on private votes"
         elif point.num_undefined:
             words = names | {"disparity": NOTIONS[point.notion].measure}
-            undefined = [words.get(name, name) for name in OBJECTIVES if np.isnan(point.value(name))]
+            undefined = [words.get(name, name) for name in frontier.OBJECTIVES if np.isnan(point.value(name))]
             reason = f"{_listed(undefined)} undefined"
         elif math.isinf(point.value("epsilon")):
             reason = "no finite ε"
@@ -177,7 +155,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def ranked(points: Sequence[Point]) -> list[Point]:
-    """Return the points that may be offered under limits, the most accurate first, as `fairpate specify` ranks them.
+    """Return the points among which the page's limits choose, the most accurate first, as `fairpate specify` ranks
+    them.
 
     Degenerate points, those whose epsilon depends on votes, those with an undefined value and those whose gap leaves
     out a group are not offered.
@@ -188,24 +167,24 @@ def ranked(points: Sequence[Point]) -> list[Point]:
         if not (point.degenerate or point.epsilon_is_data_dependent or point.groups.unmeasured)
         and not np.isnan(point.mean_O).any()
     ]
-    return sorted(offered, key=lambda point: [round(point.value(name), 9) for name in THEN])
+    return sorted(offered, key=lambda point: [round(point.value(name), 9) for name in frontier.THEN])
 
 
 def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
-    """Return for each of the paper's three settings one configuration per method of a panel, the best first."""
-    least = best_error(points, _RULE)
+    """Return one configuration per method of a panel for each of the paper's three settings, the best method first."""
+    least = frontier.best_error(points, _RULE)
     chosen = {}
-    for setting, first in FIRST.items():
+    for setting, first in frontier.FIRST.items():
         # Every method is judged by the panel's best accuracy, not by its own.
-        found = [select(own, setting, rule=_RULE, best_error=least) for own in by_series(points).values()]
+        found = [frontier.select(own, setting, rule=_RULE, best_error=least) for own in by_series(points).values()]
         chosen[setting] = sorted(
             (point for point in found if point is not None),
-            key=lambda point: matrix([point], (first, "error"), guaranteed=True)[0].tolist(),
+            key=lambda point: frontier.matrix([point], (first, "error"), guaranteed=True)[0].tolist(),
         )
     return chosen
 
 
-def baseline_words(found: Baselines) -> str:
+def baseline_words(found: frontier.Baselines) -> str:
     """Return the baselines of a panel in a sentence; empty if none is known."""
     words = [] if math.isnan(found.majority) else [f"always the most common class: {percent(found.majority)}"]
     if not math.isnan(found.unprotected):
@@ -214,8 +193,9 @@ def baseline_words(found: Baselines) -> str:
 
 
 def left_out_words(points: Sequence[Point]) -> str:
-    """Return a sentence that names the series without a choice in any setting, by the thresholds that they miss."""
-    least = best_error(points, _RULE)
+    """Return a sentence that names the series without a choice in any setting, with the thresholds that they miss;
+    empty if every series has one."""
+    least = frontier.best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(_RULE.min_coverage)}",
         "accuracy": f"accuracy below {percent(1 - least - _RULE.max_accuracy_loss)}",
@@ -224,7 +204,7 @@ def left_out_words(points: Sequence[Point]) -> str:
     }
     names_by: dict[str, list[str]] = {}
     for name, found in by_series(points).items():
-        below = left_out_by(found, rule=_RULE, best_error=least)
+        below = frontier.left_out_by(found, rule=_RULE, best_error=least)
         if below:
             names_by.setdefault(" or ".join(words[b] for b in words if b in below), []).append(name)
     left_out = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in names_by.items())
@@ -247,12 +227,12 @@ def epsilons_words(epsilons: Sequence[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierReport:
-    """The rows of a comparison, and what a page shows of them.
+    """The contents of a comparison's page: the rows, and what the page shows of them.
 
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
-    and counted, and so are rows without privacy unless ``publish_unprotected``. Only with ``for_operator`` the page
-    says why a run failed. The page opens with ``notion``; the reader may choose any other that was recorded.
-    ``fair_at`` is the user's rule of fairness, at which the sliders begin.
+    and counted, and so are rows without privacy unless ``publish_unprotected``. Only the operator's page says why a run
+    failed. ``notion``: the notion of fairness that the page opens with; the reader may choose any other that was
+    recorded. ``fair_at``: the user's rule of fairness, at which the sliders begin.
     """
 
     title: str
@@ -268,10 +248,10 @@ class FrontierReport:
         return [row for row in self.rows if self.for_operator or self.is_public(row)]
 
     def points(self) -> list[Point]:
-        """Return the finished rows, joined over seeds."""
+        """Return the points of the page: the finished rows, joined over seeds."""
         done = [(row.record, row.command) for row in self.shown if row.record is not None]
         records, commands = [record for record, _ in done], [command for _, command in done]
-        return points_of(records, commands=commands, notion=self.notion)
+        return frontier.points_of(records, commands=commands, notion=self.notion)
 
     def is_public(self, row: Row) -> bool:
         """Return True if the row may be published."""
@@ -279,7 +259,7 @@ class FrontierReport:
 
 
 def frontier_report(report: FrontierReport) -> str:
-    """Return the page as one HTML document of about 1 MB, of which the charting library takes 0.4 MB."""
+    """Return the page of a comparison as one HTML document of about 1 MB, with 0.4 MB for the charting library."""
     points, shown = report.points(), report.shown
     secret = [row for row in report.rows if not report.is_public(row)]
     series = figures.looks(points)
@@ -288,7 +268,7 @@ def frontier_report(report: FrontierReport) -> str:
     known = {name for point in points for name, value_S in point.fairness_S.items() if not np.isnan(value_S).all()}
     notions = tuple(dict.fromkeys((report.notion, *(name for name in NAMES if name in known or name == DEFAULT))))
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
-    by_notion = [by_panel(found) for found in seen]
+    by_notion = [frontier.by_panel(found) for found in seen]
     done = [row for row in shown if row.record is not None]
     failed = [row for row in shown if row.record is None]
     # Which runs have metrics that a guarantee covers.
@@ -324,7 +304,7 @@ def frontier_report(report: FrontierReport) -> str:
         num_by_votes=sum(row.is_private for row in secret),
         num_unprotected=sum(row.is_unprotected for row in secret),
         unprotected_methods=list(dict.fromkeys(row.method for row in secret if row.is_unprotected)),
-        num_seeded=sum(is_seeded(row.config) for row in done if not row.is_unprotected),
+        num_seeded=sum(frontier.is_seeded(row.config) for row in done if not row.is_unprotected),
         figures=[
             ("Methods", count(len(methods)), ", ".join(methods)),
             ("Data sets", count(len(data_sets)), ", ".join(data_sets)),
@@ -365,7 +345,7 @@ def frontier_report(report: FrontierReport) -> str:
         cells=cells,
         class_label=figures.class_label,
         epsilons_words=epsilons_words,
-        failed_words=FAILED,
+        failed_words=frontier.FAILED,
         model=figures.script_data(points, notions=notions) | {"fair": asdict(report.fair_at)},
         library=_library(),
     )
@@ -373,12 +353,10 @@ def frontier_report(report: FrontierReport) -> str:
 
 @cache
 def _library() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script without imports: compressed, in base 64.
-
-    Bundling takes seconds. Compressed, the script has 0.4 instead of 0.9 MB; the browser unpacks it.
-    """
+    """Return Vega, Vega-Lite and Vega-Embed as one script without imports: compressed, in base 64."""
     import vl_convert
 
+    # Compressed, the script has 0.4 instead of 0.9 MB; the browser unpacks it. Bundling takes seconds, so it is cached.
     script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # Without a time: equal comparisons give equal pages.
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode("ascii")
@@ -387,14 +365,14 @@ def _library() -> str:
 def _class_view(
     privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
 ) -> dict[str, Any]:
-    """Return the data of one privacy class's section: its panels, with values that depend on the fairness notion listed
-    per notion."""
+    """Return the values for the page's section on one privacy class: its panels, and in ``seen`` what depends on the
+    notion of fairness, once for each notion in ``by_notion``."""
     panels: list[dict[str, Any]] = []
     # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):
         if panel.privacy != privacy:
             continue
-        compared = baseline_words(baselines(points))
+        compared = baseline_words(frontier.baselines(points))
         # By printed text: two epsilons with one text are one choice.
         texts = {epsilon_text(point.value("epsilon")) for point in ranked(points)}
         budgets = {math.inf if text == "∞" else float(text): text for text in texts}
@@ -402,7 +380,7 @@ def _class_view(
         private = [budget for budget in budgets if strength(budget, privacy.delta) == "bounded"]
         seen = []
         for found in (panels_of_notion[panel] for panels_of_notion in by_notion):
-            num_undefined = len(frontier(found).undefined)
+            num_undefined = len(frontier.frontier(found).undefined)
             undefined = f"Left out, because a value is undefined: {counted(num_undefined, 'configuration')}."
             seen.append(
                 {
@@ -411,7 +389,7 @@ def _class_view(
                     "choice_words": " ".join(filter(None, (compared, left_out_words(found)))),
                     "choices": choices(found),
                     "ranked": ranked(found),
-                    "dominance": {(pair.winner, pair.loser): pair for pair in dominance(figures.sound(found))},
+                    "dominance": {(pair.winner, pair.loser): pair for pair in frontier.dominance(figures.sound(found))},
                 }
             )
         panels.append(

@@ -1,9 +1,8 @@
 """Accuracy, coverage and fairness gaps of a set of predictions, overall and by group, with their intervals.
 
-The numbers describe the evaluated records with their true labels and groups. They are outside every privacy guarantee
-unless those records are public or the numbers come from a private release (:mod:`fairpate.run.private_metrics`), which
-``Evaluation.metrics`` then says. An undefined number is NaN in Python, null in JSON and never 0; so is one that is
-computed from too few records.
+The numbers are outside every privacy guarantee unless the evaluated records are public or the numbers come from a
+private release (:mod:`fairpate.run.private_metrics`), as ``Evaluation.metrics`` says. An undefined number, or one from
+too few records, is NaN in Python, null in JSON and never 0.
 
 *Small cells.* A cell is a group, or the records of a group with one true label; its size counts records, or persons if
 the data set names them. A cell with at least 1 and fewer than ``least`` is small, and no number may reveal it. A small
@@ -17,15 +16,11 @@ must not form a small cell either.
 *Degenerate models.* A model that answers almost nobody, predicts one class for nearly everyone or nearly all of a
 group, or is right no more often than the most common class has small gaps for that reason alone. The thresholds are
 ours: one class for ``NEARLY_ALL`` counts as one for all if true labels are at least twice as mixed, answers to fewer
-than ``HARDLY_ANY`` count as none, and groups of fewer than ``LEAST_RECORDS`` are not judged. A model that predicts one
-class for a group with almost no other class is simply right: it is degenerate only if the group has at least
-``LEAST_OTHERS`` records of other classes, of which a model with the labels' own rates would predict none in one case of
-twenty.
+than ``HARDLY_ANY`` count as none, and groups of fewer than ``LEAST_RECORDS`` are not judged.
 
 *Reject option.* IDP3 (FairPATE, Algorithm 2) answers or refuses each prediction depending on earlier answers, so its
-numbers belong to one order of the records. Here the same predictions pass a fresh gate in several random orders. Each
-bootstrap replicate of such predictions passes a gate of its own, too: resampling only the answered records would undo
-the balance that the gate keeps, and miss the gap that it allows.
+numbers belong to one order of the records. Here the same predictions pass a fresh gate in several random orders, and in
+each bootstrap replicate.
 
 Shapes: N records, G groups, C classes, Y true labels, R replicates, A states of one order (before its first answer and
 after each).
@@ -74,8 +69,8 @@ _GIVEN_LABEL = frozenset({"eo_lowy", "eo_full", "equal_opportunity"})
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """The results of one group: the number of evaluated and of answered records, the latter's share, and the accuracy
-    on answered records.
+    """The results of one group: its numbers of evaluated and of answered records, the share answered (``coverage``),
+    and the accuracy on answered records.
 
     Numbers are None and shares NaN for a group with too few records to be shown.
     """
@@ -89,10 +84,11 @@ class GroupResult:
 
 @dataclass(frozen=True, kw_only=True)
 class GapResult:
-    """One gap with its bootstrap percentile interval, widened to include the gap.
+    """One fairness gap with its bootstrap percentile interval, widened to include the gap.
 
-    ``min_cell_size`` is the smallest compared cell, ``n_undefined`` the number of cells left out, ``where`` describes
-    the cell with the largest value. A gap with a cell of too few records is undefined, and its ``min_cell_size`` 0.
+    ``min_cell_size``: the size of the smallest compared cell (a group, or a group and class). ``n_undefined``: the
+    number of cells left out. ``where``: the cell with the largest value, in words. A gap with a cell of too few records
+    is undefined, and its ``min_cell_size`` 0.
     """
 
     value: float
@@ -132,10 +128,10 @@ class WithoutPrivacy:
 
 
 class EvaluationWords(TypedDict):
-    """The common words of all pages on measured numbers.
+    """The words about measured numbers that all pages share.
 
-    ``noun``: what is counted. ``intervals``: their kind. ``covered``: whether a guarantee covers the numbers.
-    ``why_unknown``: why nothing is measured; meaningless if something is.
+    ``noun``: what is counted, records or persons. ``intervals``: the kind of intervals. ``covered``: whether a
+    guarantee covers the numbers. ``why_unknown``: why nothing is measured; meaningless if something is.
     """
 
     noun: str
@@ -146,7 +142,7 @@ class EvaluationWords(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Selective accuracy, coverage and gaps of predictions on ``num_records`` records.
+    """The evaluation of predictions on ``num_records`` records: accuracy, coverage and fairness gaps.
 
     Accuracy, rates and gaps are over answered records. ``confusion_GYC[z][y][k]`` is the number of records (for
     probabilities, their total) of group z with true label y and prediction k; ``rates_GC[z][k]`` is r(z, k).
@@ -196,7 +192,7 @@ class Evaluation:
 
     @property
     def words(self) -> EvaluationWords:
-        """The common words of all pages on these numbers."""
+        """The words about these numbers that all pages share."""
         measured = "Measured on test records with their true labels and groups"
         people = " Every person counts as one, divided among the person’s records." if self.per_person else ""
         covered: Mapping[MetricsKind, str] = {
@@ -217,16 +213,17 @@ class Evaluation:
 
     @property
     def is_measured(self) -> bool:
-        """True if there was any record; without one, every number is undefined."""
+        """True if any record was evaluated; without one, every number is undefined."""
         return self.num_records > 0
 
     @property
     def disparity(self) -> float:
-        """The headline gap: that of demographic parity."""
+        """The gap of demographic parity, which is stated first."""
         return self.measured("demographic_parity").value
 
     def measured(self, notion: NotionName) -> GapResult:
-        """Return the gap or rate of a notion; NOT_MEASURED if the version that evaluated did not know the notion."""
+        """Return the gap or rate of a notion of fairness; NOT_MEASURED if it was not evaluated, as by an earlier
+        version."""
         return self.gaps.get(NOTIONS[notion].reading, NOT_MEASURED)
 
     @property
@@ -235,7 +232,8 @@ class Evaluation:
         return self.measured(self.fair_at.notion)
 
     def gaps_of(self, kind: Literal["gap", "rate"]) -> dict[str, GapResult]:
-        """Return the gaps between groups, where 0 is equal treatment, or the error rates of all groups together."""
+        """Return by name the gaps between groups ("gap"), where 0 is equal treatment, or the error rates of all groups
+        together ("rate")."""
         return {name: gap for name, gap in self.gaps.items() if (name in _RATES) == (kind == "rate")}
 
     @property
@@ -249,7 +247,7 @@ class Evaluation:
 
     @property
     def group_majorities(self) -> tuple[float, ...]:
-        """For each group, the share of its most common true label among answered records; NaN if unknown."""
+        """The share of the most common true label among the answered records of each group; NaN if unknown."""
         labels = [np.zeros(1) if table is None else np.asarray(table).sum(axis=1) for table in self.confusion_GYC]
         return tuple(float(of_C.max() / of_C.sum()) if of_C.sum() else math.nan for of_C in labels)
 
@@ -289,7 +287,7 @@ def evaluate(
     num_replicates: int = 1000,
     level: float = 0.95,
 ) -> Evaluation:
-    """Measure hard labels (N,) or probabilities (N, C) against true labels and groups.
+    """Return the evaluation of predictions: labels (N,), or probabilities (N, C).
 
     Records for which ``answered_N`` is False affect only coverage; their predictions are not read. ``generator`` draws
     the bootstrap replicates for the gaps' intervals. If the reject option ``rule`` decided which records are answered,
@@ -315,24 +313,19 @@ def evaluate(
         apart_N=None if apart_N is None else np.asarray(apart_N, np.bool_),
     )
     kept = shown.kept_N
-    records: dict[str, Any] = {
-        "groups_N": groups[kept],
-        "labels_N": labels[kept],
-        "answered_N": answered[kept],
-        **sizes,
-    }
-    joint_GYC = rates.joint_table(np.asarray(predictions)[kept], **records)
+    predicted = np.asarray(predictions)[kept]
+    records = {"groups_N": groups[kept], "labels_N": labels[kept], "answered_N": answered[kept], **sizes}
+    joint_GYC = rates.joint_table(predicted, **records)
     drawn: dict[str, Any] = {"generator": generator}
     drawn_of: dict[str, FloatArray] = {}
     if rule is None:
         drawn["persons_N"] = None if persons_N is None else np.asarray(persons_N)[kept]
         if not shown.by_label:
-            drawn_of = _drawn_apart(np.asarray(predictions)[kept], records, drawn, num_replicates)
-        joint_RGYC = rates.resampled_tables(
-            np.asarray(predictions)[kept], **records, **drawn, num_replicates=num_replicates
-        )
+            drawn_of = _drawn_apart(predicted, records, drawn, num_replicates)
+        joint_RGYC = rates.resampled_tables(predicted, **records, **drawn, num_replicates=num_replicates)
     else:
-        # The gate's answers depend on earlier ones, so it decides again on every resampled set of records.
+        # The gate's answers depend on earlier ones, so it decides again on every resampled set of records. Resampling
+        # only the answered records would undo the balance that the gate keeps, and miss the gap that it allows.
         joint_RGYC = resampled_reject_option(
             predictions, groups, true_labels_N=labels, rule=rule, persons_N=persons_N, **sizes, **drawn
         )
@@ -399,12 +392,10 @@ def evaluate(
 def _drawn_apart(
     predictions_N: npt.NDArray[Any], records: Mapping[str, Any], drawn: Mapping[str, Any], num_replicates: int
 ) -> dict[str, FloatArray]:
-    """Return bootstrap replicates of each gap computed only from shown counts, for an evaluation that hides counts by
-    group and true label.
-
-    A seed may be public. Few tables agree with the shown counts, and the ends of an interval that was drawn from the
-    whole table would reveal which of them it was.
-    """
+    """Return bootstrap replicates for those gaps that can be computed from shown counts, if an evaluation hides counts
+    by group and true label."""
+    # A seed may be public. Few tables agree with the shown counts, and the ends of an interval that was drawn from the
+    # whole table would reveal which of them it was.
     if predictions_N.ndim != 1:
         # The probability of the true label: accuracies need no more of a prediction.
         right_NC = np.take_along_axis(predictions_N, records["labels_N"][:, None], axis=1)
@@ -432,7 +423,8 @@ def _drawn_apart(
 
 
 def with_words(measured: Evaluation) -> Evaluation:
-    """Return ``measured`` with everything that is computed from its tables; no record is hidden."""
+    """Return ``measured`` with the fields that follow from its tables: the majority's accuracy, the gap of the true
+    labels, and what makes the model degenerate or worse than a constant for a group."""
     table_GYC = np.asarray(measured.confusion_GYC)
     label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
@@ -470,7 +462,7 @@ def with_words(measured: Evaluation) -> Evaluation:
 
 
 def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
-    """Yield predicates of a model whose gaps are meaningless; none if there was no record."""
+    """Yield the predicates, such as "answers no record", that make a model's gaps meaningless; none without records."""
     if not measured.num_answered:
         yield from ["answers no record"] if measured.is_measured else []
         return
@@ -496,7 +488,9 @@ def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
         if (group.num_answered or 0) < LEAST_RECORDS:
             continue
         only, share, is_only = _only_class(counts_YC)
-        # Rounded: a randomised model's records are counted by probabilities, whose sums are not quite whole.
+        # A model that predicts one class for a group with almost no other class is simply right. With LEAST_OTHERS
+        # records of other classes, a model with the labels' own rates would do so in one case of twenty. Rounded: a
+        # randomised model's records are counted by probabilities, whose sums are not quite whole.
         if only is None or round(counts_YC.sum() - counts_YC[only].sum()) < LEAST_OTHERS:
             continue
         if is_only:
@@ -506,8 +500,8 @@ def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
 
 
 def _only_class(counts_YC: FloatArray) -> tuple[int | None, float, bool]:
-    """Return the class with nearly all predictions (None if true labels are as uneven), the share of the most predicted
-    class, and whether it has all predictions."""
+    """Return the class with nearly all predictions (None if there is none, or true labels are as uneven), the share of
+    the most predicted class, and whether that class has all predictions."""
     predicted_C, label_C = counts_YC.sum(axis=0), counts_YC.sum(axis=1)
     share = float(predicted_C.max() / predicted_C.sum())
     mixed = 1 - label_C.max() / label_C.sum()
@@ -521,7 +515,8 @@ def _percent(share: float) -> str:
 
 
 def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
-    """Return a cell in words, such as "predicted 3, given true 5: red against green"; "undefined" for None."""
+    """Return in words what a gap compares, such as "predicted 3, given true 5: red against green"; "undefined" for
+    None."""
     if cell is None:
         return "undefined"
     negated = "" if cell.label_is else "not "
@@ -557,12 +552,16 @@ def shown_records(
     persons_N: npt.ArrayLike | None = None,
     apart_N: BoolArray | None = None,
 ) -> Shown:
-    """Choose the records of ``answered_N`` to show; ``apart_N`` marks those that another evaluation leaves out."""
+    """Choose which of the records ``answered_N`` public numbers may describe, so that no number reveals a small cell.
+
+    ``least``: a cell of fewer records, or persons, is small. ``apart_N`` marks records that another published
+    evaluation of the same records leaves out.
+    """
     units_N = np.arange(len(groups_N)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
     published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
 
     def small(cells_N: _Array, num_cells: int, of: list[BoolArray]) -> BoolArray:
-        """Return the cells that are small in one of the sets of records ``of``, counted in records or persons."""
+        """Return a mask of the cells that are small in any of the sets of records ``of``, by records or persons."""
         found = np.zeros(num_cells, np.bool_)
         for part in of:
             # Each unit once per cell: a person with ten records in a cell is one.
@@ -604,8 +603,10 @@ def shown_records(
 
 
 def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence[FloatArray]) -> Evaluation:
-    """Return ``measured`` without the numbers from which, with the tables ``published``, a small cell's size
-    follows."""
+    """Return ``measured`` without the numbers that would reveal a small cell's size.
+
+    ``published``: the tables (G, Y, C) of all published evaluations of these records.
+    """
     least = measured.least_cell
     hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < least}
     tables, underserved, perfect_gap = list(measured.confusion_GYC), measured.underserved, measured.perfect_gap
@@ -662,11 +663,14 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
 
 
 def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
-    """Return True if predictions by group and accuracies of all groups except ``hidden`` nearly reveal a class's size.
+    """Return True if predictions by group, and accuracies of all groups except ``hidden``, nearly reveal the number of
+    records of a class.
 
-    They do if they confine the size to a range of less than half of ``least``. One more record of each kind of error,
-    and one less of each kind of right prediction, changes the size of a class by 2.
+    They do if they confine the number to a range of less than half of ``least``. ``with_totals``: the accuracy and most
+    common class of all groups together are known too.
     """
+    # One more record of each kind of error, and one less of each kind of right prediction, changes the size of a class
+    # by 2.
     together_HYC = joint_GYC[list(hidden)]
     known_GYC = np.delete(joint_GYC, hidden, axis=0)
     known_GYC = np.concatenate([known_GYC, together_HYC.sum(axis=0, keepdims=True)]) if hidden else known_GYC
@@ -684,7 +688,7 @@ def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, wit
 
 def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
     """Return True if predictions by group, and the accuracy and most common class of all groups together, nearly reveal
-    the size of some class, as in :func:`_labels_follow`; two classes only."""
+    the number of records of a class, as in :func:`_labels_follow`. False for more than two classes."""
     if joint_GYC.shape[-1] != 2:
         return False
     moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
@@ -692,8 +696,8 @@ def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
 
 
 def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
-    """Return by how much each count can change, upwards plus downwards, if the sum of ``count_G`` is fixed and no count
-    exceeds ``most_G``."""
+    """Return the range in which each count can lie, its largest less its smallest value, if the sum of ``count_G`` is
+    fixed and no count exceeds ``most_G``."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
     moves_G: FloatArray = up_G + np.minimum(count_G, room_G.sum() - room_G)
@@ -702,8 +706,11 @@ def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsTold:
-    """Groups by name, with the number of runs (of ``num_runs``) in which a constant prediction would serve the group
-    better (``underserved``) or the group was not measured (``unmeasured``)."""
+    """The groups about which a small gap says little, each with its number of runs out of ``num_runs``.
+
+    In the runs of ``underserved`` a constant prediction would serve the group better; in those of ``unmeasured`` the
+    group was not measured.
+    """
 
     num_runs: int = 0
     underserved: Mapping[str, int] = field(default_factory=dict)
@@ -732,12 +739,13 @@ class GroupsTold:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderResult:
-    """The result for one order of the records. Gaps are ``dp_one_vs_rest`` over the records answered so far.
+    """The results of a reject option for one order of the records; gaps are ``dp_one_vs_rest`` over the records that
+    were answered so far.
 
     ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number ``max_gap_from``
-    on (counted from 1), by which every group that has records got ``rule.min_count`` answers, and at least as many as a
-    cell must have. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets that many, or if
-    there is only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
+    (from 1) on: by then every group that has records got ``rule.min_count`` answers, and at least as many as a cell
+    must have to be shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets that
+    many, or if there is only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
     """
 
     accuracy: float
@@ -750,8 +758,10 @@ class OrderResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The mean, least and greatest value over orders, NaN if no order has a value; ``n_undefined`` orders without a
-    value were left out."""
+    """The mean, least and greatest value of a metric over orders of the records, NaN if no order has a value.
+
+    ``n_undefined``: the number of orders without a value, which were left out.
+    """
 
     mean: float
     low: float
@@ -761,8 +771,11 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class RejectOptionSpread:
-    """The reject option over several orders of the same predictions, measured on ``num_records`` records: each order,
-    and the spread. ``max_gap`` is measured from when every group has ``answers_needed`` answers."""
+    """The results of a reject option over several orders of the same ``num_records`` records: those of each order, and
+    their spread.
+
+    ``answers_needed``: the number of answers that every group must have before ``max_gap`` is measured.
+    """
 
     rule: GateRule
     num_records: int
@@ -781,7 +794,8 @@ class RejectOptionSpread:
         object.__setattr__(self, "coverage_G", tuple(map(_spread, of_groups)))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
+        """Return all fields as plain JSON values; undefined numbers are null, and so is the margin of a gate that is
+        off."""
         plain: dict[str, Any] = strict(asdict(self))
         # It follows from the rule and the least cell of the evaluation.
         del plain["answers_needed"]
@@ -801,7 +815,8 @@ def reject_option_spread(
     kept_N: npt.ArrayLike | None = None,
     least_cell: int = 1,
 ) -> RejectOptionSpread:
-    """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders, and measure each.
+    """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders; return the results of each
+    order and their spread.
 
     ``true_labels_N`` are used only for accuracy. All records pass the gate, but only those in ``kept_N`` are measured.
     IndexError for a label or group that the gate does not know.
@@ -851,7 +866,7 @@ def resampled_reject_option(
     persons_N: npt.ArrayLike | None = None,
     num_replicates: int = 200,
 ) -> FloatArray:
-    """Return the tables (R, G, Y, C) of the gate's answers to each bootstrap sample of the predictions.
+    """Pass bootstrap samples of the predictions through a reject option; return the answers as tables (R, G, Y, C).
 
     With ``persons_N``, the person of each record, persons are drawn, each with all of its records.
     """

@@ -1,15 +1,12 @@
-"""Claims about a published model: its guarantee, its measurements, and the one module that puts both into words.
+"""Claims about a published model: its guarantee and its measurements, and the words for both on all pages.
 
 A :class:`RunStatement` joins the privacy guarantee of a run with the evaluation on test records. Report, card, private
 report, terminal and notebook use its sentences, figures and rows: a verdict is decided in this module alone.
 
 A guarantee is called private according to how often an attacker can guess rightly (:mod:`fairpate.pages`). A model is
 called fair if the whole interval of a gap lies at or below the user's limit (``evaluation.fair_at``; by default a
-demographic-parity gap of .1), which is printed with the gap. A model that refuses more than it answers, or was measured
-on too few records of a group, is called perhaps fair at best: if none of n records shows an event, its rate may still
-be 3/n (95 %), so a limit needs 3/limit records. Groups with too few answered records are named and left out of the
-verdict. Accuracy is shown with that of the most common class and, if not for publication, with that of a model without
-privacy.
+demographic-parity gap of .1). A model that refuses more than it answers, or was measured on too few records of a group,
+is called perhaps fair at best. Groups with too few answered records are named and left out of the verdict.
 """
 
 from __future__ import annotations
@@ -22,35 +19,12 @@ from typing import Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 
+from fairpate import pages, types
 from fairpate.fairness import rates
 from fairpate.fairness.rates import Population, PopulationEstimate, estimated_gap, estimated_rates
-from fairpate.pages import (
-    count,
-    counted,
-    decimal,
-    delta_text,
-    epsilon_text,
-    interval,
-    meaning,
-    most_often_right,
-    percent,
-    strength,
-)
+from fairpate.pages import counted, decimal, delta_text, epsilon_text, interval, percent
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
-from fairpate.types import (
-    FOUR_FIFTHS,
-    IN_PARALLEL,
-    UNITS,
-    FairRule,
-    FloatArray,
-    GateRule,
-    PrivacyStatement,
-    QueryOutcomes,
-    Relation,
-    Unit,
-    restored,
-    strict,
-)
+from fairpate.types import FairRule, FloatArray, GateRule, PrivacyStatement, QueryOutcomes, Relation, Unit, strict
 
 Fairness = Literal["fair", "fair among some", "perhaps fair", "not fair", "unknown", "degenerate"]
 Mood = Literal["good", "doubtful", "bad", "none"]
@@ -89,13 +63,13 @@ _UNITS: Mapping[Unit, tuple[str, str]] = {
 
 
 class GuaranteeWords(TypedDict):
-    """The common words of all pages on a guarantee.
+    """The words about a guarantee that all pages share.
 
-    ``epsilon``: its published digits. ``noise``: the source, or why it is not private. ``why_not_private``:
-    meaningless for a private model. ``protected``: the unit. ``several_records``: a sentence on persons with
-    several records. ``attested``: empty unless the operator declared the unit, for votes that were made elsewhere.
-    ``uncharged_tuning``: empty if epsilon covers the choice of settings. ``with_earlier``: epsilon together with
-    earlier releases of the same data; empty if there were none.
+    ``epsilon``: epsilon as text. ``noise``: its source, or why it is not private. ``why_not_private``: meaningless for
+    a private model. ``protected``: what is protected, by the unit. ``several_records``: a sentence on persons with
+    several records. ``attested``: what the operator attests, empty unless the operator declared the unit.
+    ``uncharged_tuning``: a warning, empty if epsilon covers the choice of settings. ``with_earlier``: a sentence on
+    epsilon together with earlier releases of the same data, empty if there were none.
     """
 
     epsilon: str
@@ -110,13 +84,13 @@ class GuaranteeWords(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """The published guarantee, with epsilon infinite if nothing is guaranteed.
+    """The published guarantee of a run, with an infinite epsilon if nothing is guaranteed.
 
-    ``events`` describes what read private records. ``noise`` is ``os_entropy``, or the reason why nothing is private.
-    The model may reveal ``not_protected`` without noise, ``remarks`` qualify the guarantee, and with ``tells_size`` an
-    event reveals the number of private records. ``epsilon_with_earlier`` is the epsilon of this release together with
-    ``earlier_releases`` earlier ones of the same private data, if all were fixed beforehand.
-    ``epsilon_adaptive_with_earlier`` is the least limit that admits them if each was chosen after seeing the earlier
+    ``events``: what read private records, in words. ``noise``: ``os_entropy``, or the reason why nothing is private.
+    ``not_protected``: what the model may reveal without noise. ``remarks`` qualify the guarantee. ``tells_size``: an
+    event reveals the number of private records. ``epsilon_with_earlier``: the epsilon of this release together with
+    ``earlier_releases`` earlier ones of the same private data, if all were fixed beforehand;
+    ``epsilon_adaptive_with_earlier``: the least limit that admits them if each was chosen after seeing the earlier
     ones. Either is None if not finite.
     """
 
@@ -161,17 +135,17 @@ class Guarantee:
 
     @property
     def protects(self) -> bool:
-        """True if the guarantee holds for what was published."""
+        """True if what was published has a privacy guarantee: epsilon is finite and the noise is not seeded."""
         return math.isfinite(self.epsilon) and self.noise == "os_entropy"
 
     @property
     def strength(self) -> tuple[str, Mood]:
         """A word for the strength of the guarantee, and its mood (the colour of the word)."""
-        return STRENGTHS[strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
+        return STRENGTHS[pages.strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
 
     @property
     def words(self) -> GuaranteeWords:
-        """The common words of all pages on the guarantee."""
+        """The words about the guarantee that all pages share."""
         # A unit that the operator declared means everything that belongs to it.
         attested = f"The operator attests that one {self.unit} touches one vote of a query at most."
         protected, several = _UNITS.get(self.unit, (f"everything about one {self.unit}", attested))
@@ -189,8 +163,8 @@ class Guarantee:
                 chosen = "no ε is finite" if adaptive is None else f"it is ε = {epsilon_text(adaptive)}"
                 earlier += (
                     f" it is ε = {epsilon_text(epsilon)}, and a guess is right at most "
-                    f"{most_often_right(epsilon, self.delta)} of the time, if all were fixed beforehand; if each was "
-                    f"chosen in view of the earlier ones, {chosen}."
+                    f"{pages.most_often_right(epsilon, self.delta)} of the time, if all were fixed beforehand; if each "
+                    f"was chosen in view of the earlier ones, {chosen}."
                 )
         return {
             "epsilon": epsilon_text(self.epsilon) if math.isfinite(self.epsilon) else "none",
@@ -198,7 +172,7 @@ class Guarantee:
             "why_not_private": "No ε is finite" if is_private_noise else f"Its noise: {self.noise}",
             "protected": protected,
             "several_records": several,
-            "attested": "" if self.unit in UNITS else attested,
+            "attested": "" if self.unit in types.UNITS else attested,
             "with_earlier": earlier,
             "uncharged_tuning": "" if self.tuning_accounted else tuning,
         }
@@ -206,7 +180,7 @@ class Guarantee:
     @property
     def limits(self) -> list[str]:
         """Sentences that qualify the guarantee; what is not protected comes first, as it matters most."""
-        limits = [remark for remark in self.remarks if remark != IN_PARALLEL]  # it extends the claim
+        limits = [remark for remark in self.remarks if remark != types.IN_PARALLEL]  # it extends the claim
         if self.noise != "os_entropy":
             limits.insert(0, f"Noise: {self.noise}. This model is not private; ε is what fresh noise would give.")
         if self.not_protected is not None:
@@ -217,7 +191,7 @@ class Guarantee:
     def meaning(self) -> str:
         """The bound on what an attacker can learn about one unit; without private noise, the bound for fresh noise."""
         seen = "all that is published"
-        bound = meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
+        bound = pages.meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
             return bound
         why = self.words["why_not_private"]
@@ -225,7 +199,7 @@ class Guarantee:
 
     @property
     def row(self) -> tuple[str, str]:
-        """The guarantee as one line of a terminal or a notebook."""
+        """The guarantee as a name and a value, for one line of a terminal or a notebook."""
         words = self.words
         if not math.isfinite(self.epsilon):
             return "epsilon", f"none: no guarantee ({words['noise']})"
@@ -236,7 +210,8 @@ class Guarantee:
 def described_events(
     events: Sequence[Mapping[str, Any]], part_events: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[str]:
-    """Return all events of a statement, each as a line."""
+    """Return all events of a privacy statement in words, a line each; ``part_events``: those on test or validation
+    records."""
     parts = [(part, event) for part, of_part in part_events.items() for event in of_part]
     return [
         *map(described_event, events),
@@ -245,7 +220,8 @@ def described_events(
 
 
 def described_event(event: Mapping[str, Any]) -> str:
-    """Return one event of a statement as a line."""
+    """Return one event of a privacy statement in words, as a line."""
+    # Four digits would show a large count in scientific notation.
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {f'{value:,.0f}' if 1e4 <= abs(value) < math.inf else f'{value:.4g}'}"
         for name, value in event.items()
@@ -263,7 +239,10 @@ def described_event(event: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One number of the verdict: its name, a word for it, and sentences; ``mood`` sets the colour of the word."""
+    """One number of the verdict: its ``name`` and ``value``, a ``word`` for it, and further sentences (``details``).
+
+    ``mood`` sets the colour of the word.
+    """
 
     name: str
     value: str
@@ -274,16 +253,16 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredClaims:
-    """The measurements of one model. ``without_privacy`` is a baseline that is not to be published."""
+    """The claims about the measurements of one model; ``without_privacy`` is a baseline that is not to be published."""
 
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
     no_baseline: ClassVar[str] = ""
-    """The sentence that replaces a baseline without privacy."""
+    """The sentence that stands instead of a baseline without privacy, if there is none."""
 
     @property
     def fairness(self) -> Fairness:
-        """The verdict of the user's rule on test records."""
+        """The verdict on fairness by the user's rule, from the interval on test records."""
         gap, limit = self.measured.judged, self.measured.fair_at.limit
         # First, because the gap of a degenerate model is small for that reason alone.
         if self.measured.degenerate:
@@ -303,6 +282,7 @@ class MeasuredClaims:
         # A few answers may be alike across groups just because the other records are refused.
         if self.measured.coverage < 0.5:
             return f"It is of the {percent(self.measured.coverage)} of the test records that the model answers."
+        # If none of n records shows an event, its rate may still be 3/n (95 %), so a limit needs 3/limit records.
         # Rounded, as 3 / 0.1 is a little below 30 in floating point.
         needed = math.ceil(round(3 / self.measured.fair_at.limit, 9))
         if self.measured.judged.min_cell_size < needed:
@@ -312,7 +292,7 @@ class MeasuredClaims:
 
     @property
     def fairness_words(self) -> str:
-        """The verdict on fairness, with the groups that it covers if not all groups are measured."""
+        """The verdict on fairness in words, with the groups that it covers if not all are measured."""
         unknown = listed(self.measured.not_measured)
         if self.fairness == "unknown":
             return f"fairness not known for {unknown}" if unknown else "fairness undefined"
@@ -346,7 +326,7 @@ class MeasuredClaims:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Fairness, accuracy and coverage: the numbers that the verdict is based on."""
+        """The numbers on which the verdict is based: fairness, accuracy and coverage."""
         measured, fair, limit = self.measured, self.fairness, self.measured.fair_at.limit
         notion = rates.NOTIONS[measured.fair_at.notion]
         names = (upper(notion.measure), "Accuracy", "Coverage")
@@ -382,7 +362,7 @@ class MeasuredClaims:
                 "" if fair == "not fair" else self._too_few,
                 perfect,
                 unknown,
-                f"Smallest cell: {count(gap.min_cell_size)}{left_out}.",
+                f"Smallest cell: {pages.count(gap.min_cell_size)}{left_out}.",
             ]
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
@@ -427,7 +407,7 @@ class MeasuredClaims:
 
     @property
     def measured_rows(self) -> Rows:
-        """The rows of what was measured on test records, or the reason why nothing was."""
+        """The measurements on test records, as pairs of name and words, or the reason why there are none."""
         measured = self.measured
         if not measured.is_measured:
             return [("accuracy", f"unknown: {measured.words['why_unknown']}")]
@@ -471,7 +451,7 @@ class RunStatement(MeasuredClaims):
 
     @property
     def line(self) -> str:
-        """The verdict: private or not, fair or not, and how accurate, in one line."""
+        """The verdict in one line: private or not, fair or not, and how accurate."""
         guarantee, measured = self.guarantee, self.measured
         private, _ = guarantee.strength
         alone = " (the sensitive attribute alone)" if guarantee.protects and guarantee.not_protected else ""
@@ -486,8 +466,8 @@ class RunStatement(MeasuredClaims):
         if measured.not_measured:
             return f"{begin}, {accuracy}; {self.fairness_words}."
         joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self.fairness_words}")
-        # Behind the word, wherever it stands in the sentence.
-        # Without its first letter, which is a capital where the sentence begins with it.
+        # The limitation follows the word for privacy, wherever that stands. The word is found without its first letter,
+        # which is a capital at the start of a sentence.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
         perfect = ""
         is_parity = measured.fair_at.notion == rates.DEFAULT
@@ -497,7 +477,7 @@ class RunStatement(MeasuredClaims):
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Privacy, fairness, accuracy and coverage: the numbers that the verdict is based on."""
+        """The numbers on which the verdict is based: privacy, fairness, accuracy and coverage."""
         guarantee, words = self.guarantee, self.guarantee.words
         private, mood = guarantee.strength
         held = f"{words['protected']}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
@@ -518,7 +498,7 @@ class RunStatement(MeasuredClaims):
 
     @property
     def rows(self) -> Rows:
-        """All figures as pairs of name and words, for a terminal or a notebook."""
+        """The guarantee and what was measured, as pairs of name and words for a terminal or a notebook."""
         return [self.guarantee.row, *self.measured_rows]
 
 
@@ -530,7 +510,7 @@ def upper(words: str) -> str:
 def fair_words(rule: FairRule) -> str:
     """Return the user's rule of fairness as a noun phrase."""
     measure = rates.NOTIONS[rule.notion].measure
-    named = ", the four-fifths rule" if rule == FOUR_FIFTHS else ""
+    named = ", the four-fifths rule" if rule == types.FOUR_FIFTHS else ""
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
 
 
@@ -545,19 +525,19 @@ def listed(names: Sequence[str]) -> str:
 
 
 def interval_words(gap: GapResult) -> str:
-    """Return the interval of a gap with its level in words."""
+    """Return the interval of a gap and its confidence level in words."""
     return "interval undefined" if math.isnan(gap.low) else f"{interval(gap)} ({percent(gap.level, digits=0)})"
 
 
 def majority_words(measured: Evaluation) -> str:
-    """Return the accuracy of a constant prediction on the same records in words, to compare the model's with."""
+    """Return in words the accuracy of always predicting the most common class, to compare the model's with."""
     if measured.majority_class is None:
         return "nothing to compare with"
     return f"always “{measured.majority_class}”, the most common class: {percent(measured.majority_accuracy)}"
 
 
 def small_cell_words(measured: Evaluation) -> str:
-    """Return a sentence on the numbers with too few test records to be shown; empty if all are shown."""
+    """Return a sentence on the numbers that are hidden because they rest on too few test records; empty if none is."""
     if None not in measured.confusion_GYC:
         return ""
     counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"
@@ -579,10 +559,10 @@ _NEARLY_ONE = 0.995  # the estimate of a constant prediction comes this near to 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupEstimate:
-    """One group of private records: its number of ``records`` and the share that gets an answer (``coverage``).
+    """Estimates for one group of private records: its number of ``records``, and shares of them.
 
-    Shares of answered records: those predicted correctly (``accuracy``), those with each prediction (``predicted``),
-    and for each true label, those of its records that are predicted as this label (``found``).
+    ``coverage``: the share that gets an answer. Of answered records: the share predicted correctly (``accuracy``), the
+    share with each prediction (``predicted``), and the recall of each true label (``found``).
     """
 
     name: str
@@ -595,8 +575,10 @@ class GroupEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class GapBetweenGroups(PopulationEstimate):
-    """The largest difference between groups; ``where`` names its cell. ``n_undefined`` rates are left out, as they have
-    too few records for the noise."""
+    """The estimate of a fairness gap, the largest difference between groups; ``where`` describes it in words.
+
+    ``n_undefined``: the number of rates that are left out, because the noise is too large for their few records.
+    """
 
     where: str
     n_undefined: int
@@ -623,11 +605,11 @@ class PrivatePopulation:
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> PrivatePopulation:
         """Return the estimates that :meth:`to_json` wrote. TypeError when fields are missing or unknown."""
-        return restored(cls, {name: plain[name] for name in plain if name != "format"})
+        return types.restored(cls, {name: plain[name] for name in plain if name != "format"})
 
     @property
     def words(self) -> str:
-        """The estimates and their assumptions in a sentence or two."""
+        """The main estimates and their assumption, in two sentences."""
         parity, level = self.gaps["dp_one_vs_rest"], percent(self.level, digits=0)
         gap = "undefined" if math.isnan(parity.value) else f"{decimal(parity.value)} ({interval(parity)})"
         accuracies = (
@@ -651,7 +633,7 @@ class PrivatePopulation:
 def private_population(
     population: Population, *, group_names: Sequence[str], class_names: Sequence[str]
 ) -> PrivatePopulation:
-    """Return all estimates; the last outcome of ``population`` is a refusal."""
+    """Return the estimates of how a model treats the groups of ``population``, whose last outcome is a refusal."""
     joint, draws = population.joint_GYJ, population.draws_RGYJ
     # Rates and gaps are over answered records: all outcomes but the last.
     answered = joint[..., :-1], draws[..., :-1]
@@ -707,8 +689,8 @@ Course = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQueries(QueryOutcomes):
-    """The queries that teachers were asked, with the outcomes that the statement counts, and the publishable facts
-    about their answers.
+    """The publishable facts about the queries that teachers were asked: numbers by outcome, as in the statement, and
+    more.
 
     At most ``num_teachers`` vote on a query; ``voters`` names them, ``teachers`` or ``neighbours``. ``mechanism``
     describes how labels are released. ``epsilon_course`` is the data-independent epsilon after submitted queries, at
@@ -729,7 +711,7 @@ class AnsweredQueries(QueryOutcomes):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicReport:
-    """The contents of the public page, for a run of any method.
+    """The contents of the public report, for a run of any method.
 
     ``title`` names the data set. ``voting`` is None for a method whose teachers, if it has any, answer no queries.
     ``evaluations`` maps each set of predictions on the test records to its result; the first is the headline.
@@ -761,7 +743,7 @@ class PublicReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateReport:
-    """The contents of the private page, in addition to the report of a run with votes.
+    """The contents of the private report of a run with votes, in addition to those of the public one.
 
     Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
     Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The courses

@@ -1,16 +1,14 @@
 """The pages of one run: report, private report, card and audit, each one HTML file without scripts.
 
-A page is a function of plain records (:mod:`fairpate.report.records`) and opens with the verdict of their
-:class:`~fairpate.report.records.RunStatement`. The report may be published: it has the guarantee, metrics on test
-records and what was released. The card describes the published model. The private report depends on votes, query by
-query, and must not be published. It compares the data-independent epsilon with the data-dependent one, and with epsilon
-as FairPATE's authors published theirs, for which a label that the fairness gate rejects costs nothing.
-
-An audit's bounds follow from counts and a t statistic alone, so that anyone with its record can check them; its page,
-the terminal and the JSON use the same sentences about them.
+A page is a function of plain records (:mod:`fairpate.report.records`) and opens with the verdict. The report may be
+published: it has the guarantee, metrics on test records and what was released. The card describes the published model.
+The private report depends on votes, query by query, and must not be published. It compares the data-independent epsilon
+with the data-dependent one, and with epsilon as FairPATE's authors published theirs, for which a label that the
+fairness gate rejects costs nothing. An audit's bounds follow from counts and a t statistic alone, so that anyone with
+its record can check them.
 
 Charts are Vega-Lite specifications, drawn by vl-convert as inline SVG. Their colours are variables of ``report.css``,
-so that a reader's dark theme holds for them too.
+so that a reader's dark theme applies to them too.
 """
 
 from __future__ import annotations
@@ -29,36 +27,14 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from fairpate import pages
 from fairpate.fairness.rates import NOTIONS
-from fairpate.pages import (
-    compared_costs,
-    count,
-    counted,
-    delta_text,
-    epsilon_text,
-    made_words,
-    percent,
-    render,
-    scale_end,
-)
+from fairpate.pages import count, counted, delta_text, epsilon_text, percent, render
 from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
+from fairpate.report import records
 from fairpate.report.figures import SHAPES, chart_config
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
-from fairpate.report.records import (
-    OUTCOMES,
-    AnsweredQueries,
-    Guarantee,
-    PrivatePopulation,
-    PrivateReport,
-    PublicReport,
-    Rows,
-    RunStatement,
-    interval_words,
-    listed,
-    majority_words,
-    small_cell_words,
-    upper,
-)
+from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
 from fairpate.types import STOPPED_BY_VOTES, TELLS_SIZE, FloatArray, GateRule, restored
 
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
@@ -77,7 +53,7 @@ _HATCH = (
 
 
 def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, y_label: str, title: str) -> Markup:
-    """Draw up to three named lines through points (x, y), on linear axes from 0.
+    """Return the drawing of up to three named lines through points (x, y), on linear axes from 0.
 
     A single line has its name at its end, several have a legend below the chart.
     """
@@ -124,8 +100,11 @@ def histogram(
     title: str,
     ticks: Sequence[float],
 ) -> Markup:
-    """Draw a stacked histogram. ``edges`` has one more entry than counts; ``stacks`` maps names of colours (style sheet
-    variables) to counts, in stacking order."""
+    """Return the drawing of a stacked histogram.
+
+    ``edges``: the ends of the bins. ``stacks`` maps names of colours (style sheet variables) to the counts in each bin,
+    in stacking order.
+    """
     rows = [
         {"stack": name, "order": order, "left": left, "right": right, "number": number}
         for order, (name, counts) in enumerate(stacks.items())
@@ -213,7 +192,7 @@ _SCOPES = {
 
 
 def public_report(report: PublicReport) -> str:
-    """Return the page to publish as one HTML document, with sections about votes only if there were votes."""
+    """Return the public report as one HTML document, with sections about votes only if there were votes."""
     guarantee, voting = report.guarantee, report.voting
     budget_curve: Markup | str = ""
     released_CG: list[list[float]] = []
@@ -236,14 +215,15 @@ def public_report(report: PublicReport) -> str:
         gate=_gate,
         budget_curve=budget_curve,
         released_CG=released_CG,
-        outcomes=OUTCOMES,
+        outcomes=records.OUTCOMES,
         stopped_by_votes=STOPPED_BY_VOTES,
         population=report.private_population,
     )
 
 
 def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
-    """Return the values that ``run.html`` reads; ``without_privacy`` is for the private page alone."""
+    """Return the values of the template ``run.html``, with which both reports open; ``without_privacy`` is for the
+    private one alone."""
     voting, trained = report.voting, report.num_training_labels
     # The noise on votes is exact, that of training is in floating point.
     exact = "exact, " if voting and report.guarantee.noise == "os_entropy" else ""
@@ -270,13 +250,16 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
 
 
 def answered_words(measured: Evaluation) -> str:
-    """Return words for the records that rates are computed from."""
+    """Return words for the records from which rates are computed: "all test records" or "answered test records"."""
     return "all test records" if measured.num_answered == measured.num_records else "answered test records"
 
 
 def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]:
-    """Return what pages need to show how a ``model`` treats groups: names and marks, the end of the axis of gaps, and
-    for each of the ``evaluations`` the sentences about its records and predictions."""
+    """Return the template values with which pages show how a model treats groups: names and marks, the end of the axis
+    of gaps, and functions and sentences on the records and predictions of each of the ``evaluations``.
+
+    ``model``: what the sentences call the model.
+    """
     gaps = [gap for found in evaluations.values() for gap in found.gaps_of("gap").values()]
     predictions = {}
     for name, found in evaluations.items():
@@ -289,10 +272,10 @@ def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]
     return {
         "shapes": list(SHAPES.values()),
         "gap_names": GAP_NAMES,
-        "gap_end": scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
+        "gap_end": pages.scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
         "answered": answered_words,
-        "baseline": majority_words,
-        "small_cells": small_cell_words,
+        "baseline": records.majority_words,
+        "small_cells": records.small_cell_words,
         "prediction_words": predictions,
     }
 
@@ -314,7 +297,7 @@ _LEDGERS = {
 
 
 def private_report(report: PrivateReport) -> str:
-    """Return the private page as one HTML document. It depends on private votes: never publish it."""
+    """Return the private report as one HTML document. It depends on private votes: never publish it."""
     public, voting = report.public, report.public.voting
     assert voting is not None
     courses = (voting.epsilon_course, report.epsilon_data_dependent_course, report.epsilon_as_in_paper_course)
@@ -359,18 +342,19 @@ def private_report(report: PrivateReport) -> str:
             title=f"{'Three ledgers' if num_ledgers > 1 else 'The ledger'} against submitted queries",
         ),
         **queries,
-        outcomes=OUTCOMES,
+        outcomes=records.OUTCOMES,
     )
 
 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
-    """Return charts and words on the cost of each query as a share of its worst case, and on the voters' agreement."""
+    """Return the template values on single queries: charts and words on the cost of each as a share of its worst case,
+    and on how far voters agreed."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
     # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
     voted_Q, names = outcomes_Q != "free", report.public.headline.group_names
-    compared, total = compared_costs(cost_Q, worst_Q, voted_Q), float(cost_Q.sum())
+    compared, total = pages.compared_costs(cost_Q, worst_Q, voted_Q), float(cost_Q.sum())
 
     consensus = "No query was voted on."
     if voted_Q.any():
@@ -381,6 +365,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         consensus = f"On half of the queries that were voted on, {agree}."
         # Stable, so that a page that is drawn again is the same.
         clearer_Q = np.argsort(-voted_share_Q, kind="stable")[: (len(voted_share_Q) + 1) // 2]
+        # Infinite without noise, 0 if no query has a cost: then there are no shares.
         if 0 < voted_cost_Q.sum() < math.inf:
             share = percent(float(voted_cost_Q[clearer_Q].sum() / voted_cost_Q.sum()), digits=0)
             consensus += f" The {count(len(clearer_Q))} with the clearest votes made up {share} of the cost."
@@ -389,7 +374,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
 
     def stacked(share_Q: FloatArray, *, x_label: str, title: str) -> Markup:
         stacks: dict[str, list[int]] = {
-            each: np.histogram(100 * share_Q[outcomes_Q == each], bins=edges)[0].tolist() for each in OUTCOMES
+            each: np.histogram(100 * share_Q[outcomes_Q == each], bins=edges)[0].tolist() for each in records.OUTCOMES
         }
         ticks = range(0, 101, 20)
         return histogram(edges.tolist(), stacks, x_label=x_label, y_label="queries", title=title, ticks=ticks)
@@ -398,6 +383,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     for group, name in enumerate(names):
         of_group_Q = groups_Q == group
         agreement_Q = share_Q[of_group_Q & voted_Q]
+        # Without noise the costs are infinite and have no shares.
         of_total = float(cost_Q[of_group_Q].sum()) / total if 0 < total < math.inf else math.nan
         by_group.append(
             (
@@ -411,7 +397,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         (
             f"№ {count(query + 1)}",
             names[report.groups_Q[query]],
-            OUTCOMES[report.outcomes_Q[query]],
+            records.OUTCOMES[report.outcomes_Q[query]],
             f"{report.plurality_votes_Q[query]} : {report.runner_up_votes_Q[query]}",
             percent(float(compared.of_worst_Q[query]), digits=0),
             percent(float(cost_Q[query]) / total, digits=2),
@@ -427,7 +413,8 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     if not votes_Q:
         voters = "Nobody was asked."
     elif voting.voters != "teachers":
-        voters = f"{upper(voting.voters)} that voted on a query: {count(min(votes_Q))} to {count(max(votes_Q))}."
+        least, most = count(min(votes_Q)), count(max(votes_Q))
+        voters = f"{records.upper(voting.voters)} that voted on a query: {least} to {most}."
     elif fewer := sum(votes < voting.num_teachers for votes in votes_Q):
         voters = (
             f"Not all {count(voting.num_teachers)} teachers voted on {counted(fewer, 'query', 'queries')}: "
@@ -468,10 +455,11 @@ _KINDS = {"image": "pictures", "tabular": "rows of numbers"}
 
 @dataclass(frozen=True, kw_only=True)
 class CardModel:
-    """The published model: its method, its input and its output. With ``reject_option`` None it answers everything.
+    """The published model as its card describes it: its method, its input and its output.
 
-    ``sha256`` is the digest of the published file, ``num_training_labels`` the number of released labels that it was
-    trained on, if recorded; ``method_title`` is the method's readable name, ``made_on`` an ISO 8601 date.
+    ``reject_option`` None: it answers everything. ``sha256``: the digest of the published file.
+    ``num_training_labels``: the number of released labels that it was trained on, if recorded. ``method_title``: the
+    method's readable name. ``made_on``: an ISO 8601 date.
     """
 
     method: str
@@ -490,9 +478,9 @@ class CardModel:
 
 @dataclass(frozen=True, kw_only=True)
 class CardData:
-    """The data set as its publisher describes it, and the options it was read with.
+    """The data set as its publisher describes it, and the options with which it was read.
 
-    Only name and kind are known of a data set that was passed in from Python (``given_from_python``).
+    Of a data set that was passed in from Python (``given_from_python``) only name and kind are known.
     """
 
     name: str
@@ -508,7 +496,7 @@ class CardData:
 
 @dataclass(frozen=True, kw_only=True)
 class IntendedUse:
-    """The intended use in the publisher's words; None is shown as not stated."""
+    """The intended use of the model in the publisher's words; None is shown as not stated."""
 
     intended: str | None = None
     out_of_scope: str | None = None
@@ -517,8 +505,8 @@ class IntendedUse:
 
 @dataclass(frozen=True, kw_only=True)
 class CardRefusals:
-    """The results of a student that may refuse: lowest and highest values over orders of the test records, and the
-    evaluation without refusals."""
+    """The results of a model that may refuse: lowest and highest values over ``num_orders`` orders of the test records,
+    and the evaluation without refusals (``unrefused``)."""
 
     num_orders: int
     accuracy: tuple[float | None, float | None]
@@ -536,7 +524,7 @@ class Card:
     use: IntendedUse
     evaluation: Evaluation
     refusals: CardRefusals | None = None
-    private_population: PrivatePopulation | None = None
+    private_population: records.PrivatePopulation | None = None
 
     @property
     def statement(self) -> RunStatement:
@@ -544,9 +532,9 @@ class Card:
 
     @property
     def protected_records(self) -> str:
-        """Words for the private records that the guarantee covers."""
+        """The private records that the guarantee covers, in words."""
         parts = [part for part in ("validation", "test") if part in self.privacy.parts]
-        return f"private {listed(['training', *parts])} records"
+        return f"private {records.listed(['training', *parts])} records"
 
     @property
     def sentences(self) -> dict[str, Any]:
@@ -561,12 +549,10 @@ class Card:
         model, data, (*others, last) = self.model, self.data, self.model.classes
         shown = [*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])]
         classes = f"one of {count(len(others) + 1)} classes: {', '.join(shown)} or {last}"
-        records = (
-            _KINDS.get(data.kind, f"{data.kind} records") + " that were given from Python" * data.given_from_python
-        )
+        inputs = _KINDS.get(data.kind, f"{data.kind} records") + " that were given from Python" * data.given_from_python
         task = f" Task: {data.task}." if data.task else ""
         description = (
-            f"For {records} like those of {data.name} it predicts {classes}.{task} Method: "
+            f"For {inputs} like those of {data.name} it predicts {classes}.{task} Method: "
             f"{model.method_title or model.method}. Groups: those of {model.sensitive_attribute} "
             f"({', '.join(model.groups)})."
         )
@@ -605,7 +591,7 @@ class Card:
             *(f"Degenerate: on the test records the model {words}." for words in measured.degenerate),
             *(f"On the test records the model {words}." for words in measured.underserved),
             *(f"Gaps leave out {name}: too few answered test records." for name in measured.not_measured),
-            *filter(None, (small_cell_words(measured),)),
+            *filter(None, (records.small_cell_words(measured),)),
             *([alone] if privacy.protects else []),
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if measured.is_measured
@@ -631,8 +617,8 @@ class Card:
         }
 
     @property
-    def data_rows(self) -> Rows:
-        """The facts about the data set as pairs of name and value."""
+    def data_rows(self) -> records.Rows:
+        """The facts about the data set, as pairs of name and value."""
         data = self.data
         unknown = "not known: the records were given from Python" if data.given_from_python else "not stated"
         rows = [
@@ -653,7 +639,7 @@ class Card:
 
 
 def card_page(card: Card) -> str:
-    """Return the card as one HTML document."""
+    """Return the page of a model card as one HTML document."""
     measured = card.evaluation
     of = f"of “{measured.class_names[-1]}”" if len(measured.class_names) == 2 else "of the class where it is largest"
     return render(
@@ -661,13 +647,13 @@ def card_page(card: Card) -> str:
         card=card,
         sentences=card.sentences,
         statement=card.statement,
-        made=made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
+        made=pages.made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
         gap_names=GAP_NAMES,
         words_of={notion.reading: notion.words for notion in NOTIONS.values()},
         answered=answered_words,
         error_rate_words=f"Of all groups together, {of}, among {answered_words(measured)}.",
-        baseline=majority_words(measured),
-        interval=interval_words,
+        baseline=records.majority_words(measured),
+        interval=records.interval_words,
         population=card.private_population,
     )
 
@@ -684,32 +670,33 @@ _bound = lru_cache(epsilon_lower_bound)
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """The result of an attack: its ``guesses``, and the separation of its scores if these are Gaussian."""
+    """The result of an attack: its ``guesses``, and if scores are Gaussian how far those of included and excluded
+    canaries lie apart (``separation``)."""
 
     guesses: Guesses
     separation: Separation | None = None
 
     def bounds(self, delta: float, confidence: float = 0.95) -> tuple[float, ...]:
-        """Return the lower bound on epsilon without assumptions, and if scores are Gaussian the bound that assumes
-        so."""
+        """Return the lower bounds on epsilon: the one without assumptions, and if scores are Gaussian the one that
+        assumes this."""
         free = _bound(self.guesses, delta=delta, confidence=confidence)
         if self.separation is None:
             return (free,)
         return free, gaussian_epsilon(self.separation.mu_lower_bound(confidence), delta)
 
     def words(self, delta: float) -> str:
-        """Return the bounds in words."""
+        """Return the lower bounds on epsilon in words."""
         free, *gaussian = (f"{bound:.2f}" for bound in self.bounds(delta))
         return f"{free} without assumptions" + (f", {gaussian[0]} if scores are Gaussian" if gaussian else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedRelease:
-    """The attack on one kind of release of the run.
+    """The results of the attack on one kind of release of the run.
 
-    ``part``: the records that the release reads, ``private`` or ``test``. ``planned`` is the median result of the ideal
-    attack, ``found`` the result of this attack, ``control`` its result with a share ``control_noise`` of the noise,
-    about half. ``canaries_each``: canaries per release.
+    ``part``: the records that the release reads, ``private`` or ``test``. ``planned``: the median result of the ideal
+    attack. ``found``: the result of this attack. ``control``: its result with a share ``control_noise`` of the noise,
+    about half. ``canaries_each``: the number of canaries per release.
     """
 
     part: str
@@ -725,12 +712,12 @@ class AuditedRelease:
 
     @property
     def title(self) -> str:
-        """The release in words."""
-        return f"{upper(self.release)}{' of test records' if self.part == 'test' else ''}"
+        """The kind of release in words, as a title."""
+        return f"{records.upper(self.release)}{' of test records' if self.part == 'test' else ''}"
 
     @property
     def noise_words(self) -> str:
-        """The noise of the control, a release that is made to fail the audit, in words: "half the noise"."""
+        """The noise of the control (a release that is made to fail the audit) in words, such as "half the noise"."""
         return (
             "half the noise" if abs(self.control_noise - 0.5) < 0.01 else f"{percent(self.control_noise)} of the noise"
         )
@@ -738,7 +725,7 @@ class AuditedRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """An audit of the claim ``epsilon`` at ``delta`` for ``unit`` and ``relation``.
+    """The results of an audit of the claim ``epsilon`` at ``delta`` for ``unit`` and ``relation``.
 
     ``settings``: the digest of the settings that were audited. ``records``: whether the records other than canaries
     were ``made`` up or are the ``private`` ones; an audit with private ones must not be published. ``not_attacked``:
@@ -761,20 +748,18 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """True if a lower bound exceeds the claim at a confidence of 99 %.
-
-        At 95 %, a nearly ideal attack would exceed the claim of one in twenty correct releases.
-        """
+        """True if a lower bound exceeds the claim at a confidence of 99 %."""
+        # At 95 %, a nearly ideal attack would exceed the claim of one in twenty correct releases.
         return self.proved(SURE) > self.epsilon
 
     @property
     def has_power(self) -> bool:
-        """True if every control, with about half the noise, exceeds the claim."""
+        """True if the attack exceeds the claim in every control, with about half the noise: it could find a fault."""
         return all(max(each.control.bounds(self.delta)) > self.epsilon for each in self.releases)
 
     @property
     def headline(self) -> str:
-        """The result in a sentence."""
+        """The result of the audit in a sentence."""
         claimed, proved = epsilon_text(self.epsilon), self.proved()
         if self.refuted:
             return f"The claim is refuted: an attack proves ε ≥ {self.proved(SURE):.2f}, and {claimed} is claimed."
@@ -801,7 +786,7 @@ class Audit:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values, with all bounds and sentences that follow from it."""
+        """Return all fields as JSON values, with the bounds, the verdict and the sentence that follow from them."""
         plain = asdict(self)
         for values, each in zip(plain["releases"], self.releases, strict=True):
             for name in _SERIES:
@@ -814,6 +799,7 @@ class Audit:
         """Return the audit that :meth:`to_json` wrote; ValueError, TypeError or KeyError for anything else."""
         if values["format"] != AUDIT_FORMAT:
             raise ValueError(f"audit.json: expected format {AUDIT_FORMAT}, got {values['format']!r}.")
+        # Fields alone: bounds and verdict follow from them and are computed again, so that a file cannot state others.
         plain = {name: values[name] for name in cls.__dataclass_fields__}
         plain["releases"] = [
             release

@@ -1,14 +1,12 @@
-"""The fairness report of predictions that were made elsewhere, by the measures of a run's report and without a model.
+"""The fairness report of predictions that were made elsewhere, with the measures of a run's report.
 
 A table has a row per record: a prediction (empty for a refusal) or a score, the groups, and optionally the true label
-and the person. Rates are compared for each column of groups and, with several, for their intersections. Accuracy and
-the gaps of every notion need true labels; selection rates and impact ratios do not.
+and the person. Each column of groups divides the records and, with several columns, their intersections do.
 
 *Selection rates* follow New York City's Local Law 144 of 2021 (6 RCNY 5-301): the share of a group that is selected, or
 that gets a score above the median of all records, and the impact ratio, which is the group's rate over the highest
 group's. A ratio below four fifths is pointed out (29 CFR 1607.4 D). A group with less than ``LEAST_SHARE`` of the
-records has no ratio and takes no part in the highest rate, as the rules allow; its size and rate are listed. Records
-without a known group are left out and counted.
+records has no ratio and takes no part in the highest rate, as the rules allow.
 
 *Small groups.* The finest division is by all columns together. A group there with fewer than ``least_cell`` records (or
 persons) is left out of every division, with enough other groups that no difference of shown totals reveals it
@@ -51,6 +49,7 @@ from fairpate.types import DataError, DataSettingsError, FairRule, UsageError, s
 FOUR_FIFTHS = 0.8  # an impact ratio
 LEAST_SHARE = 0.02
 _REPLICATES = 1000
+# The report states the worst verdict: a model that is fair by one column of groups may not be by another.
 _WORST_FIRST: tuple[Fairness, ...] = ("degenerate", "not fair", "perhaps fair", "unknown", "fair among some", "fair")
 OUTSIDE = (
     "Outside any guarantee: these numbers were computed exactly from the records, without noise, and the model was "
@@ -60,7 +59,7 @@ OUTSIDE = (
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSelection:
-    """Selection rate and impact ratio of one group: shares with intervals, NaN where undefined.
+    """The selection rate and the impact ratio of one group, with intervals; NaN where undefined.
 
     ``num_records`` counts records that were not refused. For a group with too few records to be shown, ``num_records``
     and ``num_selected`` are None and the shares NaN. ``is_rare``: the group has less than ``LEAST_SHARE`` of the
@@ -76,7 +75,7 @@ class GroupSelection:
 
     @property
     def remark(self) -> str:
-        """Why the group stands out; empty if it does not."""
+        """The reason why the group stands out in the report; empty if it does not."""
         if self.num_records is None:
             return "too few records to be shown"
         if self.is_rare:
@@ -88,7 +87,7 @@ class GroupSelection:
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """The records divided by one column of groups, or by the intersections of several.
+    """A division of the records by one column of groups, or by the intersections of several, with the results by group.
 
     ``measured``: accuracy and the fairness gaps of all notions; None without true labels.
     """
@@ -141,7 +140,9 @@ class AssessedPredictions:
 
     @property
     def judged(self) -> tuple[Division, MeasuredClaims] | None:
-        """The division that the user's rule judges worst (the finest of equals) and its claims; None without labels."""
+        """The division with the worst verdict by the user's rule (of several, the finest), and its measurements; None
+        without true labels."""
+        # Finest first: among equal verdicts `min` returns the first one.
         found = [
             (each, MeasuredClaims(measured=each.measured))
             for each in reversed(self.divisions)
@@ -152,6 +153,7 @@ class AssessedPredictions:
     @property
     def line(self) -> str:
         """The verdict in one line: fair or not by the user's rule, the accuracy, and the smallest impact ratio."""
+        # A division without a ratio counts as the best one: any other has more to say.
         ratios = min(self.divisions, key=lambda each: each.least.ratio.value if each.least else math.inf).words
         if self.judged is None:
             return ratios
@@ -259,13 +261,13 @@ def assess_predictions(
 ) -> AssessedPredictions:
     """Report how predictions treat groups.
 
-    ``table`` is a CSV, Parquet or Feather file, a pandas frame, or a mapping of columns. The other names are of its
-    columns: ``groups`` of sensitive attributes, ``prediction`` of predicted classes (empty for a refusal), ``label`` of
-    true classes, and ``person`` of persons, who are then counted and resampled with all their records. ``selected`` is
-    the class that counts as being selected; default: of two classes the last in alphabetical order. With ``score``
-    there are no classes, and a record is selected if its score lies above the median of all. Groups of fewer than
-    ``least_cell`` records or persons are left out. ``fair_at`` is the rule for the verdict, ``seed`` that of the
-    bootstrap. UsageError, or DataError for a damaged file, names what is wrong.
+    ``table`` is a CSV, Parquet or Feather file, a pandas frame, or a mapping of columns. Its columns are named by
+    ``groups`` (sensitive attributes), ``prediction`` (predicted classes, empty for a refusal), ``label`` (true classes)
+    and ``person`` (persons, who are then counted and resampled with all their records). ``selected`` is the class that
+    counts as being selected; default: of two classes the last in alphabetical order. With ``score``, a column of scores
+    instead of classes, a record is selected if its score lies above the median of all. Groups of fewer than
+    ``least_cell`` records or persons are left out. ``fair_at`` is the user's rule of fairness for the verdict, and
+    ``seed`` seeds the bootstrap. UsageError, or DataError for a damaged file, says what is wrong.
 
     >>> found = assess_predictions(
     ...     {"prediction": ["yes", "no"] * 20 + ["yes"] * 20, "sex": ["F"] * 40 + ["M"] * 20},
@@ -287,6 +289,7 @@ def assess_predictions(
         raise UsageError(
             f"--group: no record of {title} has a value in {' and '.join(groups)}; name columns that are filled in."
         )
+    # A record without a known group belongs to no division: it is left out and counted.
     text = {name: values[known_N] for name, values in text.items()}
     answered_N = text[score or prediction] != ""
     if not answered_N.any():
@@ -306,6 +309,7 @@ def assess_predictions(
             )
         selected_N, selected_words = scores_N > np.median(scores_N), f"{score} above the median of all records"
     else:
+        # True labels too: a class that is never predicted is a class all the same.
         named = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
         found = sorted(set(named.tolist()))
         if selected is None and len(found) > 2:
@@ -330,6 +334,7 @@ def assess_predictions(
         persons_N=persons_N,
     ).kept_N
     divisions, codes = [], []
+    # The intersections last: below, the finest division is known by its place.
     for names in [[name] for name in groups] + ([list(groups)] if len(groups) > 1 else []):
         codes_N, group_names = _codes([text[name] for name in names])
         counted_N = kept_N & answered_N
@@ -388,7 +393,7 @@ def _hidden_follows(
     *,
     least: int,
 ) -> bool:
-    """Return True if linear combinations of the shown numbers by true label give a number that a division hides.
+    """Return True if a number by true label that a division hides can be computed from the shown ones.
 
     ``codes``: for each division the group of every record (N,), the finest division last. ``units_N``: the record or
     person that a row belongs to. ``least``: numbers of fewer units are hidden.
@@ -402,6 +407,7 @@ def _hidden_follows(
             continue
         for z in np.unique(codes_N).tolist():
             made_of_K = (codes_N[first_K] == z).astype(np.float64)
+            # A person with several records counts once for each true label.
             of_z = np.unique(np.stack([labels_N, units_N])[:, codes_N == z], axis=1)[0]
             if measured.confusion_GYC[z] is not None:
                 tables.append(made_of_K)
@@ -419,8 +425,8 @@ def _hidden_follows(
 
 
 def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, npt.NDArray[np.str_]]]:
-    """Return the name of a table and its columns as text: whole numbers without a decimal point, empty where
-    missing."""
+    """Read ``columns`` of a table; return its name and the columns as text: whole numbers without a decimal point, and
+    empty where a value is missing."""
     if isinstance(table, str | Path):
         path = Path(table)
         if not path.is_file():
@@ -446,8 +452,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
 
 
 def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Return the group of each record, by the values of all columns together, and the names of the groups that
-    occur."""
+    """Return the code of each record's group, and the names of all groups: a group is a combination of values of the
+    columns that occurs."""
     joined = [" · ".join(parts) for parts in zip(*(column.tolist() for column in columns), strict=True)]
     names, codes_N = np.unique(np.array(joined, dtype=np.str_), return_inverse=True)
     return codes_N.astype(np.int64), tuple(names.tolist())
@@ -461,7 +467,11 @@ def _selections(
     persons_N: npt.NDArray[np.int64] | None,
     generator: np.random.Generator,
 ) -> tuple[GroupSelection, ...]:
-    """Return the selection of each group in ``names``; groups that were left out have no records."""
+    """Return selection rate and impact ratio of each group in ``names``, with intervals.
+
+    ``selected_N`` and ``groups_N`` describe the records that are shown; a group that was left out has none of them.
+    With ``persons_N`` the intervals are over persons.
+    """
     sizes: dict[str, Any] = {"num_groups": len(names), "num_classes": 2}
     joint_GYC = rates.joint_table(selected_N.astype(np.int64), groups_N, **sizes)
     size_G = joint_GYC.sum(axis=(1, 2))

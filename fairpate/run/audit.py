@@ -1,20 +1,17 @@
-"""Audit a run: canaries in shadow releases, the lower bound on epsilon that an attack proves, and the report page.
+"""Audit a run: canaries in shadow releases, and the lower bound on epsilon that an attack proves.
 
-A shadow release is drawn by the run's own method under the run's own settings. Its records are made up in the form of
-the run's data, and a fair coin decides for each canary whether it is included. No private record is read, so the result
-may be published. With ``on_private`` the other records are the private ones, and the result must not be published. The
-attacker knows all made-up records and what every canary would add, and reads what a run publishes. Guesses about the
-coins give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
+A shadow release is drawn by the run's own method under its settings, from made-up records in the form of the run's
+data; a fair coin decides for each canary, a record that the attacker looks for, whether it is included. No private
+record is read, so the result may be published. With ``on_private`` the other records are the private ones, and the
+result must not be published. The attacker knows all made-up records and what every canary would add, and reads what a
+run publishes. Guesses about the coins give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
 
     tables, sums      a canary has a cell or a direction of its own: likelihood ratio of the released numbers
     teachers' votes   a canary flips its teacher's vote by a random code over the queries: correlation with the answers
     SGD family        a canary has a feature of its own: how much the published model raised the odds of its label
 
-The made-up records lie at the origin of all features and the canaries far from it: this data set hides a canary least,
-and epsilon must hold for it too. Many canaries share one release, which is as large as that of the run.
-
 **Power.** Before anything is drawn, the audit computes the bound that the ideal attack would reach with that many
-canaries. A control repeats the audit for the same method planned with half the noise. If the audit does not detect that
+canaries. A control repeats the audit for the same method planned with half the noise: if the audit does not detect that
 the control exceeds the claim, it would not have detected a fault of the run either.
 
 Shapes: M canaries of one release, N records, Q queries, C classes, W numbers per class.
@@ -47,31 +44,16 @@ from fairpate.methods.pate import GnmaxMethod
 from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
 from fairpate.methods.residual_votes import AdaSsp, RecordSums, ResidualVotes, indicators, votes_themselves
 from fairpate.nn.models import scale_bytes
+from fairpate.privacy import mechanism_events
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, PoissonGaussians
 from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.laplace import LaplaceReleases
-from fairpate.privacy.mechanism_events import (
-    MomentSums,
-    PoissonGaussianLaplaces,
-    PredictionTables,
-    VoteTables,
-    event_from,
-    event_json,
-    of_teachers,
-)
+from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, PredictionTables, event_from, event_json
 from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, audit_page
+from fairpate.run import context
 from fairpate.run.bundle import alike
-from fairpate.run.context import (
-    DataRecord,
-    RunDirectory,
-    read_statement,
-    read_votes,
-    require_data,
-    require_data_by_name,
-    write_json,
-    write_text,
-)
+from fairpate.run.context import DataRecord, RunDirectory, require_data_by_name
 from fairpate.run.folder import finished_run, load_for
 from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
@@ -95,16 +77,16 @@ _EVENTS_ALIKE = 0.01  # relative; a repeated search for the noise may end at a s
 
 
 class AuditError(UsageError):
-    """A run that cannot be audited, or an audit that could prove nothing; the message gives reason and remedy."""
+    """An error: the run cannot be audited, or the audit could prove nothing; the message gives reason and remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shadows:
-    """Shadow releases of one kind, with their attack.
+    """An attack on shadow releases of one kind; ``attack`` describes it.
 
-    ``play`` draws one release for the coins (M,) and returns the attack's score of every canary. ``events``: the
-    accountant's events of one release. ``is_gaussian``: the scores are normal, or sums of many parts. ``is_pure``: the
-    noise is Laplace. ``attack``: a description of the attack.
+    ``play`` draws one release with the canaries whose coins (M,) are true, and returns the attack's score of every
+    canary. ``events``: the accountant's events of one release. ``is_gaussian``: the scores are normally distributed, or
+    sums of many parts. ``is_pure``: the noise is Laplace.
     """
 
     attack: str
@@ -124,7 +106,7 @@ def audit_run(
     guarantee, for a method without an attack here, and for too few canaries to detect half the noise.
     """
     run, config = finished_run(root)
-    statement = read_statement(run) if run.statement.is_file() else None
+    statement = context.read_statement(run) if run.statement.is_file() else None
     if not config.is_private or statement is None or statement.noise != OS_ENTROPY or not statement.epsilon:
         raise AuditError(
             f"{root}: has no privacy guarantee (method {config.method}, noise "
@@ -158,8 +140,8 @@ def audit_run(
         releases=tuple(audited),
     )
     folder = run.private if on_private else run.public
-    write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
-    write_text(folder / run.audit_page.name, audit_page(found), private=on_private)
+    context.write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
+    context.write_text(folder / run.audit_page.name, audit_page(found), private=on_private)
     return found, folder / run.audit_page.name
 
 
@@ -173,7 +155,11 @@ def _attacked(
     *,
     centred: bool,
 ) -> AuditedRelease:
-    """Plan the number of guesses, draw the releases of audit and control, and count the right guesses."""
+    """Plan the number of guesses, draw the releases of audit and control, and count the right guesses.
+
+    ``centred``: subtract from each canary's score its mean over releases. AuditError if ``num_canaries`` are too few to
+    detect half the noise.
+    """
     assert statement.epsilon is not None
     delta, num_releases = statement.delta, -(-num_canaries // shadows.num_canaries)
     total = num_releases * shadows.num_canaries
@@ -193,6 +179,7 @@ def _attacked(
         )
 
     planned = at_best(ideal, total)
+    # Doubled until the ideal attack would detect the control: the message then names a number that suffices.
     needed = total
     while max(at_best(of_control, needed).bounds(delta)) <= statement.epsilon and needed < _MOST_CANARIES:
         needed *= 2
@@ -214,6 +201,7 @@ def _attacked(
         if centred:
             # Remove what the other records add to a canary's score: its mean over releases, for which no coin is read.
             scores_RM = scores_RM - scores_RM.mean(axis=0)
+        # Fixed before any score was seen: a number that is chosen by the scores would invalidate the bound.
         each = planned.guesses.num_guesses // 2
         scores_M, coins_M = scores_RM.ravel(), coins_RM.ravel()
         return AttackResult(
@@ -242,7 +230,7 @@ def _attacked(
 
 
 def _noises(event: Any) -> dict[str, float]:
-    """Return the noise parameters of an event by field name; for Laplace noise 1/epsilon."""
+    """Return the scales of an event's noises by field name; for Laplace noise 1/epsilon."""
     if isinstance(event, LaplaceReleases):
         return {"epsilon": 1 / event.epsilon}
     return {
@@ -269,9 +257,11 @@ def shadows_of(
     noise_share: float = 1.0,
     on_private: bool = False,
 ) -> Shadows:
-    """Return the shadow releases and attack of one ``part`` of a run ("private" or "test") under ``noise_share`` times
-    its noise; AuditError if no attack is known for the method."""
-    facts = require_data(run)
+    """Return an attack on shadow releases of a run, drawn with ``noise_share`` times its noise.
+
+    ``part``: the records that the releases read, "private" or "test". AuditError if no attack is known for the method.
+    """
+    facts = context.require_data(run)
     loaded = None
     if on_private:
         require_data_by_name(run)
@@ -302,7 +292,7 @@ def shadows_of(
 
 
 def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
-    """Return features of ``count`` made-up records in the form of the run's, from a fixed seed."""
+    """Return the features of ``count`` made-up records, random with a fixed seed, in the form of the run's records."""
     generator, shape = np.random.default_rng(0), (count, *facts.record_shape)
     if facts.kind == "image":
         return torch.from_numpy(generator.integers(256, size=shape).astype(np.uint8))
@@ -354,14 +344,15 @@ def _setting(
     loaded: Dataset | None,
     is_embedded: bool,
 ) -> ShadowData:
-    """Return the data of shadow releases: public records ``public_x``, canaries (x, y, z), and as the other private
-    records ``num_others`` made-up ones, or those of ``loaded``."""
+    """Return the data of shadow releases: public records ``public_x``, ``canaries`` (x, y, z), and other private
+    records, which are those of ``loaded`` or, if None, ``num_others`` made-up ones."""
     sizes = len(facts.label_names), len(facts.group_names)
 
     def made(x: Tensor, name: str, **options: Any) -> Split:
         labels, groups = (np.arange(len(x)) % size for size in sizes)
         return _records(x, labels, groups, name=name, **options)
 
+    # If persons are protected, a canary is a person with several records, which a guarantee per record does not cover.
     public, copies = made(public_x, "public"), _COPIES if facts.unit == "person" else 1
     # At the origin: of all records these hide a canary least, and epsilon holds for any.
     others = made(torch.zeros(num_others, *public_x.shape[1:], dtype=public_x.dtype), "made", unit=facts.unit)
@@ -408,14 +399,15 @@ def _declared_size(config: Method) -> int:
 
 
 def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
-    """Return the log-likelihood ratio of ``released`` with ``added`` in it against without, summed over axis 0."""
+    """Return the log-likelihood ratio between ``released`` numbers with and without ``added`` in them, under Gaussian
+    noise of ``stddev``, summed over axis 0."""
     ratio: FloatArray = ((released - added / 2) * added / stddev**2).sum(axis=0)
     return ratio
 
 
 def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Dataset | None) -> Shadows:
-    """Attack the tables of record_votes: one canary for each prototype and each label (and group, if groups are
-    read)."""
+    """Return an attack on the tables of record_votes: one canary for each prototype and each label (and group, if the
+    method reads groups)."""
     kept = read_release(run.released)[0].arrays
     num_classes, num_rows = len(facts.label_names), len(facts.label_names)
     if config.reads_groups:
@@ -436,7 +428,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     canaries = (public_x[torch.from_numpy(at_M)], row_M % num_classes, row_M // num_classes)
     setting = _setting(facts, public_x, canaries, **options)
     event: Any = known.events[0]
-    added_1M = np.full((1, len(row_M)), 1.0 if isinstance(event, VoteTables) else float(UNITS))
+    added_1M = np.full((1, len(row_M)), 1.0 if isinstance(event, mechanism_events.VoteTables) else float(UNITS))
 
     def cells(released: Released) -> IntArray:
         arrays = released.arrays
@@ -464,10 +456,11 @@ def _sums(
     events: Sequence[Event],
     loaded: Dataset | None,
 ) -> Shadows:
-    """Attack noisy sums of feature vectors, their products and residuals: one canary along each coordinate."""
+    """Return an attack on noisy sums of feature vectors, their products and residuals: one canary along each
+    coordinate."""
     if isinstance(config, ResidualVotes):
         # The run's released sums chose the curvature; those of a shadow release might choose the other.
-        kind = "private" if any(isinstance(event, MomentSums) for event in events) else "public"
+        kind = "private" if any(isinstance(event, mechanism_events.MomentSums) for event in events) else "public"
         own = config.residual_votes.model_copy(update={"curvature": kind})
         config = config.model_copy(update={"residual_votes": own})
     if loaded is not None and loaded.embedding is None:
@@ -544,7 +537,7 @@ def _sums_and_gains(
 
 
 def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
-    """Attack published models of the DP-SGD family: each canary has a feature that no other record has."""
+    """Return an attack on published models of the DP-SGD family: each canary has a feature that no other record has."""
     rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
@@ -558,6 +551,7 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
     label_M = np.arange(len(number_M)) % len(facts.label_names)
     canaries = (canary_x, label_M, np.arange(len(number_M)) % len(facts.group_names))
     public_x = torch.zeros(_MOST_EACH, *facts.record_shape, dtype=canary_x.dtype) if loaded is None else loaded.public.x
+    # Half of the canaries are included on average: a shadow release is as large as that of the run.
     setting = _setting(
         facts, public_x, canaries, num_others=max(0, size - len(number_M) // 2), loaded=loaded, is_embedded=False
     )
@@ -602,8 +596,8 @@ def _votes(
     noise_share: float,
     on_private: bool,
 ) -> Shadows:
-    """Attack answers to queries: a canary flips its teacher's vote in every query, by a random code over the
-    queries."""
+    """Return an attack on answers to queries: a canary changes its teacher's vote from one of two classes to the other,
+    in every query, and a random code over the queries says from which."""
     mechanism, target = config.mechanism, config.target
     if target.epsilon is not None:
         mechanism = mechanism_within(
@@ -614,7 +608,7 @@ def _votes(
         )
     mechanism = mechanism.scaled(noise_share)
     num_voters, queries = config.num_voters, stated.count
-    event: Any = of_teachers(mechanism.worst_case(queries), stated.unit)
+    event: Any = mechanism_events.of_teachers(mechanism.worst_case(queries), stated.unit)
     # So few canaries that the votes of the others hide one no more than the noise does.
     num_canaries = max(1, min(_MOST_EACH, num_voters // 4, int(event.noise_stddev_votes**2 / 4)))
     generator = np.random.default_rng(0)
@@ -628,7 +622,7 @@ def _votes(
     votes_QC[:, 1] = rest - votes_QC[:, 0]
     if on_private:
         # The run's own votes, without as many votes for the leading class as there are canaries.
-        votes_QC = read_votes(run.votes).votes_QC.copy()
+        votes_QC = context.read_votes(run.votes).votes_QC.copy()
         queries, leader_Q = len(votes_QC), votes_QC.argmax(axis=1)
         led_Q = np.arange(queries), leader_Q
         votes_QC[led_Q] = np.maximum(votes_QC[led_Q] - num_canaries, 0)
@@ -666,8 +660,8 @@ def _votes(
 
 
 def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:
-    """Attack the counts of DP-postprocessing: for every label and prediction, a canary's attribute is one of two
-    groups."""
+    """Return an attack on the counts of DP-postprocessing: for every label and prediction there are canaries, whose
+    coin decides between two groups."""
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     epsilon, pairs = config.target.epsilon, num_groups // 2
     pair_M, label_M, said_M = np.indices((pairs, num_classes, num_classes)).reshape(3, -1)
@@ -711,8 +705,8 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
 def _metrics(
     run: RunDirectory, facts: DataRecord, event: PredictionTables, config: Method, loaded: Dataset | None
 ) -> Shadows:
-    """Attack the noisy table of private metrics: a canary for every group, label and prediction that the model
-    makes."""
+    """Return an attack on the noisy table of private metrics: a canary for every group, label and prediction that the
+    model makes."""
     # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     tried_x = _varied(facts, _MOST_EACH, scale=_LOUD)

@@ -1,8 +1,7 @@
 """A finished run for its reviewers: a bundle, which ``fairpate verify`` recomputes, and forms that are filled in.
 
 A bundle holds everything that the run published, the versions of its software, and ``head.json`` with the claim and the
-SHA-256 of every file. Nothing in it is computed from votes, private records or a ledger, because even a ledger's digest
-would confirm guesses about votes. Equal runs give equal bytes.
+SHA-256 of every file. Nothing in it is computed from votes, private records or a ledger. Equal runs give equal bytes.
 
 Verification checks the files against the head, epsilon against the events, and card and student against the statement.
 It recomputes epsilon by :mod:`fairpate.privacy.second_accountant`, which shares no code with the accountant that
@@ -11,17 +10,15 @@ only files with known names are read, and no code in it is run.
 
 A dossier is a form about a published run, filled in from its public files:
 
-- ``registry``: an entry of the registry of differential-privacy deployments, as YAML that its authors complete
+- ``registry``: an entry of the registry of differential-privacy deployments
   (github.com/opendp/deployments-registry-data, schema of July 2026);
-- ``nist``: what can undo a guarantee, layer by layer, with the sections of "Guidelines for Evaluating Differential
-  Privacy Guarantees" (NIST SP 800-226): 2 the guarantee, 3 the algorithms, 4 the deployment. Hazards and sections are
-  those of its public draft (December 2023); the final text (March 2025) was not compared line by line;
-- ``egress``: what a trusted research environment asks before a model leaves it: what the file holds, the bounds on
-  every attack, and what attacks were measured to reach.
+- ``nist``: what can undo a guarantee, with the sections of "Guidelines for Evaluating Differential Privacy Guarantees"
+  (NIST SP 800-226): 2 the guarantee, 3 the algorithms, 4 the deployment. Hazards and sections are those of its public
+  draft (December 2023); the final text (March 2025) was not compared line by line;
+- ``egress``: what a trusted research environment asks before a model leaves it.
 
 Each line of a form is *filled* with a value from named fields of public files, or left to the *operator*, who alone
-knows its answer, or *open* until a file provides it. The lines of each kind are counted; the counts are not a score.
-The JSON of a dossier lists the files with their SHA-256, and may be signed with the operator's Ed25519 key.
+knows its answer, or *open* until a file provides it. A dossier may be signed with the operator's Ed25519 key.
 """
 
 import hashlib
@@ -48,16 +45,8 @@ from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
 from fairpate.report.records import Guarantee, described_events
 from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
-from fairpate.run.context import (
-    RunDirectory,
-    RunDirectoryError,
-    read_json,
-    read_labels,
-    read_statement,
-    run_at,
-    write_json,
-    write_text,
-)
+from fairpate.run import context
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
@@ -101,12 +90,13 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
         raise RunDirectoryError(
             f"{run.public}: {', '.join(missing)} missing; repeat the run's command, which writes them again."
         )
+    # Public files alone: even a ledger's digest would confirm guesses about votes.
     paths = [run.public / name for name in (*REQUIRED, *OPTIONAL)]
     versions = read_json(run.environment)
     parts: dict[str, bytes | Path] = {path.name: path for path in paths if path.is_file()}
     parts[README] = Path(__file__).with_name("bundle_readme.txt").read_bytes()
     parts[EVENTS] = json_bytes(events_of(statement))
-    # Nothing else is said about the machine that ran it.
+    # Nothing else about the machine that ran it: a bundle is published.
     parts[VERSIONS] = json_bytes({each: versions.get(each) for each in ("fairpate", "revision", "python", "libraries")})
 
     sizes = {name: len(part) if isinstance(part, bytes) else part.stat().st_size for name, part in parts.items()}
@@ -169,7 +159,7 @@ def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return ``value`` as strict JSON, the form of every file in a bundle that is not a copy."""
+    """Return ``value`` as strict JSON in bytes, the form of every file that is written for a bundle."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
@@ -195,7 +185,8 @@ def published_statement(run: RunDirectory) -> PrivacyStatement:
 
 
 def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
-    """Write the card unless both of its files match this statement and student; keep the use that the card states."""
+    """Write the model card unless both of its files match this statement and student. The intended use that an earlier
+    card states is kept."""
     use: Mapping[str, Any] = {}
     if run.card.is_file():
         card = read_json(run.card)
@@ -213,16 +204,16 @@ def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
 
 
 class BundleError(UsageError):
-    """A path that does not hold a bundle."""
+    """An error: the path is not that of a bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of checking a bundle: ``differs`` lists every difference, and is empty if all that can be checked
-    holds.
+    """The result of checking a bundle.
 
-    ``recomputed`` is the independent accountant's epsilon, None if it could not compute one; ``not_checked`` names what
-    cannot be checked from a bundle.
+    ``differs`` lists every difference that was found; the claim holds if there is none. ``recomputed`` is the
+    independent accountant's epsilon, None if it could not compute one. ``not_checked`` lists what cannot be checked
+    from a bundle.
     """
 
     digest: str
@@ -298,10 +289,11 @@ class _Check:
     head: dict[str, Any] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
     said: PrivacyStatement = field(init=False)
-    """The same, once it is known."""
+    """The statement too, for the checks that run only after it was read, so that they need not ask for None."""
 
     def run(self, check: Callable[[], str | None]) -> None:
-        """Run one check. A malformed file counts as a difference. Without a statement only the first two checks run."""
+        """Run one check; a malformed file counts as a difference. Until the statement is read, only the checks
+        ``files`` and ``claim`` run."""
         if self.statement is None and check not in (self.files, self.claim):
             return
         before = len(self.differs)
@@ -323,6 +315,7 @@ class _Check:
     ) -> None:
         """Add a difference for each of the fields ``names`` in which ``values`` of ``file`` do not equal the
         statement."""
+        # By default without the noise, which record.json and audit.json do not state.
         for name in names:
             found, stated = values.get(name), getattr(statement, name)
             self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
@@ -346,7 +339,7 @@ class _Check:
         return f"{len(listed)} files are those of {HEAD}"
 
     def claim(self) -> str:
-        """Check that the statement is of a private run, and that head and record make the same claim."""
+        """Check that the statement is of a private run, and that ``head.json`` and ``record.json`` claim the same."""
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
@@ -389,7 +382,7 @@ class _Check:
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
     def queries(self) -> str | None:
-        """Check that no fewer queries were charged than submitted, and no fewer answered than there are labels."""
+        """Check that as many queries were charged as submitted, or more, and that no label lacks an answered query."""
         statement, queries = self.said, self.said.queries
         if statement.earlier_releases:
             for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
@@ -578,7 +571,8 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
             # A link may lead to any file of this machine, and a pipe or a device has no end.
             if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
                 raise BundleError(
-                    f"{entry}: not a plain file, as all of a bundle are; remove it, or give the zip file."
+                    f"{entry}: expected plain files in a bundle, got a link, pipe or device; remove it, or give the "
+                    "zip file."
                 )
         yield Unpacked(root=path)
         return
@@ -611,12 +605,12 @@ Kind = Literal["filled", "operator", "open"]
 
 
 class DossierError(UserError):
-    """A dossier that is damaged, or whose signature is not valid."""
+    """An error: a dossier is damaged, or its signature is not valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a form: its ``place`` (section or name in the form) and its ``value``.
+    """One line of a dossier's form: its name or section in the form (``place``) and its ``value``.
 
     The value is computed only from the fields ``read_from``, each written ``FILE:NAME.NAME``. It is None unless the
     line is filled; the ``note`` of an open line says what would fill it.
@@ -630,7 +624,8 @@ class Line:
 
 
 def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Return the public files of a run that a dossier is read from, and the content of those in JSON, both by name."""
+    """Return the paths of the public files from which dossiers are filled in, and the values of those that are JSON,
+    both by file name."""
     run = run_at(root)
     require_card(run, published_statement(run))
     names = ("card.json", "metrics.json", "record.json", "statement.json", "audit.json")
@@ -655,6 +650,7 @@ def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
                 value = value.get(part) if isinstance(value, Mapping) else None
                 found[part] = value
         if "words" in each:
+            # Words that come out empty leave the line open, or to the operator.
             words = forms["words"].get(each["words"], each["words"])
             value = _template(words).render(found) or None
         if value is None:
@@ -673,7 +669,7 @@ def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _other_content(epsilon: float, delta: float, relation: str) -> float:
-    """Return the least share of wrong guesses of an attacker who tells apart two contents of one unit."""
+    """Return the least share of wrong guesses of an attacker who guesses which of two contents one unit has."""
     if relation == _ADDED:  # another content: one unit is taken out, and another one put in
         epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     return least_wrong(epsilon, delta)
@@ -742,13 +738,13 @@ def make_dossier(
         words = "\n".join([*rows, "", said, ""])
     path = out or root / f"dossier-{form}.json"
     text = path.with_suffix(".yaml" if form == "registry" else ".md")
-    write_json(path, plain)
-    write_text(text, words)
+    context.write_json(path, plain)
+    context.write_text(text, words)
     return {"dossier": path, "text": text}, counts
 
 
 def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dict[str, Any]:
-    """Return the dossier in ``path`` if ``signed(signature, content)`` is true.
+    """Return the dossier in ``path`` if its signature is valid, that is, if ``signed(signature, content)`` is true.
 
     DossierError for a damaged file, for one without a signature, and for a signature by another key or of other
     content.

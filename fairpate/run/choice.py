@@ -1,5 +1,4 @@
-"""Choose settings within the privacy guarantee, by private validation records: among models of one release, or
-trainings.
+"""Choose settings within the privacy guarantee, by private validation records: models of one release, or trainings.
 
 **Among models that learn from one release** (:func:`select_settings`) training has no privacy cost, but scores have:
 one validation record may change the score of every candidate, so noise for one score would not suffice. The
@@ -7,16 +6,13 @@ exponential mechanism (McSherry and Talwar 2007) costs no more for many candidat
 score a whole number from 0 to ``WEIGHT``, and the probability of a candidate is proportional to exp(epsilon score /
 WEIGHT). An added unit lowers no score, so numerator and normaliser change in the same direction, each by a factor of at
 most exp(epsilon). If neighbours replace a unit, scores may change in both directions, and the exponent is half of that.
-The choice is stored, and a repeated command makes no second one.
 
 **Among trainings that each read private records** (:func:`select_by_trials`) the best of a secret random number K of
 trials is published (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A trial draws its settings at random from
-the list, trains under an epsilon of its own, and gets a noisy score. All of it is charged before the first trial. K and
-each trial's settings are drawn once, by the operating system, and stored before anything is trained: a command that is
-repeated after a crash runs the missing trials and no others. A trial that fails counts as the worst. What would reveal
-K or the losing trials is not displayed or published, and is erased in the end: trials report no progress, get no row of
-their own in the odometer, and the published folder is made after the last of them and dated by the first. The running
-time of the command does depend on K.
+the list, trains under an epsilon of its own, and gets a noisy score; a trial that fails counts as the worst. All trials
+are charged before the first. K and the settings are drawn once and stored before anything is trained, so that a
+repeated command runs the missing trials and no others. What would reveal K or a losing trial is not displayed or
+published, and is erased in the end; only the running time of the command depends on K.
 
 Validation records are read by nothing else (``data.split.validation_share``), so the choice composes in parallel with
 training and private metrics: epsilon is the largest of the three costs.
@@ -43,39 +39,18 @@ from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
 from fairpate.files import PathIn, arrays_digest, private_folder, write_atomically
 from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream
-from fairpate.privacy import accountant
+from fairpate.privacy import accountant, discrete_gaussian
 from fairpate.privacy.accountant import Event
-from fairpate.privacy.discrete_gaussian import (
-    OS_ENTROPY,
-    NoiseSource,
-    OsEntropy,
-    SeededSource,
-    sample_discrete_gaussian,
-)
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.laplace import PureReleases, choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
-from fairpate.run.context import (
-    RunDirectory,
-    RunDirectoryError,
-    RunFolderError,
-    changed_fields,
-    read_json,
-    sole_worker,
-    write_json,
-)
+from fairpate.run import context
+from fairpate.run import run as runs
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
 from fairpate.run.release_log import Odometer, Origin, Released, ReleaseLog, read_receipt, read_release
-from fairpate.run.run import (
-    announce_spending,
-    check_data,
-    check_model_files,
-    one_release,
-    publish_trained,
-    run_method,
-    trained_student,
-    with_pinned_weights,
-)
+from fairpate.run.run import one_release, publish_trained, run_method, trained_student, with_pinned_weights
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError, heard_by, stream_seed
 from student.student import Student, load_student, save_student
@@ -89,9 +64,10 @@ def select_settings(
     reporter: Reporter,
     group_shares: Mapping[str, float] | None = None,
 ) -> RunDirectory:
-    """Choose one of ``configs``, which learn from one release, and run it in ``out / "model"``; resumable.
+    """Choose one of several settings that learn from one release, and run it in ``out / "model"``; resumable.
 
-    The release and the choice are stored in ``out / "release"``. ``epsilon``: the privacy cost of the choice.
+    ``configs`` are the settings. The release and the choice are stored in ``out / "release"``, so that a repeated
+    command makes no second one. ``epsilon``: the privacy cost of the choice.
     ``group_shares``: a public population share for each group's name, so that the score weights all groups equally;
     None weights all records equally. ConfigError for candidates that do not share a release, and for a data set without
     separate validation records; other errors as in :func:`fairpate.run.run.run_method`.
@@ -158,9 +134,12 @@ def _candidates(
     of_all: Callable[[AnyMethod], dict[str, Any]],
     why: str,
 ) -> list[AnyMethod]:
-    """Return the settings to choose from, with pinned weights as a run pins them. ConfigError, which quotes ``words``
-    or ``why``, unless there are at least two, all of the method class ``kind``, with equal values ``of_all`` and
-    separate validation records."""
+    """Check the settings to choose from, and return them with the checksums of their weights files.
+
+    ConfigError unless there are at least two; unless all are of methods of the class ``kind`` (``words`` describes
+    them); unless ``of_all(config)`` is the same for all (``why`` it has to be); and without separate validation
+    records.
+    """
     # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
     found = [with_pinned_weights(config) for config in configs if isinstance(config, kind)]
     if len(found) < 2 or len(found) < len(configs):
@@ -180,8 +159,11 @@ def _candidates(
 
 
 def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntArray:
-    """Return the weight (G,) of a record of each group: inversely proportional to the group's declared share, at most
-    ``WEIGHT``. ConfigError unless ``shares`` has a share in (0, 1] for exactly the groups of the data."""
+    """Return what a right prediction on a record of each group adds to a score (G,), at most ``WEIGHT``: inversely
+    proportional to the group's share in the population, or the same for all groups without ``shares``.
+
+    ConfigError unless ``shares`` has a share in (0, 1] for exactly the groups of the data.
+    """
     if shares is None:
         return np.full(dataset.num_groups, WEIGHT, np.int64)
     if set(shares) != set(dataset.group_names) or not all(0 < share <= 1 for share in shares.values()):
@@ -213,7 +195,7 @@ def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSour
 
 
 class TrialsError(UserError):
-    """Every trial failed, so there is no model; the privacy cost was charged."""
+    """An error: every trial failed, so there is no model; the privacy cost was charged."""
 
 
 MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
@@ -222,7 +204,8 @@ MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Suppress progress, warnings and logs of trials, which would reveal K or a losing trial."""
+    """Suppress progress, warnings and logs inside the block: they would reveal the number of trials or a losing one."""
+    # Restored afterwards, as the caller may have disabled some levels itself.
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -235,8 +218,11 @@ def unheard() -> Iterator[None]:
 @dataclass(frozen=True, kw_only=True)
 class Trials:
     """The plan of a choice among trainings: the ``epsilon`` of one training, all ``trainings`` as one event, and all
-    ``scores`` as another. Each of the two events costs the epsilon that the user asked for. Each score has noise of
-    standard deviation ``noise_stddev_records``."""
+    ``scores`` as another.
+
+    Each of the two events costs the epsilon that the user asked for, on disjoint records. Each score has noise of
+    standard deviation ``noise_stddev_records``.
+    """
 
     epsilon: float
     trainings: SecretTrials
@@ -244,8 +230,8 @@ class Trials:
     noise_stddev_records: float
 
     def with_noise(self, exact: int, source: NoiseSource) -> int:
-        """Return a score with the noise that it was planned for."""
-        return exact + sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
+        """Return the score ``exact`` plus the planned noise."""
+        return exact + discrete_gaussian.sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
 
 
 def with_epsilon(config: PrivateMethod, epsilon: float) -> PrivateMethod:
@@ -262,6 +248,7 @@ def plan_trials(
     are not known before training, for events without Renyi curves, and if no trial is cheap enough for the target.
     """
     of_one = epsilon
+    # Step by step: no formula gives the cost of one trial from that of all.
     while True:
         found = []
         for config, dataset in candidates:
@@ -273,6 +260,7 @@ def plan_trials(
                     "with a curvature."
                 )
             found.append(events)
+        # Settings with the same events are one kind of trial, so that the joint cost is computed for few.
         trials = tuple(dict.fromkeys(found))
         unit, relation = trials[0][0].unit, trials[0][0].relation
         try:
@@ -280,7 +268,7 @@ def plan_trials(
             spent = accountant.epsilon([trainings], target_delta=delta).epsilon
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"methods: the joint privacy cost of their trials cannot be computed ({error}); choose others."
+                f"methods: the joint privacy cost of their trials cannot be computed ({error}); choose other methods."
             ) from error
         if 0.995 * epsilon <= spent <= epsilon:
             break
@@ -302,7 +290,8 @@ def plan_trials(
 
 @dataclass(frozen=True, kw_only=True)
 class _TrialsFolder(RunDirectory):
-    """The folder of charged trials, for the release log. Its ``root``, the run's folder, is created only at the end."""
+    """The paths of trials for their release log: the receipt lies in ``workplace``, because ``root``, the folder of the
+    published run, is created only after the last trial."""
 
     receipt = PathIn("workplace", "release.json")
 
@@ -327,10 +316,10 @@ def select_by_trials(
     group_shares: Mapping[str, float] | None = None,
     load: Callable[[Any], Dataset] = load_data,
 ) -> RunDirectory:
-    """Run the settings of the best of a secret number of trials in ``out / "model"``; resumable.
+    """Publish the model of the best of a secret number of trials in ``out / "model"``; resumable.
 
-    ``configs``: the list that trials draw from; their own ``target.epsilon`` is not read. ``epsilon``: the privacy cost
-    of all trainings, and likewise of all scores, at their ``target.delta``. ``group_shares`` as in
+    ``configs``: the settings that trials draw from; their own ``target.epsilon`` is not read. ``epsilon``: the privacy
+    cost of all trainings together, and also that of all scores, at their ``target.delta``. ``group_shares`` as in
     :func:`select_settings`. ConfigError for settings whose events are not known before training or that read different
     records, TrialsError if every trial failed; other errors as in :func:`fairpate.run.run.run_method`.
     """
@@ -353,15 +342,17 @@ def select_by_trials(
 
     def data_of(config: Method) -> Dataset:
         key = config.data.model_dump_json()
+        # Most candidates have the same data: it is loaded once.
         if key not in datasets:
             datasets[key] = load(config.data)
         return datasets[key]
 
     with reporter.stage("data"):
         for config in candidates:
-            check_data(config, data_of(config))
+            runs.check_data(config, data_of(config))
             require_kept_names(config, data_of(config))
-            check_model_files(config, data_of(config), Reporter(quiet=True))
+            # Quiet: each candidate would report its weights file again.
+            runs.check_model_files(config, data_of(config), Reporter(quiet=True))
     first, dataset = candidates[0], data_of(candidates[0])
     weights = group_weights(dataset, group_shares)
 
@@ -381,9 +372,10 @@ def select_by_trials(
         "parts": dataset.parts,
     }
     out.mkdir(parents=True, exist_ok=True)
-    with sole_worker(out, "fairpate select"):
+    with context.sole_worker(out, "fairpate select"):
         folder, of_scores = _TrialsFolder(root=run.root), _ScoresFolder(root=run.root)
         state_file = folder.workplace / "state.json"
+        # The best model is published and its trials are erased: only files that follow from it may be missing.
         if run.student.exists():
             kept, origin = read_release(run.choice)
             if changed_fields(origin.settings, settings):
@@ -416,9 +408,10 @@ def select_by_trials(
             # Charged, then drawn, then stored, then tried: a crash before this line has drawn nothing that was used.
             source = OsEntropy()
             drawn = [source.randbelow(len(planned)) for _ in range(plan.trainings.draw(source))]
+            # With the date: a run that is dated by its last trial would show how long all of them took, a hint of K.
             begun = {"settings": settings, "drawn": drawn, "environment": environment()}
-            write_json(state_file, begun, private=True)
-        state = read_json(state_file)
+            context.write_json(state_file, begun, private=True)
+        state = context.read_json(state_file)
         changes = changed_fields(state["settings"], settings)
         if changes:
             raise RunFolderError(
@@ -456,17 +449,17 @@ def charge_trials(
     is_own: bool,
     also_tests: bool = False,
 ) -> None:
-    """Charge all trainings and all scores of ``plan`` in ``logs`` (one each), after announcing the ``cost`` on
-    ``data``.
+    """Announce the ``cost`` of ``plan`` on the data set ``data``, then charge all trainings and all scores.
 
-    ``also_tests``: private metrics follow, at the same ``cost``. ``is_own``: the data set is the user's. If a limit of
-    the odometer would be exceeded, LimitReachedError is raised and nothing is charged.
+    ``logs``: the release logs of trainings and of scores. ``also_tests``: private metrics follow, at the same ``cost``.
+    ``is_own``: the data set is the user's. LimitReachedError, with nothing charged, if a limit of the odometer would be
+    exceeded.
     """
     counted = list(zip(logs, (plan.trainings, plan.scores), strict=True))
     # All limits before the first charge: a refusal later would leave charges without a model.
     for log, event in counted:
         log.check([event], noise=OS_ENTROPY)
-    announce_spending(cost, data, reporter, is_own=is_own)
+    runs.announce_spending(cost, data, reporter, is_own=is_own)
     if also_tests:
         logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
     for log, event in counted:
@@ -481,7 +474,10 @@ def _best_trial(
     weights_G: IntArray,
     folder: Path,
 ) -> tuple[int, dict[str, Any]]:
-    """Run the trials that have no outcome in ``folder`` yet; return the index and the outcome of the best of all."""
+    """Run the trials that have no outcome in ``folder`` yet; return the index and the outcome of the best trial.
+
+    ``drawn[i]`` is the index in ``planned`` of the settings that trial i trains with.
+    """
     source, outcomes = OsEntropy(), []
     with unheard():
         for place, number in enumerate(drawn):
@@ -500,9 +496,9 @@ def _best_trial(
                     exact = score_of(bare, data_of(config).validation, weights_G, source)
                     outcome = {"score": plan.with_noise(exact, source), "remarks": list(trained.remarks)}
                     write_atomically(model, partial(save_student, bare), private=True)
-                # Last: a trial counts as done when its model is there.
-                write_json(path, outcome, private=True)
-            outcomes.append(read_json(path))
+                # Written last, since this file marks the trial as done: by now its model is stored.
+                context.write_json(path, outcome, private=True)
+            outcomes.append(context.read_json(path))
     # Of equal scores the first: trials are exchangeable, so that this is a fair draw among them.
     scores = [-math.inf if each["score"] is None else each["score"] for each in outcomes]
     best = scores.index(max(scores))

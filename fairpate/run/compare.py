@@ -3,13 +3,10 @@
 A cell is one method with one setting, data set and seed. Cells that differ only in what follows the votes (mechanism,
 gate, budget, student) share the votes. Cells that differ only in what follows a release share it: it is drawn once and
 charged once. Votes and releases are stored under the digest of the settings that determine them, so that the next sweep
-finds them. They are made before the cells run: a cell occupies its CPUs while it waits, and could block teachers.
+finds them.
 
-Every result is written before the driver waits for the next. The driver alone writes results and charges releases to
-the odometer, so cells may run on any node with the same data files; models stay in the run directories of the node that
-trained them.
-
-``fairpate demo`` compares methods on the embedded loans, and states what may be claimed of the best of them.
+The driver alone writes results and charges releases to the odometer, so cells may run on any node with the same data
+files; models stay in the run directories of the node that trained them.
 """
 
 import hashlib
@@ -44,32 +41,15 @@ from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.records import RunStatement
+from fairpate.run import release_log
+from fairpate.run import sweep as sweeps
 from fairpate.run.context import RunDirectory, read_json, read_votes, sole_worker, write_json, write_text, write_votes
 from fairpate.run.folder import create_run_directory, finished_run, load_for, read_student
 from fairpate.run.private_metrics import Assessment, assess
 from fairpate.run.publication import comparison_html, read_claims, write_reports
-from fairpate.run.release_log import (
-    LimitReachedError,
-    MetricsFolder,
-    Odometer,
-    OdometerError,
-    Release,
-    read_receipt,
-    spent,
-    spent_since,
-)
+from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, question_above, run_method, with_pinned_weights
-from fairpate.run.sweep import (
-    Cell,
-    SweepFolder,
-    cells_of,
-    load_sweep,
-    open_sweep_folder,
-    parse_sweep,
-    read_rows,
-    stems,
-    write_rows,
-)
+from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say, waiting
 from fairpate.types import FairRule, GateRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored, torch
 from student.student import Student, save_student
@@ -88,10 +68,10 @@ _ASSEMBLED_EVERY = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The outcome of a sweep: its folder, whether its tables changed, the notion of fairness that its pages show first,
-    and the rule by which the user calls a model fair.
+    """The outcome of a sweep: its ``folder``, and the rows of its tables, which are read on first access.
 
-    Rows are read from disk on first access.
+    ``changed``: whether the tables changed. ``notion``: the notion of fairness that the pages show first. ``fair_at``:
+    the rule by which the user calls a model fair.
     """
 
     folder: SweepFolder
@@ -99,7 +79,7 @@ class Comparison:
     notion: NotionName = DEFAULT
     fair_at: FairRule = field(default_factory=FairRule)
     spent: tuple[str, ...] = ()
-    """For each data set, a sentence on what this call released of its records, and what was spent on it so far."""
+    """A sentence for each data set, on what this call released of its records, and what was spent on it so far."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -114,7 +94,7 @@ class Comparison:
 
     @property
     def withheld(self) -> list[Row]:
-        """The non-private results, unless the sweep publishes them."""
+        """The rows without privacy that are left out of the public table; empty if the sweep publishes them."""
         unprotected = [row for row in self.operators_rows if row.is_unprotected and row.record is not None]
         return [] if self.folder.publish_unprotected else unprotected
 
@@ -137,12 +117,12 @@ def compare_methods(
 ) -> Comparison:
     """Run `fairpate compare`: check the sweep, run the missing cells, write tables, pages and figures.
 
-    ``folder`` is where files that the sweep names are looked for (None: the working directory); ``out`` None uses the
-    sweep's own, or ``runs/TITLE``. ConfigError lists every fault before anything runs.
+    ``folder``: the folder to which paths in the sweep are relative (None: the working directory). ``out``: the sweep's
+    folder (None: the one that it names, or ``runs/TITLE``). ConfigError lists every fault before anything runs.
     """
     folder = folder or Path()
-    config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep))
-    cells = cells_of(config, folder=folder, data_dir=data_dir)
+    config = sweep if isinstance(sweep, SweepConfig) else sweeps.parse_sweep(dict(sweep))
+    cells = sweeps.cells_of(config, folder=folder, data_dir=data_dir)
     root = out or config.out or Path("runs") / title
     comparison = compare(config, cells, root, reporter or Reporter())
     write_frontier_reports(comparison, title=title)
@@ -152,24 +132,27 @@ def compare_methods(
 def compare(
     sweep: SweepConfig, cells: Sequence[Cell], root: Path, reporter: Reporter, *, compute: Compute | None = None
 ) -> Comparison:
-    """Run the cells that have no result yet, and assemble the tables. Cells come from :func:`cells_of`.
+    """Run the cells that have no result yet, and write the tables of all cells in the folder ``root``.
 
-    ``compute`` trains and measures one cell (None: :func:`run_cell`). A cell that fails is recorded with its cause and
-    run again by the next call. However the sweep ends, the results of finished cells stay, and are in the tables.
-    PoolError if no node is large enough for a cell, and none joins in time. ``reporter`` may ask the user to confirm
-    the spending (:meth:`Reporter.consent`).
+    ``cells`` come from :func:`cells_of`. ``compute`` trains and measures one cell (None: :func:`run_cell`). A cell that
+    fails is recorded with its cause, and run again by the next call. However the sweep ends, the tables have the
+    results of finished cells. PoolError if no node is large enough for a cell, and none joins in time. ``reporter`` may
+    ask the user to confirm the spending (:meth:`Reporter.consent`).
     """
     rules = list(dict.fromkeys(cell.config.evaluation.rule for cell in cells)) or [FairRule()]
     if len(rules) > 1:
-        raise ConfigError("evaluation.fair_at: expected the same rule for every cell, as the report page states one.")
+        raise ConfigError(
+            "evaluation.fair_at: expected the same rule for every cell, as the report page states one; set it once, in "
+            "the sweep's settings."
+        )
     # A notion that the sweep names stands first, or else the one that the user's rule limits.
     notion = sweep.notion if "notion" in sweep.model_fields_set else rules[0].notion
     shown: dict[str, Any] = {"notion": notion, "fair_at": rules[0]}
     # An absolute path, because workers have other working directories.
-    folder = open_sweep_folder(root.resolve(), sweep)
+    folder = sweeps.open_sweep_folder(root.resolve(), sweep)
     with sole_worker(folder.root, "fairpate compare"):
         write_text(folder.config, yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False))
-        finished = stems(folder.parts)
+        finished = sweeps.stems(folder.parts)
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
             return Comparison(folder=folder, changed=False, **shown)
@@ -184,20 +167,20 @@ def compare(
                 num_gpus = max(sweep.ray.num_gpus, sweep.tasks.num_gpus)
                 with start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus})):
                     _require_room(sweep, since=time.monotonic())
+                    # Before the cells: a cell occupies its CPUs while it waits, and could block teachers.
                     faults = collect_shared_votes(missing, folder, reporter, sweep.ray)
                     faults |= collect_shared_releases(missing, folder, reporter, sweep)
                     run_cells(missing, cells, folder, faults, sweep, reporter, compute=compute or run_cell)
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
-    released = tuple(
-        words for data, delta in data_sets.items() if (words := spent_since(before[data], data, odometer, delta=delta))
-    )
-    return Comparison(folder=folder, changed=True, spent=released, **shown)
+    said = [release_log.spent_since(before[data], data, odometer, delta=delta) for data, delta in data_sets.items()]
+    return Comparison(folder=folder, changed=True, spent=tuple(filter(None, said)), **shown)
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
-    """Yield for each data set how many releases ``cells`` make, what they may cost at most, and what was spent before.
+    """Yield a sentence for each data set: how many releases ``cells`` make, what they may cost, and what was spent
+    before.
 
     A shared release is counted once. Seeded noise, which is not private, and methods without privacy are left out. If
     the total is above a limit, ``reporter`` asks the user to confirm it.
@@ -217,7 +200,7 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
             if len(known) == len(targets)
             else "some without a target"
         )
-        before = spent(data, odometer, delta=targets[0].delta)
+        before = release_log.spent(data, odometer, delta=targets[0].delta)
         yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
         is_own = next(iter(found.values())).config.data.declaration is not None
         question = question_above(data, planned=sum(known), odometer=odometer, delta=targets[0].delta, is_own=is_own)
@@ -226,8 +209,8 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
-    """Return True if a node is large enough for a cell; PoolError if none is ``ray.wait_for_nodes_s`` s after
-    ``since``."""
+    """Return whether a node is large enough for a cell; PoolError if there is none ``ray.wait_for_nodes_s`` seconds
+    after ``since``."""
     tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:
@@ -240,8 +223,8 @@ def _require_room(sweep: SweepConfig, *, since: float) -> bool:
 
 
 def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
-    """Return the file of a release, or of votes (a ``.parquet``), that the cell shares with others; None if it shares
-    none.
+    """Return the file that the cell may share with others: a release, or votes (a ``.parquet``); None if it shares
+    neither.
 
     The file name is a digest of the settings that determine the content.
     """
@@ -269,8 +252,8 @@ def collect_shared_votes(
 ) -> dict[Path, str]:
     """Train missing teachers and collect their votes, one ensemble after the other, each on the whole cluster.
 
-    Votes and checkpoints are private. After an error the next ensemble is tried. Return the error messages by the path
-    of the vote file that is missing.
+    Votes and checkpoints are private. After an error the next ensemble is tried. Return the error messages, by the
+    path of the file of votes that could not be made.
     """
     cell_of = {shared_file(cell, folder): cell for cell in cells}
     missing = {
@@ -308,8 +291,8 @@ def collect_shared_releases(
     """Draw the missing releases, each as a task on a node that is large enough, and charge each once.
 
     A release has a run directory of its own in the sweep's folder, without a model. If a release was deleted, the next
-    sweep draws and charges another one. After an error the next release is tried. Return the error messages by the path
-    of the release file that is missing.
+    sweep draws and charges another one. After an error the next release is tried. Return the error messages, by the
+    path of the file of the release that could not be drawn.
     """
     import ray
 
@@ -370,11 +353,12 @@ def count_cell(release: Release) -> None:
 
 
 class CellTimeoutError(RuntimeError):
-    """A cell was interrupted because it ran longer than its time limit."""
+    """An error: a cell was interrupted because it ran longer than its time limit."""
 
 
 def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``work`` in a worker's main thread, and interrupt it after ``tasks.max_minutes`` by a CellTimeoutError."""
+    """Return what ``work(*arguments)`` returns; after ``tasks.max_minutes`` a CellTimeoutError interrupts it. Runs in a
+    worker's main thread."""
 
     def interrupt(*_: object) -> None:
         raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
@@ -402,9 +386,9 @@ def run_cells(
 ) -> None:
     """Run the ``missing`` cells on the running Ray; each result is written and charged as soon as it arrives.
 
-    A cell fails at once if the file that it shares is among ``faults`` (messages by path). The results of all ``cells``
-    are assembled now and then, so that a driver that was killed leaves few files to read. Cells are submitted before
-    there is room for them, so that an autoscaler sees the demand; PoolError as in :func:`compare`.
+    A cell fails at once if the file that it shares could not be made: ``faults`` has the messages by path. The tables
+    of all ``cells`` are written now and then, so that a driver that was killed leaves few files to read. Cells are
+    submitted before there is room for them, so that an autoscaler sees the demand; PoolError as in :func:`compare`.
     """
     import ray
 
@@ -479,13 +463,13 @@ def _compute(
 ) -> tuple[list[Row], list[Release]]:
     rows = compute(cell, out, shared, torch_threads)
     # Of the model and of private metrics; a choice among settings is never made in a cell.
-    receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, MetricsFolder))
+    receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, release_log.MetricsFolder))
     return rows, [receipt for receipt in receipts if receipt is not None]
 
 
 def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> list[Row]:
-    """Train and measure one cell in ``out``, without Ray. Return its public row, and the row not to be published if an
-    epsilon depends on votes."""
+    """Train and measure one cell in ``out``, without Ray. Return its public row, and, if its privacy cost depends on
+    votes, the row with that cost, which must not be published."""
     torch.set_num_threads(torch_threads)
     started = time.monotonic()
     config = with_pinned_weights(cell.config.model_copy(update={"out": out}))
@@ -538,11 +522,8 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
     write_text(folder.report, frontier_report(public))
 
 
-_NAMES = ("method", "data", "seed", "digest")
-
-
 def comparison_outcome(comparison: Comparison) -> Output:
-    """Return the output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and files.
+    """Return the output of `fairpate compare`: the ranges of results by data set and method, warnings, and files.
 
     As text: a table per data set with a line per method, at most 80 columns wide. Non-private results that may not be
     published are only counted.
@@ -589,45 +570,43 @@ def comparison_outcome(comparison: Comparison) -> Output:
         tables.append(table)
         data_sets.append({"data": data, "majority_accuracy": majority, "methods": methods})
 
-    degenerate = [row for row in comparison.rows if row.record is not None and row.record.degenerate]
+    degenerate = [
+        (row, row.record.degenerate) for row in comparison.rows if row.record is not None and row.record.degenerate
+    ]
     withheld = Counter(row.method for row in comparison.withheld)
+    files = {"results": folder.results, "report": folder.report, "operator_only": folder.private}
     found = {
         "notion": notion,
         "fair_at": comparison.fair_at,
         "data_sets": data_sets,
-        "degenerate": [
-            {name: getattr(row, name) for name in _NAMES} | {"words": row.record.degenerate}
-            for row in degenerate
-            if row.record
-        ],
-        "failed": [
-            {name: getattr(row, name) for name in (*_NAMES, "command")} | {"cause": row.error} for row in failed
-        ],
+        "degenerate": [_identity(row) | {"words": words} for row, words in degenerate],
+        "failed": [_identity(row) | {"command": row.command, "cause": row.error} for row in failed],
         "left_out": withheld,
-        "files": {"results": folder.results, "report": folder.report, "operator_only": folder.private},
+        "files": files,
         "spent": comparison.spent,
     }
     lines = [
         *(
-            f"degenerate: {row.method} on {row.data}, seed {row.seed}, {row.digest}: {'; '.join(row.record.degenerate)}"
-            for row in degenerate
-            if row.record
+            f"degenerate: {row.method} on {row.data}, seed {row.seed}, {row.digest}: {'; '.join(words)}"
+            for row, words in degenerate
         ),
         *groups,
         *(f"failed: {row.command}\n    {row.error}" for row in failed),
     ]
-    files = Table.grid(padding=(0, 2))
-    if withheld:
-        left_out = f"{counted(withheld.total(), 'result')} without privacy: {', '.join(withheld)}"
-        files.add_row("left out", left_out)
-    for name, path in (("results", folder.results), ("report", folder.report), ("operator only", folder.private)):
-        files.add_row(name, str(path))
-    for spent_words in comparison.spent:
-        files.add_row("spent", spent_words)
+    left_out = f"{counted(withheld.total(), 'result')} without privacy: {', '.join(withheld)}"
+    last = [
+        *([("left out", left_out)] if withheld else []),
+        *((name.replace("_", " "), str(path)) for name, path in files.items()),
+        *(("spent", each) for each in comparison.spent),
+    ]
     # Commands are not wrapped, so that they can be copied.
-    words = Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines), files)
+    words = Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines), facts(last))
     trouble = f"{counted(len(failed), 'cell')} failed; the same command tries them again." if failed else None
     return Output(facts=found, words=words, code=int(bool(failed)), failure=trouble)
+
+
+def _identity(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("method", "data", "seed", "digest")}
 
 
 def _range(values: Iterable[float | None]) -> list[float] | None:
@@ -686,7 +665,7 @@ def demo(sweep: Path, out: Path) -> Output:
     below it is read from what the runs published.
     """
     say(_DEMO)
-    comparison = compare_methods(load_sweep(sweep), out=out, title="demo")
+    comparison = compare_methods(sweeps.load_sweep(sweep), out=out, title="demo")
     if comparison.failed:
         return comparison_outcome(comparison)
     models: dict[str, tuple[RunDirectory, Method, RunStatement]] = {}
@@ -726,13 +705,9 @@ def demo(sweep: Path, out: Path) -> Output:
     files = {"all models": out / comparison.folder.report.name, "this model": part.public_report}
     rows = {name: models[name][2] for name in private}
     rows |= {f"{without}, not private": bare, f"{chosen}, may reject": rejecting}
+    names = ("accuracy", "disparity", "coverage")
     numbers = {
-        name: {
-            "epsilon": each.guarantee.epsilon,
-            "accuracy": each.measured.accuracy,
-            "disparity": each.measured.disparity,
-            "coverage": each.measured.coverage,
-        }
+        name: {"epsilon": each.guarantee.epsilon} | {of: getattr(each.measured, of) for of in names}
         for name, each in rows.items()
     }
     measured = rows[private[0]].measured
@@ -759,8 +734,12 @@ def demo(sweep: Path, out: Path) -> Output:
 def claims_in_words(
     claims: RunStatement, without: RunStatement, rejecting: RunStatement, *, method: str, why: str
 ) -> list[str]:
-    """Return two sentences: on guarantee and accuracy of the chosen method, and of the same model ``without`` privacy;
-    and on its parity gap without and with a reject option, with the verdict of the user's rule on both."""
+    """Return two sentences about the chosen ``method``; ``why`` says why it was chosen.
+
+    The first is on its guarantee and accuracy (``claims``), next to the accuracy of the same model ``without`` privacy;
+    the second on its parity gap without and with a reject option (``rejecting``), each with the verdict of the user's
+    rule.
+    """
     guarantee, measured, less = claims.guarantee, claims.measured, rejecting.measured.measured(DEFAULT)
     gap = measured.measured(DEFAULT)
     answer, group = gap.where.removeprefix("predicted ").split(": ", 1)

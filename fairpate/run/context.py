@@ -2,11 +2,10 @@
 
 ``public/`` holds released labels or arrays, the student, the statement, metrics and the report; ``private/`` (mode
 0700) holds teachers, votes and the ledger. Every file is written to a temporary name and renamed, so a file that exists
-is complete, and an interrupted stage is repeated. Nothing in this module depends on a method.
+is complete, and an interrupted stage is repeated.
 
-A configuration names a data set, but a data set that was passed in from Python has no name to look it up by. So the run
-records the facts of its data set in ``data.json``, next to the configuration. Everything that describes the run or
-loads its data set again uses this record.
+The run records the facts of its data set in ``data.json``, because a data set that was passed in from Python cannot be
+looked up by the name in the configuration.
 """
 
 import fcntl
@@ -31,20 +30,20 @@ _ENSEMBLE = b"ensemble"
 
 
 class RunDirectoryError(UserError):
-    """A file of the run is missing or damaged; nothing in the folder was changed."""
+    """An error: a file of the run is missing or damaged; nothing in the folder was changed."""
 
 
 class RunFolderError(RunDirectoryError, UsageError):
-    """The folder holds no run, or a run of another configuration."""
+    """An error: the folder contains no run, or a run of another configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDirectory:
-    """Paths of the files of one run, as ``fairpate.run_method`` and ``fairpate.open_run_directory`` return it."""
+    """The paths of the files of one run; ``fairpate.run_method`` and ``fairpate.open_run_directory`` return it."""
 
     root: Path
     states_all_draws: ClassVar[bool] = False
-    """Whether the file of a release also lists the events of earlier draws of it, whose files were deleted."""
+    """Whether a release that is drawn again, because its file was deleted, also lists the events of its first draw."""
 
     public = PathIn("root", "public")
     """Files that may be published."""
@@ -91,7 +90,7 @@ class RunDirectory:
     audit = PathIn("public", "audit.json")
     """Lower bounds on epsilon from attacks on shadow releases."""
     audit_page = PathIn("public", "audit.html")
-    """The same bounds as a page."""
+    """The bounds of the audit as a page."""
     private_population = PathIn("public", "private_population.json")
     """How the student treats the groups of the private records, estimated from the release."""
     card = PathIn("public", "card.json")
@@ -103,7 +102,7 @@ class RunDirectory:
     record = PathIn("public", "record.json")
     """The run as one row of a comparison, at its published epsilon."""
     private_record = PathIn("private", "record.json")
-    """The same row at the data-dependent privacy cost, if there is one; not to be published."""
+    """The run as one row of a comparison, at its data-dependent privacy cost if it has one; not to be published."""
     costs = PathIn("private", "costs.json")
     """The data-dependent privacy cost; not to be published."""
     without_privacy = PathIn("private", "without_privacy.json")
@@ -118,8 +117,8 @@ class RunDirectory:
     """Versions, machine and revision."""
 
     def release_files(self) -> list[Path]:
-        """Return the files of all releases of arrays in the folder; each later file appends a name to that of the
-        first."""
+        """Return the files of all releases of arrays in the folder."""
+        # Each later file appends a name to that of the first.
         return sorted(self.released.parent.glob(f"{self.released.stem}*.safetensors"))
 
     @property
@@ -128,7 +127,8 @@ class RunDirectory:
         return read_json(self.environment).get("made_on") if self.environment.is_file() else None
 
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
-        """Raise RunDirectoryError if a file of a stage that costs privacy or time is missing."""
+        """Raise RunDirectoryError if the statement, the student or its metrics are missing, or, as the arguments say,
+        the ledger or the votes."""
         # Of a ledger in a database, only its place is in the folder.
         ledger = self.ledger_place if self.ledger_place.exists() and not self.ledger.exists() else self.ledger
         of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
@@ -155,7 +155,7 @@ def sole_worker(folder: Path, command: str) -> Iterator[None]:
             # The lock belongs to the open file: it ends with its process, so that a crash leaves no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunDirectoryError(f"{folder}: another `{command}` works here; wait for it.") from None
+            raise RunDirectoryError(f"{folder}: another `{command}` is running here; wait until it ends.") from None
         yield
 
 
@@ -184,8 +184,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields that differ, by dotted name in order, each as ``name: before -> now``; None for a missing
-    value."""
+    """Return the fields in which two configurations differ, by dotted name in order, each with the words
+    ``name: before -> now``; a missing value is None."""
     # Earlier versions may not have written empty sections.
     old, new = ({path: leaf for path, leaf in flattened(values).items() if leaf != {}} for values in (before, now))
     names = sorted(old.keys() | new.keys())
@@ -220,7 +220,8 @@ class DataRecord:
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:
-    """Return the recorded facts of the run's data set; None if there are none. RunDirectoryError if damaged."""
+    """Return the recorded facts of the run's data set, None if they were not recorded. RunDirectoryError for a damaged
+    file."""
     if not run.data.is_file():
         return None
     try:
@@ -230,7 +231,7 @@ def recorded_data(run: RunDirectory) -> DataRecord | None:
 
 
 def require_data(run: RunDirectory) -> DataRecord:
-    """Return the recorded facts of the run's data set; RunDirectoryError if there are none."""
+    """Return the recorded facts of the run's data set; RunDirectoryError if they were not recorded."""
     record = recorded_data(run)
     if record is None:
         raise RunDirectoryError(
@@ -266,7 +267,7 @@ def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCa
 
 def write_votes(batch: VoteBatch, path: Path) -> None:
     """Write one row per query: record_id, group, and the number of votes per class. Metadata identify the ensemble."""
-    # With its type: of no rows Arrow would infer the type null.
+    # The type is given, because from no rows Arrow would infer the type null.
     votes = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
     table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": votes})
     table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})

@@ -1,7 +1,6 @@
-"""The folder of a run: made for a configuration, or reopened with the configuration and data set recorded in it.
+"""Make the folder of a run for a configuration, or reopen it with the configuration and data set recorded in it.
 
-The configuration is written first, so that after a crash the folder can be recognised as this run's. A folder that
-holds a run of another configuration is refused, with the fields that differ.
+A folder that contains a run of another configuration is refused, with the fields that differ.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import numpy as np
 import yaml
 
 from fairpate import __version__
-from fairpate.config import ConfigError, DataConfig, read_yaml
+from fairpate.config import DUMPER, ConfigError, DataConfig, read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, embedded, read_embedding
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
-# They measure a model and do not change it.
+# These settings measure a model and do not change it, so that a run may be measured again with others.
 _TESTED_BY = (
     "votes.test",
     "votes.label",
@@ -57,7 +56,7 @@ _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRun(RunDirectory):
-    """A run's folder that displays its result in a notebook."""
+    """The folder of a run, which a notebook displays as the run's result."""
 
     def _repr_html_(self) -> str:
         from fairpate.run.publication import run_html  # its pages take a second to import
@@ -73,7 +72,7 @@ class UnprotectedRun(ShownRun):
 
 
 def check_run_directory(config: Method) -> RunDirectory:
-    """Return the folder of this configuration after checking that the run may use it; nothing is written.
+    """Check that a run of this configuration may use its folder, and return the folder; nothing is written.
 
     Errors as in :func:`create_run_directory`.
     """
@@ -84,8 +83,8 @@ def check_run_directory(config: Method) -> RunDirectory:
     run = (ShownRun if config.is_private else UnprotectedRun)(root=root)
     if _JOB_FOLDER in run.root.absolute().parts:
         raise RunFolderError(
-            f"{run.root}: is in the working directory of a Ray job, which is deleted after it, the ledger too; give an "
-            "absolute path outside of it with --out."
+            f"{run.root}: is in the working directory of a Ray job, which Ray deletes after the job, with the ledger; "
+            "give an absolute path outside of it with --out."
         )
     check_output(run.root, "--out")
     if run.config.exists():
@@ -123,7 +122,7 @@ def create_run_directory(config: Method) -> RunDirectory:
     if not run.config.exists() or context.changed_fields(read_yaml(run.config), values).keys() & {*_TESTED_BY}:
         # The configuration comes first: by it, the folder is recognised after a crash.
         run.root.mkdir(parents=True, exist_ok=True)
-        context.write_text(run.config, yaml.safe_dump(values, sort_keys=False))
+        context.write_text(run.config, yaml.dump(values, Dumper=DUMPER, sort_keys=False))
     if config.is_private:  # without privacy there is nothing to publish
         run.public.mkdir(exist_ok=True)
     private_folder(run.private)
@@ -149,10 +148,10 @@ def finished_run(root: Path) -> tuple[RunDirectory, Method]:
 
 
 def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool) -> None:
-    """Record the data set that ``run`` is trained on. If the folder has a record already, require that it is the same.
+    """Record the data set that ``run`` is trained on; RunDirectoryError if another one was recorded before.
 
-    ``given_from_python``: the caller passed the data set in. It is then compared by a digest of its records, which is
-    stored in ``private/``. RunDirectoryError if the data sets differ.
+    ``given_from_python``: the caller passed the data set in. It is then also compared by a digest of its records, which
+    is stored in ``private/``.
     """
     found = context.recorded_data(run)
     same = ("name", "kind", "label_names", "group_names", "sensitive_attribute", "unit")
@@ -200,8 +199,8 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
     # Fitted again it may have other axes, and the student's weights belong to the old ones.
     if data.embedding is not None and run.student.exists():
         raise RunDirectoryError(
-            f"{run.embedding}: gone, although {run.student} reads its coordinates; restore it from a copy, or start a "
-            "new run folder with --out."
+            f"{run.embedding}: missing, although {run.student} reads records that it embeds; restore it from a copy, "
+            "or start a new run folder with --out."
         )
     return load(data)
 
@@ -223,8 +222,8 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
         if not path.exists():
             if run.receipt.exists():
                 raise RunDirectoryError(
-                    f"{path}: is gone, although a release of this run read the records in its order; restore it from a "
-                    "copy, or start a new run folder with --out."
+                    f"{path}: missing, although a release of this run read the records in the order that this key "
+                    "gives; restore it from a copy, or start a new run folder with --out."
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             context.write_text(path, secrets.token_hex(32) + "\n", private=True)
@@ -255,9 +254,10 @@ def _digest(dataset: Dataset) -> str:
 
 
 def read_student(run: RunDirectory, *, is_free: bool) -> Student:
-    """Return the published student without its embedding, as :func:`load_for` embeds the records.
+    """Return the published student without its embedding, because :func:`load_for` embeds the records.
 
-    RunDirectoryError for a damaged file; its remedy depends on ``is_free``: training again has no privacy cost.
+    RunDirectoryError for a damaged file. ``is_free``: the error says that the student can be trained again at no
+    privacy cost.
     """
     from student.student import load_student  # with torch, which most readers of a run do not need
 
@@ -276,7 +276,8 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
 
 
 def environment() -> dict[str, Any]:
-    """Return the date, versions of this project and its libraries, machine, and the git revision if known."""
+    """Return what a run records about its environment: date, versions of this project and its libraries, machine, and
+    the git revision if known."""
     return {
         "fairpate": __version__,
         "made_on": datetime.now(UTC).date().isoformat(),

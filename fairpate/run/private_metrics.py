@@ -8,24 +8,21 @@ released table, so they have no further privacy cost.
 
 **Privacy cost.** No other release of the run reads the test records. A hash assigns units to splits, so that adding or
 removing a unit changes one split and moves no other unit (``data.split: hashed``). So splits compose in parallel: the
-cost of the run is the larger of the two costs, even though the table depends on the released model, and the noise is
-calibrated to the epsilon and delta of the training at no further cost. A unit that is replaced stays in its split as
-long as it keeps its name, and its cost there is that of replacement. If names depended on content, it could move from
-one split to the other, and such runs are refused. The odometer adds up costs by split.
+cost of the run is the larger of the two costs, and the table's noise is calibrated to the epsilon and delta of the
+training at no further cost. A unit that is replaced stays in its split as long as it keeps its name; runs in which
+names depend on content are refused for that relation.
 
-**Predictor.** Each prediction is a function of its record and of released values: records are predicted one by one,
-since the last digit of a sum may depend on the other rows of a batch, and a randomised model draws with fresh
-randomness. The reject option is left out, because its gate depends on earlier records, so that one record could change
-all later answers; it is simulated on records that are made up from the noisy table.
+**Predictor.** Each prediction is a function of its record and of released values alone. The reject option is left out,
+because its gate depends on earlier records, so that one record could change all later answers; it is simulated on
+records that are made up from the noisy table.
 
 **Intervals.** With A noisy hits in a cells among B noisy records in m cells, n of them real, A - p B has variance
 n p (1 - p) + s^2 (a (1 - p)^2 + (m - a) p^2) at the true share p: sampling, and noise of standard deviation s. The
-interval holds every p at which |A - p B| is at most z standard deviations: Wilson's interval without noise, Fieller's
-without sampling. n is estimated by B. It is undefined unless B itself is more than z standard deviations of its noise
-above 0. Differences join two such intervals by the distances of their ends from the estimate (Newcombe 1998; MOVER,
-Zou and Donner 2008), ratios do so in logarithms. The interval of a largest difference goes up to the largest upper end,
-and down to the largest lower end at a margin that is simulated for these comparisons (:func:`_low_of_largest`). Shares
-of persons, whose records are alike, vary no more than those of as many records.
+interval contains every p at which |A - p B| is at most z standard deviations: Wilson's interval without noise,
+Fieller's without sampling. n is estimated by B. It is undefined unless B itself is more than z standard deviations of
+its noise above 0. Differences join two such intervals by the distances of their ends from the estimate (Newcombe 1998;
+MOVER, Zou and Donner 2008), ratios do so in logarithms. The interval of a largest difference goes up to the largest
+upper end, and down to the largest lower end at a margin that is simulated (:func:`_low_of_largest`).
 
 Shapes: N records, B bins of scores, G groups, Y true labels, C predicted classes, E events.
 """
@@ -48,29 +45,12 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
 from fairpate.methods.base import Method, NoisySum, Price, Stream
+from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
-from fairpate.privacy.discrete_gaussian import (
-    OS_ENTROPY,
-    NoiseSource,
-    OsEntropy,
-    SeededSource,
-    sample_discrete_gaussian,
-)
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, sample_discrete_gaussian
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
-from fairpate.report.metrics import (
-    GAPS,
-    NOT_MEASURED,
-    Estimate,
-    Evaluation,
-    GapResult,
-    GroupResult,
-    RejectOptionSpread,
-    describe_cell,
-    evaluate,
-    reject_option_spread,
-    shown_records,
-    with_words,
-)
+from fairpate.report import metrics
+from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import MetricsFolder, Released, ReleaseLog, read_receipt, read_release
 from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement, stream_seed
@@ -89,7 +69,7 @@ _DRAWS = 1000
 
 
 def check_metrics(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError if private metrics are asked for and the run or data set rules them out at no further cost."""
+    """Raise ConfigError if the method or the data set does not allow metrics of the kind ``evaluation.metrics``."""
     if config.evaluation.metrics == "public" and dataset.parts and not dataset.parts.startswith(OWN_FILES):
         raise ConfigError(
             "evaluation.metrics: public, but data.split=hashed draws the test records from private ones; set private."
@@ -109,7 +89,8 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
 
 
 def require_kept_names(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError if a record that is replaced could move to another split, and so pay for both."""
+    """Raise ConfigError if a record that is replaced could move to another split, so that costs of splits would add
+    up."""
     by_content = not dataset.keeps_names and not config.protects_attribute_only
     if by_content and getattr(config.target, "relation", None) == "replace one":
         raise ConfigError(
@@ -120,10 +101,10 @@ def require_kept_names(config: Method, dataset: Dataset) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """Metrics of the student by name, the headline first. With IDP3 they include the spread over orders of the test
-    records.
+    """The evaluations of a student on test records by name; the first is the headline, which pages state.
 
-    ``measured_N`` marks the test records over which the headline's accuracy is measured.
+    ``measured_N`` marks the test records over which the headline's accuracy is measured. ``reject_option``: with IDP3,
+    the spread over orders of the test records.
     """
 
     evaluations: dict[str, Evaluation]
@@ -132,11 +113,11 @@ class Assessment:
 
     @property
     def headline(self) -> Evaluation:
-        """The evaluation of the student as it predicts."""
+        """The evaluation that pages and verdict state."""
         return next(iter(self.evaluations.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the headline's metrics, and with IDP3 also those without refusals."""
+        """Return the headline's metrics as JSON values, and with IDP3 also those without refusals and by order."""
         values = self.headline.to_json()
         if self.reject_option is not None:
             unrefused = self.evaluations["student without refusals"]
@@ -145,7 +126,7 @@ class Assessment:
 
 
 def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, seed: int) -> Assessment:
-    """Measure the student on the test split: as it predicts, and with IDP3 also without refusals and in other orders.
+    """Measure the student on the test records; with IDP3 also without refusals, and in other orders of the records.
 
     Numbers are left out that count fewer than ``settings.least_cell`` test records of a group, or of a group and class.
     A randomised student is measured in expectation; with IDP3 by its drawn labels, on which refusals depend.
@@ -161,7 +142,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         rule: GateRule | None = None,
         apart_N: npt.NDArray[np.bool_] | None = None,
     ) -> Evaluation:
-        measured = evaluate(
+        measured = metrics.evaluate(
             predictions,
             labels_N=test.y.numpy(),
             groups_N=groups,
@@ -177,7 +158,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         )
         return replace(measured, metrics=settings.metrics, fair_at=settings.rule)
 
-    kept = shown_records(
+    kept = metrics.shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
     ).kept_N
     # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.
@@ -209,7 +190,8 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
 
 
 def table_event(cost: Price) -> PredictionTables:
-    """Return the event of the noisy table that costs at most ``cost``, for the same unit, relation and delta."""
+    """Return the event of a noisy table with the least noise at which it costs at most ``cost``, for the same unit,
+    relation and delta."""
 
     def events(noise: float) -> tuple[PredictionTables, ...]:
         event = PredictionTables(
@@ -222,8 +204,8 @@ def table_event(cost: Price) -> PredictionTables:
 
 
 def stated_tables(run: RunDirectory, next_event: Callable[[], Event]) -> tuple[Event, ...]:
-    """Return the events of all tables that the run drew, the last being the table that it stores or is about to
-    draw."""
+    """Return the events of all noisy tables that the run drew; the last is that of the stored table, or
+    ``next_event()`` if the table is still to be drawn."""
     if run.metrics_table.exists():
         return read_release(run.metrics_table)[0].events
     # Tables whose files were deleted may have been seen.
@@ -268,12 +250,13 @@ def draw_table(
 
 
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
-    """Return the predicted label and the score of each record, functions of that record and of released values
-    alone."""
+    """Return the predicted label and the score of each record. Each is predicted by itself, so that it depends on no
+    other record."""
     alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
     # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
     generator = np.random.default_rng(source.randbelow(2**63))
     labels_N, scores_N = np.zeros(len(split), np.int64), np.zeros(len(split))
+    # Row by row: the last digit of a sum may depend on the other rows of a batch.
     for row in range(len(split)):
         found = alone.predict(split.x[row : row + 1], groups_N[row : row + 1], generator=generator)
         labels_N[row], chances_C = found.labels[0], found.probabilities_NC[0]
@@ -302,14 +285,15 @@ def release_table(
     noise: str,
     noisy_sum: NoisySum | None = None,
 ) -> Released:
-    """Return the table stored with the run; if there is none, draw it from the test records, charged by ``log``.
+    """Return the noisy table stored with the run; if there is none, draw it from the test records and charge it to
+    ``log``.
 
     ``noise`` is the label of the noise source. Errors as in :meth:`ReleaseLog.step`: a table that was published and
     then deleted is not drawn again.
     """
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
-    if noise != OS_ENTROPY:
+    if noise != discrete_gaussian.OS_ENTROPY:
         source = SeededSource(stream_seed(config.seed, Stream.METRICS))
     edges = config.evaluation.score_edges
 
@@ -341,8 +325,10 @@ def assess_privately(
     log: ReleaseLog,
     noisy_sum: NoisySum | None = None,
 ) -> Assessment:
-    """Return metrics from the noisy table (:func:`release_table`), with the event that ``statement`` lists.
-    ``noisy_sum`` is given if test records are at several sites."""
+    """Return metrics from the noisy table (:func:`release_table`), whose event ``statement`` lists.
+
+    ``noisy_sum`` adds up the tables of several sites, if test records are at several.
+    """
     released = release_table(
         config,
         dataset,
@@ -358,7 +344,8 @@ def assess_privately(
 
 
 def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
-    """Return metrics from a released table, and with a reject option also those in orders simulated from the table."""
+    """Return metrics from a released table, and with a reject option also those in other orders of records, which are
+    simulated from the table."""
     measured = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
     measured = replace(measured, fair_at=fair_at)
     nobody = np.zeros(0, np.bool_)
@@ -381,7 +368,7 @@ def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: 
 
 
 def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
-    """Return all metrics of a released table. What the table does not determine is NaN, and no number is exact."""
+    """Return all metrics that a released table estimates; those that it does not determine are NaN."""
     *_, event = released.events
     if not isinstance(event, PredictionTables):
         raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}; restore it.")  # noqa: TRY004 - of a file
@@ -416,7 +403,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         value, low, high = (max(0.0, size + by) for by in (0.0, -reach, reach))
         estimates.append(Estimate(name=f"size of {name}", kind="count", value=value, low=low, high=high))
         estimates.append(right.estimate(f"accuracy for {name}", 0, place))
-        group, accuracy = GroupResult(name=name), estimates[-1].value
+        group, accuracy = metrics.GroupResult(name=name), estimates[-1].value
         if not math.isnan(accuracy):  # the group stands out
             number = round(size)
             group = replace(group, num_records=number, num_answered=number, coverage=1.0, accuracy=accuracy)
@@ -436,7 +423,8 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         **names,
         groups=tuple(groups),
         gaps={
-            name: gap_of(metric, table_GYC, stddev, partial(describe_cell, **names)) for name, metric in GAPS.items()
+            name: gap_of(metric, table_GYC, stddev, partial(metrics.describe_cell, **names))
+            for name, metric in GAPS.items()
         },
         # Sums of squares, to which noise adds: no estimate.
         ermi=math.nan,
@@ -448,7 +436,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         per_person=event.unit == "person",
         estimates=(*estimates, *calibration),
     )
-    return with_words(measured) if total else measured
+    return metrics.with_words(measured) if total else measured
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
@@ -489,7 +477,7 @@ def selections(table_GYC: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _ratios(shares: _Shares) -> _Shares:
-    """Return the share of each group over that of each other one, (E, G, G), with its interval."""
+    """Return the ratios of each group's share to that of each other group, (E, G, G), with intervals."""
     value, low, high = (np.maximum(each, _LEAST_SHARE) for each in shares)
     ratio = value[..., :, None] / value[..., None, :]
     # MOVER in logarithms: the low end joins the low end of a share and the high end of the other.
@@ -499,10 +487,11 @@ def _ratios(shares: _Shares) -> _Shares:
     return _Shares(ratio, ratio * np.exp(-down), ratio * np.exp(up))
 
 
-def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: FloatArray, stddev: float) -> float:
-    """Return the lower end of the interval of the largest of all differences that ``ends`` compares, at least 0.
+def _low_of_largest(ends: Callable[..., _Shares], table_GYC: FloatArray, stddev: float) -> float:
+    """Return the lower end of the interval of the largest of all differences, at least 0.
 
-    ``ends(z, table)`` returns every difference, and its interval's ends at z standard deviations. If one difference is
+    ``ends(z, table)`` returns every difference, and its interval's ends at z standard deviations, unless ``has_ends``
+    is False. If one difference is
     far above all others, the largest upper end misses the truth with half of the probability that ``LEVEL`` allows; if
     several are nearly equal, hardly ever, since one of them is then overestimated. The lower end uses up the remaining
     probability. Its margin is a quantile of the largest error of differences that lie as far below the lower end as
@@ -517,8 +506,10 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
         return max(0.0, float(np.nanmax(alone.low_EG)))
     reach_K = np.maximum((value_K - alone.low_EG[is_known]) / z, _LEAST_SHARE)
     drawn = _drawn_around(table_GYC.tobytes(), table_GYC.shape, stddev)
-    errors_RK = ends(z, drawn).value_EG[:, is_known]
-    errors_RK = np.nan_to_num(errors_RK - np.nanmedian(errors_RK, axis=0))
+    errors_RK = ends(z, drawn, has_ends=False).value_EG[:, is_known]
+    # `nanmedian` goes through the columns one by one.
+    median = np.nanmedian if np.isnan(errors_RK).any() else np.median
+    errors_RK = np.nan_to_num(errors_RK - median(errors_RK, axis=0))
     # In standard deviations of a normal distribution, above and below: the interval, of which `reach_K` is the lower
     # part, allows for skewness already.
     down_K, up_K = np.abs(np.quantile(errors_RK, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)) / z
@@ -538,7 +529,8 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
 
 @lru_cache(maxsize=2)  # all gaps of one table share the draws, and all levels those of its sum over groups
 def _drawn_around(table_GYC: bytes, shape: tuple[int, ...], stddev: float) -> FloatArray:
-    """Return ``_DRAWS`` noisy tables of other records from the population that the table (its bytes) estimates."""
+    """Return ``_DRAWS`` simulated noisy tables: of records drawn anew from the population that ``table_GYC`` (its
+    bytes) estimates, with fresh noise."""
     generator, table = np.random.default_rng(0), np.frombuffer(table_GYC)
     chances = np.maximum(table, _LEAST_SHARE)
     counts = generator.multinomial(max(1, round(table.sum())), chances / chances.sum(), size=_DRAWS)
@@ -551,7 +543,8 @@ def _deviations(comparisons: float = 1) -> float:
 
 
 class _Shares(NamedTuple):
-    """Shares of groups with the ends of their intervals; NaN where a group's size is not clearly above its noise."""
+    """Shares (E, G) of E events among the records of G groups, with the ends of their intervals; NaN where a group's
+    size is not clearly above its noise."""
 
     value_EG: FloatArray
     low_EG: FloatArray
@@ -559,28 +552,36 @@ class _Shares(NamedTuple):
 
     @classmethod
     def of(
-        cls, events: rates.RateEvents, table_GYC: FloatArray, stddev: float, *, z: float, rest: bool = False
+        cls,
+        events: rates.RateEvents,
+        table_GYC: FloatArray,
+        stddev: float,
+        *,
+        z: float,
+        rest: bool = False,
+        has_ends: bool = True,
     ) -> _Shares:
-        """Return the shares of each group, or with ``rest`` those of all other groups together."""
-        found, cells = events(table_GYC), events(np.ones_like(table_GYC))
+        """Return the shares of each group, or with ``rest`` those of all other groups together, at z standard
+        deviations, in one or more tables (..., G, Y, C). Without ``has_ends`` each share is the end of its interval."""
+        found, cells = events(table_GYC), events(np.ones(table_GYC.shape[-3:]))
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
             for each in (found.hits_EG, found.sizes_EG, cells.hits_EG, cells.sizes_EG)
         )
-        noise, drawn = (z * stddev) ** 2, z**2 * np.maximum(sizes, 0.0)
+        noise = (z * stddev) ** 2
+        is_known = (sizes > 0) & (sizes > np.sqrt(noise * size_cells))
+        value = np.clip(np.where(is_known, rates.divide(hits, sizes), np.nan), 0.0, 1.0)
+        if not has_ends:
+            return cls(value, value, value)
+        drawn = z**2 * np.maximum(sizes, 0.0)
         # The p with (hits - p sizes)^2 <= z^2 variance(p) lie between the roots of square p^2 - twice p + rest.
         square = sizes**2 + drawn - noise * size_cells
         twice = 2 * hits * sizes + drawn - 2 * noise * hit_cells
         # Rounding, or noisy hits below 0 or above the size, may leave no real root.
         root = np.sqrt(np.maximum(twice**2 - 4 * square * (hits**2 - noise * hit_cells), 0.0))
-        is_known = (sizes > 0) & (sizes > np.sqrt(noise * size_cells))
         square = np.where(is_known, square, np.nan)
-        ends = (
-            np.where(is_known, rates.divide(hits, sizes), np.nan),
-            (twice - root) / 2 / square,
-            (twice + root) / 2 / square,
-        )
-        return cls(*(np.clip(each, 0.0, 1.0) for each in ends))
+        low, high = ((twice + sign * root) / 2 / square for sign in (-1, 1))
+        return cls(value, np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0))
 
     def estimate(self, name: str, event: int, group: int) -> Estimate:
         value, low, high = (float(each[event, group]) for each in self)
@@ -589,14 +590,17 @@ class _Shares(NamedTuple):
 
 def gap_of(
     metric: rates.Metric, table_GYC: FloatArray, stddev: float, described: Callable[[rates.GroupCell | None], str]
-) -> GapResult:
-    """Return the largest difference (or rate) in a noisy table, with its interval; ``described`` words its cell."""
+) -> metrics.GapResult:
+    """Return a fairness gap (or error rate) of a noisy table with its interval: the largest difference between groups.
+
+    ``described`` puts the cell with the largest difference into words.
+    """
     if metric.compare is rates.level:
         # Of all groups together, whose noises add up.
         table_GYC, stddev = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
 
-    def ends(z: float, joint_GYC: FloatArray) -> _Shares:
-        own = _Shares.of(metric.events, joint_GYC, stddev, z=z)
+    def ends(z: float, joint_GYC: FloatArray, has_ends: bool = True) -> _Shares:
+        own = _Shares.of(metric.events, joint_GYC, stddev, z=z, has_ends=has_ends)
         if metric.compare is rates.level:
             return own
         # A group against itself is no comparison: NaN keeps it out of maxima.
@@ -607,7 +611,8 @@ def gap_of(
         if metric.compare is rates.pairwise:
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
-            first, other = list(own), list(_Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True))
+            others = _Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True, has_ends=has_ends)
+            first, other = list(own), list(others)
         value = first[0] - other[0]
         # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
         low = value - np.hypot(first[0] - first[1], other[2] - other[0])
@@ -623,7 +628,7 @@ def gap_of(
     found, alone = metric.events(table_GYC), ends(_deviations(), table_GYC)
     value = alone.value_EG
     if np.isnan(value).all():
-        return replace(NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
+        return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
     shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations())
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
@@ -631,7 +636,7 @@ def gap_of(
     # The largest high end lies above the true largest difference as soon as that one interval holds it.
     high = np.nanmax(alone.high_EG)
     largest = max(0.0, float(np.nanmax(value)))
-    return GapResult(
+    return metrics.GapResult(
         value=largest,
         low=float(np.clip(low, 0.0, largest)),
         high=float(np.clip(high, largest, 1.0)),

@@ -1,9 +1,8 @@
 """The products of a finished run: report, card, portable model, and the view in a notebook.
 
 The public and the private report are written at the end of a run, from its release and its evaluation. The card and the
-notebook's view read only the public part of a run directory; of the configuration the card reads only the method and
-the options of the data set, whose publisher is in the registry. ``model.onnx`` is made from the student, public records
-and declared constants: it has no privacy cost and can be made again at any time.
+notebook's view read only the public part of a run directory, and the card the method and data set in its configuration.
+``model.onnx`` is made from the student and public facts: it has no privacy cost.
 """
 
 from __future__ import annotations
@@ -29,40 +28,15 @@ from fairpate.methods.pate import Spending
 from fairpate.pages import counted, epsilon_text, made_words, render
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
+from fairpate.report import records, run_page
 from fairpate.report.figures import class_label, slices_picture
 from fairpate.report.frontier import by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
-from fairpate.report.records import (
-    OUTCOMES,
-    AnsweredQueries,
-    Guarantee,
-    PrivatePopulation,
-    PrivateReport,
-    PublicReport,
-    RunStatement,
-)
-from fairpate.report.run_page import (
-    Card,
-    CardData,
-    CardModel,
-    CardRefusals,
-    IntendedUse,
-    card_page,
-    private_report,
-    public_report,
-)
-from fairpate.run.context import (
-    RunDirectory,
-    RunDirectoryError,
-    read_json,
-    read_statement,
-    require_data,
-    require_student_of,
-    run_at,
-    write_json,
-    write_text,
-)
+from fairpate.report.records import Guarantee, PrivatePopulation, RunStatement
+from fairpate.report.run_page import Card, CardData, CardModel, CardRefusals, IntendedUse
+from fairpate.run import context
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, write_json, write_text
 from fairpate.run.private_metrics import Assessment
 from fairpate.terminal import Reporter
 from fairpate.types import FloatArray, PrivacyStatement, stepwise, strict, tell
@@ -74,15 +48,15 @@ if TYPE_CHECKING:
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
-    """Return the published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
+    """Return the published evaluation of ``run`` on its test records. A damaged file raises errors of many kinds."""
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     metrics = read_json(run.metrics)
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
 
 
 def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
-    """Return guarantee and metrics of a finished run; ``for_operator`` adds the baseline without privacy, if it
-    exists."""
+    """Return the guarantee and the metrics of a finished run; ``for_operator`` adds the accuracy without privacy, if
+    the run has it."""
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
@@ -138,10 +112,8 @@ _MOST_PANELS = 12
 
 def comparison_html(comparison: Comparison) -> str:
     """Return the HTML of a comparison for a notebook: the report's sentences on publishable results, and a figure of
-    one data set.
-
-    The report page itself would bring a drawing library; one figure has some hundred kilobytes.
-    """
+    one data set."""
+    # Not the report page itself, which would add a drawing library to the notebook.
     folder = comparison.folder
     report = FrontierReport(
         title=folder.root.name,
@@ -179,7 +151,7 @@ def comparison_html(comparison: Comparison) -> str:
 
 
 def _from_here(path: Path) -> str:
-    """Return ``path`` relative to the notebook's working directory if it lies inside."""
+    """Return ``path`` as text, relative to the notebook's working directory if it is inside it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -195,12 +167,12 @@ def write_card(
     A use that the caller leaves out is shown as not stated. RunFolderError for a folder without a run,
     RunDirectoryError for a run that published nothing.
     """
-    run = run_at(root)
+    run = context.run_at(root)
     card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
     tell(1, 3)
     write_json(run.card, card_values(card))
     tell(2, 3)
-    write_text(run.card_page, card_page(card))
+    write_text(run.card_page, run_page.card_page(card))
     tell(3, 3)
     return run.card_page, run.card
 
@@ -216,23 +188,20 @@ def card_values(card: Card) -> dict[str, Any]:
 
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
-    """Return the card of a run; only its public part, its method and the name and options of its data set are read."""
+    """Return the model card of a run, read from its public part, its method and the name and options of its data
+    set."""
+    # The public part of a run without privacy does not exist, and that of an unfinished run is incomplete.
     for path in (run.statement, run.metrics, run.student):
         if not path.is_file():
             raise RunDirectoryError(
                 f"{path}: missing; a card describes a published student, so finish the run first. A run of a method "
                 "without privacy publishes nothing."
             )
-    if "least_cell" not in read_json(run.metrics):
-        raise RunDirectoryError(
-            f"{run.metrics}: measured by an earlier version, which included groups of any size; repeat the run's "
-            "command, which measures the same model again and charges nothing."
-        )
     # Read as plain values: a card needs the method's name, not the package that defines it.
     config = read_yaml(run.config)
-    trained_on = require_data(run)
+    trained_on = context.require_data(run)
     # The file may have been replaced by the model of another run.
-    require_student_of(run, trained_on, read_student_card(run.student))
+    context.require_student_of(run, trained_on, read_student_card(run.student))
     data = CardData(name=trained_on.name, kind=trained_on.kind, given_from_python=True)
     if not trained_on.given_from_python:
         # Without the folder of the data: a card can be made where the records are not.
@@ -256,7 +225,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
 
 
 def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse, made_on: str | None) -> Card:
-    """Return the card of ``run``, from its statement, metrics and student, and the facts passed in by the caller."""
+    """Return the model card of ``run``, made of its statement, metrics and student, and of the arguments."""
     metrics, student = read_json(run.metrics), read_student_card(run.student)
     population = read_json(run.private_population) if run.private_population.is_file() else None
     orders, unrefused, refusals = metrics.get("orders"), metrics.get("without_refusals"), None
@@ -306,7 +275,11 @@ def write_reports(
     private_population: PrivatePopulation | None = None,
     without_privacy: WithoutPrivacy | None = None,
 ) -> None:
-    """Write ``public/report.html``, and ``private/report.html`` if queries were charged, from the run's statement."""
+    """Write the report of a run, ``public/report.html``; if it answered queries (``spending``), the private one too.
+
+    ``private_population`` estimates how the student treats private records; ``without_privacy`` is for the private
+    report alone.
+    """
     statement = read_statement(run)
     evaluations, voting = assessment.evaluations, None
     if spending is None:  # a model without teachers is not called a student
@@ -334,7 +307,7 @@ def write_reports(
             for last in asked
             if last.outcome is not None and last.outcome.label is not None
         )
-        voting = AnsweredQueries(
+        voting = records.AnsweredQueries(
             mechanism=terms.mechanism.describe(),
             gate=terms.gate,
             num_teachers=terms.num_teachers,
@@ -342,10 +315,10 @@ def write_reports(
             num_public_records=len(dataset.public),
             **vars(queries),
             epsilon_course=course,
-            outcomes_GO=[[outcomes[group, each] for each in OUTCOMES] for group in range(terms.num_groups)],
+            outcomes_GO=[[outcomes[group, each] for each in records.OUTCOMES] for group in range(terms.num_groups)],
             answered_GC=[[labels[group, k] for k in range(terms.num_classes)] for group in range(terms.num_groups)],
         )
-    public = PublicReport(
+    public = records.PublicReport(
         title=dataset.name,
         method=method_title(statement.method),
         guarantee=Guarantee.of(statement),
@@ -371,7 +344,7 @@ def write_reports(
             )
             as_in_paper = _course(spending, spending.as_in_paper)
         ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in asked]
-        operators = PrivateReport(
+        operators = records.PrivateReport(
             public=public,
             rdp_order=best.order,
             rdp_Q=[
@@ -391,12 +364,15 @@ def write_reports(
             callers_Q=[reservation.asker.caller for reservation in asked],
             without_privacy=without_privacy,
         )
-        write_text(run.private_report, private_report(operators))
-    write_text(run.public_report, public_report(public))
+        write_text(run.private_report, run_page.private_report(operators))
+    write_text(run.public_report, run_page.public_report(public))
 
 
 def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list[tuple[float, float]]:
-    """Return (number of queries, epsilon after them) at up to 200 points, the last query among them."""
+    """Return how epsilon grows with the queries: pairs (number of queries, epsilon after them), at up to 200 points.
+
+    ``price(start, end)`` returns the Renyi curve of the queries from start to end. The last query is among the points.
+    """
     submitted = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
     curve_A = np.zeros(len(DEFAULT_ORDERS))
@@ -430,15 +406,15 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
         return
     # The graph contains the embedding, so it is checked on public records as they were before that.
     if dataset.before_embedding is not None:
-        student, records = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
+        student, pool = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
     else:
-        records = completed_pool(dataset)[:_MOST_RECORDS]
-    if not len(records):
+        pool = completed_pool(dataset)[:_MOST_RECORDS]
+    if not len(pool):
         reporter.note("onnx", "no model.onnx: there are no public records to check it on")
         return
     try:
         with reporter.stage("onnx"):
-            made = portable(student, records, encoding=encoding_of(dataset, tuple(records.shape[1:])))
+            made = portable(student, pool, encoding=encoding_of(dataset, tuple(pool.shape[1:])))
     except PortableError as error:
         reporter.note("onnx", str(error))
         return
@@ -448,7 +424,8 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Describe how a raw row is encoded as the input of the ONNX graph, as far as the data set declares it."""
+    """Return a description, for ``model.json``, of how a raw row is encoded as the input of the ONNX graph, as far as
+    the data set declares it."""
     if len(record_shape) > 1:
         inside = "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}

@@ -1,24 +1,20 @@
 """The releases of each run, and the total cost of all runs on one data set, written before a release becomes visible.
 
-The costs of two runs on the same private records add up, in whatever folders they are. So each run has a receipt, and
-one file per operator, the odometer, has a row for every run. Both are written durably before anything of the release
-becomes visible. A release is charged to the sum for its unit and relation; one whose unit is a person is charged to the
-sum for records too, at its cost per person. A release without privacy (seeded noise, or none) is listed, and charged to
-no sum.
+The costs of two runs on the same private records add up, in any folders. So each run has a receipt, and one file per
+operator, the odometer, has a row for every run. Both are written durably before anything of the release becomes
+visible. A release is charged to the sum for its unit and relation; one whose unit is a person is charged to the sum for
+records too, at its cost per person. A release without privacy is listed, and charged to no sum.
 
 A sum of epsilons holds for releases that were fixed beforehand. A limit bounds more: releases each of which may be
 chosen after seeing the earlier ones. It adds up their costs at one Renyi order
 (:class:`fairpate.privacy.accountant.AdaptiveLimit`), which is never better and mostly a little worse than the sum. A
-first run planned at exactly the limit's epsilon may therefore fit the sum but not the order. It is then admitted as the
-only release: its plan is stored and charged in full from then on. If a smaller charge left room for others, the
+first run planned at exactly the limit's epsilon may therefore exceed the limit at this order. It is then admitted as
+the only release: its plan is stored and charged in full from then on. If a smaller charge left room for others, the
 released values would decide which of two bounds holds, and both deltas would add up.
 
 A data set may be split by a hash into disjoint parts (training, test and validation records), and a release may read
 one part alone. A unit is in one part of each split, so it pays for that part, for what reads all parts, and for parts
 of other splits. Sums and limits are those of the part that pays most.
-
-This module does not know who trains, how much noise would meet a limit, what the released arrays mean, or what was
-released on other machines.
 """
 
 from __future__ import annotations
@@ -87,11 +83,11 @@ _SHOWN_DELTA = 1e-5  # of tables that name no other
 
 
 class OdometerError(UserError):
-    """The odometer or a receipt cannot be read or written; nothing was released."""
+    """An error: the odometer or a receipt cannot be read or written; nothing was released."""
 
 
 class LimitReachedError(UserError):
-    """A release would exceed the limit of its data set; nothing was released."""
+    """An error: a release would exceed the limit of its data set; nothing was released."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +126,7 @@ class Release:
 
     @property
     def charged(self) -> Release:
-        """The release with the events that limits charge (the plan, if there is one) as its events, and without a
-        plan."""
+        """This release as limits charge it: if it has a plan, with the plan instead of its events."""
         return replace(self, events=self.plan, plan=(), rdp_A=_NEW) if self.plan else self
 
     @property
@@ -188,7 +183,10 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
 
 
 def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], FloatArray]]:
-    """Return for each combination of parts that a unit may be in the releases that read it, and their summed curve."""
+    """Return the releases that may have read one unit, with their summed Renyi curve.
+
+    A unit is in one part of each split of the data: there is one entry for each combination of parts.
+    """
     parts_of: dict[str, dict[str, None]] = {}
     for release in releases:
         parts_of.setdefault(release.part.partition("/")[0], {})[release.part] = None
@@ -206,10 +204,10 @@ def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], Float
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """The cost of all releases on one data set under one unit and relation; ``epsilon_limit`` None: no limit.
+    """The cost of all releases on one data set under one unit and relation.
 
-    ``epsilon`` holds if all were fixed before the first of them; ``epsilon_adaptive`` is the least limit that would
-    have admitted them if each was chosen after seeing the earlier ones.
+    ``epsilon`` holds if all releases were fixed before the first of them; ``epsilon_adaptive`` is the least limit that
+    would have admitted them if each was chosen after seeing the earlier ones. ``epsilon_limit`` None: no limit.
     """
 
     data: str
@@ -235,8 +233,8 @@ COLUMNS = ("data set", "unit", "relation", "releases", "not private", "epsilon, 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The number of earlier releases on the data set (``earlier``), and the cost of these and this release together, as
-    in :class:`Total`."""
+    """The cost of a release together with all earlier ones on its data set, as in :class:`Total`; ``earlier`` is the
+    number of these."""
 
     earlier: int
     epsilon: float
@@ -325,13 +323,13 @@ class Odometer:
     def record(
         self, release: Release, *, plan: Sequence[Event] | None = None, enforce: bool = True, holds: bool = False
     ) -> Release:
-        """Store durably what a run released or is about to release, and return it as stored, with the plan that limits
+        """Store durably what a run released or is about to release; return the stored row, with the plan that limits
         charge. A later call for the same run replaces its row.
 
-        ``plan``: all events of a new run, if they were fixed before the first of them; None: the events of ``release``
-        are all of them; empty: nothing was fixed. With ``holds`` limits charge the plan from now on, so that no other
-        run can use its share of the limit. With ``enforce``, LimitReachedError if a new release, or more of an old one,
-        would exceed the limit; a release that costs no more than the row that it replaces is admitted.
+        ``plan``: all events of a new run that were fixed before the first of them; None: those of ``release`` are all;
+        empty: none were fixed. With ``holds`` limits charge the plan from now on, so that no other run can use its
+        share of the limit. With ``enforce``, LimitReachedError if a new release, or more of an old one, would exceed
+        the limit; a release that costs no more than the row that it replaces is admitted.
         """
         with self.transaction() as database:
             rows = _rows(database, data=release.data)
@@ -375,7 +373,7 @@ class Odometer:
             return {row.run: row for row in _rows(database, data=data)}
 
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
-        """Return one total for each data set, unit and relation (or for those of ``data``), in sorted order."""
+        """Return one total for each data set (or only for ``data``), unit and relation, in sorted order."""
         with self.transaction() as database:
             rows = _rows(database, data=data)
             limits = {
@@ -421,8 +419,9 @@ class Odometer:
         """Set a limit on the cost of all releases on ``data`` together, even if each is chosen after seeing the earlier
         ones.
 
-        Returns the least limit that would admit another release: 0 without releases; for a single one it is above that
-        of :class:`Total`, which assumes that it was fixed beforehand. ValueError for values out of range.
+        Returns the least limit that would admit another release: the adaptive cost of all releases so far, 0 without
+        any. For a single release it is above that of :class:`Total`, where it counts as fixed beforehand. ValueError
+        for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
             raise ValueError(f"Expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
@@ -479,7 +478,7 @@ def _events(text: str) -> tuple[Event, ...]:
 
 
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
-    """Return the releases that are charged to a sum for ``unit``, with their cost for this unit."""
+    """Return the releases that count towards a sum for ``unit``, with their events converted to this unit."""
     found = []
     for each in releases:
         if each.unit == unit:
@@ -498,8 +497,11 @@ _SAME_COST = 1e-9
 def _admitted(
     database: sqlite3.Connection, release: Release, rows: Sequence[Release], plan: Sequence[Event] | None
 ) -> Release:
-    """Return ``release``, with its plan if a limit admits it only as planned. LimitReachedError if it exceeds a
-    limit."""
+    """Check ``release`` against the limits of its data set; LimitReachedError if it exceeds one.
+
+    ``rows``: the stored releases on the data set. ``plan`` as in :meth:`Odometer.record`. Return the release, with its
+    plan if a limit admits it only as the single planned release.
+    """
     # A release without privacy adds to no sum, so that no limit applies to it; it is listed all the same.
     if not release.is_private:
         return release
@@ -649,8 +651,11 @@ def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Pat
 
 
 def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
-    """Let ``run`` learn from the release of the run in ``source``. If settings were chosen there, and those of digest
-    ``candidate`` won, copy the choice too. RunFolderError if ``run`` has another release already."""
+    """Copy the release of the run in ``source`` to ``run``, which then learns from it.
+
+    If settings were chosen there, and ``candidate`` is the digest of the chosen ones, the choice is copied too.
+    RunFolderError if ``run`` has another release already.
+    """
     given = RunDirectory(root=source)
     content = given.released.read_bytes()
     has_started = run.statement.exists() or run.receipt.exists() or run.released.exists()
@@ -666,18 +671,18 @@ def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _OneFile(RunDirectory):
-    """The folder of a run, for the log of its release from another part of the data set: that release has a file and a
-    receipt of its own, and ``statement`` is the file whose existence proves that it was published.
+    """The paths of a release that a run draws from its test or validation records, for a release log of its own.
 
-    A release whose file was deleted may be drawn once more. The new file then lists the events of both, its own last,
-    and the statement includes the cost of both.
+    The release has a file and a receipt of its own, and ``statement`` is the file whose existence proves that it was
+    published. If its file was deleted, it may be drawn once more: the new file then lists the events of both draws, its
+    own last, and the run's statement includes the cost of both.
     """
 
     states_all_draws: ClassVar[bool] = True
 
 
 class MetricsFolder(_OneFile):
-    """The folder of a run with the file, receipt and proof of publication of the noisy table of private metrics."""
+    """The paths of the noisy table of private metrics, for its release log."""
 
     released = PathIn("public", "metrics.safetensors")
     receipt = PathIn("private", "metrics_release.json")
@@ -685,8 +690,8 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The folder of a run with the file, receipt and proof of publication of a private choice among settings. A choice
-    whose file was deleted may be made, and is charged, again."""
+    """The paths of a private choice among settings, for its release log. If its file was deleted, another choice may be
+    made, which is charged too."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
@@ -698,16 +703,16 @@ AnyPriced = TypeVar("AnyPriced", bound=Any)
 
 
 class ReleaseLog:
-    """The releases of one run. Each is read from the run's folder, or else drawn, charged and stored, in this order.
+    """The log of one run's releases: reads each from the run's folder, or else draws, charges and stores it.
 
     A method releases arrays step by step (:meth:`step`), a model that it trains (:meth:`model`), or labels through a
     ledger (:class:`LedgerMeter`). A release is charged durably before anything of it becomes visible, so that a crash
     charges one too many and never one too few. A stored release is never drawn again. One whose file was deleted is
     refused if the run was published; otherwise it stays charged, and the next one is charged in addition.
 
-    A run has a random ``id`` in its receipt. Repeated, it is charged once; deleted, it stays charged. If the odometer
-    lost its row, it is charged again as soon as the run is opened. A copy of its folder is another run. A run that only
-    learns from the release of another run has the id of that release, and no receipt.
+    A run has a random ``id`` in its receipt. A run that is repeated is charged once; one whose folder is deleted stays
+    charged. If the odometer lost its row, it is charged again as soon as the run is opened. A copy of its folder is
+    another run. A run that only learns from the release of another run has the id of that release, and no receipt.
     """
 
     def __init__(self, run: RunDirectory, odometer: Odometer, *, data: str, method: str, part: str = "") -> None:
@@ -761,9 +766,14 @@ class ReleaseLog:
             released, origin = read_release(path)
             require_same_settings(origin, settings, path)
             if origin.pool != pool:
-                raise RunDirectoryError(f"{path}: was made with other public records of {self._data}; give those.")
+                raise RunDirectoryError(
+                    f"{path}: was made with other public records of {self._data}; give those with which it was made."
+                )
             if origin.after != after:
-                raise RunDirectoryError(f"{path}: was made after other releases; restore all of them from one copy.")
+                raise RunDirectoryError(
+                    f"{path}: was made after other releases than the earlier ones in this folder; restore all of them "
+                    "from one copy."
+                )
             self._count_found([*self._steps, (released, origin)], noise=noise)
         else:
             # Before the draw: refuse what must not be drawn again while no noise exists.
@@ -784,9 +794,9 @@ class ReleaseLog:
     def model(self, train: Callable[[], AnyPriced], *, is_release: bool) -> AnyPriced:
         """Return the result of ``train`` after charging its events, except those that its steps charged already.
 
-        ``is_release``: whether the model itself is a release, which cannot be repeated, and not only learned from steps
-        or without privacy. If ``train`` raises SpentError, it is charged before it is raised, as its message reveals
-        what was released. RunDirectoryError and LimitReachedError as in :meth:`step`.
+        ``is_release``: True if the model itself is a release, which cannot be repeated; False if it is learned from
+        steps alone, or without privacy. If ``train`` raises SpentError, its events are charged before it is raised, as
+        its message reveals what was released. RunDirectoryError and LimitReachedError as in :meth:`step`.
         """
         if is_release:
             self._begin(self._run.student)
@@ -816,9 +826,9 @@ class ReleaseLog:
         """
         if self._run.statement.exists():
             raise RunDirectoryError(
-                f"{path}: gone, although {self._run.statement} says it was released. Making it again would be a second "
-                "release of the same records: restore it from a copy, or start a new run folder with --out and add up "
-                "both epsilons."
+                f"{path}: missing, although {self._run.statement} says that it was released. Making it again would be "
+                "a second release of the same records: restore it from a copy, or start a new run folder with --out "
+                "and add up both epsilons."
             )
         receipt = read_receipt(self._run)
         # The receipt charges this very release already: as earlier events it would be charged twice.
@@ -838,8 +848,10 @@ class ReleaseLog:
         self._before = ()
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
-        """Charge what the run published, even beyond a limit, if the odometer does not know it. The events of stored
-        releases are charged; without any, ``events``."""
+        """Charge what the run published, even beyond a limit, unless the odometer has it already.
+
+        The events of stored releases are charged; without a stored release, ``events``.
+        """
         if self._run.released.exists():
             self._count_found([read_release(path) for path in self._run.release_files()], noise=noise)
         elif self.stored() is None:
@@ -859,7 +871,7 @@ class ReleaseLog:
                 self._odometer.record(release, enforce=False)
 
     def shared_remarks(self) -> tuple[str, ...]:
-        """Return the remarks that this run's privacy statement makes on releases which another run made."""
+        """Return remarks for the privacy statement, on the releases of other runs that this run learned from."""
         if not self._run.released.exists():
             return ()
         origins = dict.fromkeys(read_release(path)[1].id for path in self._run.release_files())
@@ -915,9 +927,11 @@ class ReleaseLog:
             _admitted(database, self.release(events, noise=noise), _rows(database, data=self._data), None)
 
     def admit(self, events: Sequence[Event], *, noise: str) -> None:
-        """Check all events that the run will release (:meth:`check`), and fix them as its plan; a later call replaces
-        the plan. From the first charge on, limits charge the whole plan, so that no other run can use its share of the
-        limit."""
+        """Check all events that the run will release (:meth:`check`), and fix them as its plan.
+
+        From the first charge on, limits charge the whole plan, so that no other run can use its share of the limit. A
+        later call replaces the plan.
+        """
         self.check(events, noise=noise)
         self._planned = tuple(events)
 
@@ -933,9 +947,11 @@ class ReleaseLog:
         self._is_reserved = True
 
     def standing(self, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
-        """Return the number of earlier releases of the same data set, unit and relation, and their cost together with
-        this run's; None if this run is not private. ``and_of``: releases of the same run from other parts, charged or
-        not."""
+        """Return the cost of this run together with all earlier releases of the same data set, unit and relation; None
+        if this run is not private.
+
+        ``and_of``: releases of the same run from other parts of the data set, charged or not.
+        """
         own = self.stored()
         if own is None or not own.is_private:
             return None
@@ -987,7 +1003,7 @@ _BLOCK = 256
 
 @dataclass(eq=False)
 class LedgerMeter:
-    """Charges queries of a ledger to the odometer in advance; :class:`Ledger` calls it before each of its own charges.
+    """Charges the queries of a ledger to the odometer; :class:`Ledger` calls it before it charges a query itself.
 
     An open ledger is charged for a block of queries ahead, so that a crash charges too many and never too few; when it
     is opened again, the charge is set to what the ledger contains. ``planned`` queries are charged as soon as one is
@@ -1056,7 +1072,7 @@ class LedgerMeter:
 
 
 def spent(data: str, odometer: Odometer, *, delta: float) -> str:
-    """Return words on how many releases on ``data`` were charged, what they cost together, and the limit, by unit."""
+    """Return in words, for each unit, the number of releases charged on ``data``, their total cost, and the limit."""
     totals = [
         f"{counted(total.releases, 'release')} at ε = {epsilon_text(total.epsilon)} per {total.unit}, "
         + ("no limit" if total.epsilon_limit is None else f"limit {epsilon_text(total.epsilon_limit)}")
@@ -1067,8 +1083,8 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
 
 
 def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
-    """Return words on what was released on ``data`` since the odometer contained ``before``, and on the cost of all
-    releases; empty if nothing private was released."""
+    """Return in words the cost of what was released on ``data`` since the odometer contained ``before``, and that of
+    all releases; empty if nothing private was released."""
     of_kind: dict[tuple[str, str], list[Release]] = {}
     for run, release in odometer.released(data).items():
         events = beyond(release.events, before[run].events if run in before else ())

@@ -1,18 +1,16 @@
 """One run of one method: forecast, check, load, release, learn, measure, state, and write the pages.
 
-The steps are the same for every method. A model starts from the same seed; public records may pre-train, label and
-calibrate it; a reject option may refuse predictions; the run writes one statement, one record and one report. A model
-without a privacy guarantee is written to ``private/``. Everything else is published with the statement of its cost:
-private records enter ``public/`` only through the events of the method's releases
-(:class:`fairpate.run.release_log.ReleaseLog`).
+The steps are the same for every method. Public records may pre-train, label and calibrate the model; a reject option
+may refuse predictions; the run writes one statement, one record and one report. A model without a privacy guarantee is
+written to ``private/``. Everything else is published with the statement of its cost: private records affect ``public/``
+only through the events of the method's releases (:class:`fairpate.run.release_log.ReleaseLog`).
 
 A stage whose file exists is finished and is read back, so that a repeated command resumes the run. A released model is
-never trained again, and a statement that was deleted is not made up again.
+never trained again.
 
-**Forecast**, from public facts alone. `fairpate run --dry-run` prints a :class:`RunForecast` of the run and, if no
-method was named, one for a method with each other kind of voters. No private record is read, and no assumption is made
-about how voters agree. The noise on the votes determines by how much the winning class has to lead: the difference of
-two Gaussian noises of standard deviation sigma is at most 1.645 sqrt(2) sigma 19 times in 20.
+**Forecast** (`fairpate run --dry-run`, :class:`RunForecast`), from public facts alone: no private record is read, and
+no assumption is made about how voters agree. The noise on the votes determines by how much the winning class has to
+lead: the difference of two Gaussian noises of standard deviation sigma is at most 1.645 sqrt(2) sigma 19 times in 20.
 
 A run warns before it spends anything if it cannot beat the most common class (:func:`cautions`), for two reasons:
 
@@ -20,12 +18,6 @@ A run warns before it spends anything if it cannot beat the most common class (:
   C classes teach as much as W = Q ((p - 1/C) / (1 - 1/C))^2 noiseless labels (uniform label noise, to first order). If
   the most common class has the share m, W (1 - m) of them are of another class. Fewer than one teach nothing.
 * A published run of the same method on the same data, at no smaller epsilon, did not beat m.
-
-m is taken from the declaration (``label.shares``), from labels of public records, or from published runs. If none of
-them gives it, m is taken as small as it can be.
-
-Also here: `fairpate aggregate`, which releases labels, and perhaps a student, from votes that were made elsewhere; and
-the accuracy of a simple model without privacy, for an unpublished comparison with that of the run's model.
 """
 
 import hashlib
@@ -146,15 +138,15 @@ _OFTEN = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class RunForecast:
-    """The cost of a run of ``method``, and the noise on its labels.
+    """The forecast of a run of ``method``: its cost, the noise on its labels, and the accuracy to expect.
 
-    ``epsilon`` is what the run would publish; None: no guarantee. ``votes`` votes decide a label,
-    ``noise_stddev_votes`` is the standard deviation of the noise on each count, and ``labels`` public records get a
-    label. Noise leaves a label unchanged 19 times in 20 if the winning class leads by a share ``lead_needed`` of the
-    votes (above 1: never). These are None for a method that releases no labels. ``expected``: the range of accuracy of
-    9 of 10 published runs (:func:`expected_accuracy`). ``measured``: the accuracy of the user's earlier runs of the
-    method on the data set at about this epsilon, no forecast. ``caution``: why the model cannot beat the most common
-    class. ``refused``: why this method cannot run; then there are no numbers.
+    ``epsilon``: the epsilon that the run would publish; None: no guarantee. ``votes``: how many votes decide a label.
+    ``noise_stddev_votes``: the standard deviation of the noise on each count. ``labels``: how many public records get a
+    label. ``lead_needed``: the share of votes by which the winning class must lead, so that noise leaves it the winner
+    19 times in 20 (above 1: never). These four are None for a method that releases no labels. ``expected``: the range
+    of accuracy of 9 of 10 published runs (:func:`expected_accuracy`). ``measured``: the accuracies of the user's
+    earlier runs of the method on the data set at about this epsilon. ``caution``: why the model cannot beat the most
+    common class. ``refused``: why this method cannot run; then there are no numbers.
     """
 
     method: str
@@ -211,7 +203,7 @@ _FEWEST_LABELS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Majority:
-    """The share of the most common class, and where it is known from (``source``)."""
+    """The share of the most common class, and the ``source`` in words from which it is known."""
 
     share: float
     source: str
@@ -220,8 +212,8 @@ class Majority:
 def known_beforehand(config: Method, dataset: Dataset) -> tuple[ExpectedVotes | None, Majority | None]:
     """Return how many votes decide a label, and the share of the most common class, from public facts alone.
 
-    The former is None without a public number of private records; the latter without declared class shares or enough
-    labels of public records.
+    The votes are None without a public number of private records; the share is None without declared class shares or
+    enough labels of public records.
     """
     try:
         entry: DatasetEntry | None = entry_for(config.data)
@@ -274,11 +266,11 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
 
 
 def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
-    """Note what a release on ``data`` may cost and what earlier ones did; ask the user to confirm a total above a
+    """Tell the user what a release on ``data`` may cost and what earlier ones cost; ask to confirm a total above a
     limit.
 
-    ``is_own``: the data set is the user's own. Nothing is noted for ``cost`` None: a run without a guarantee, or with
-    seeded noise, which is not private.
+    ``is_own``: the data set is the user's own. ``cost`` None announces nothing: the run has no guarantee, or its noise
+    is seeded and so not private.
     """
     if cost is None:
         return
@@ -314,9 +306,10 @@ def question_above(data: str, *, planned: float, odometer: Odometer, delta: floa
 
 
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
-    """Return forecasts of methods with other kinds of voters, with the settings that fit the data set of ``overrides``.
+    """Return forecasts of methods with other kinds of voters than the method ``chosen``.
 
-    The smallest lead comes first, refused methods last. DataError as in :func:`fairpate.data.load_data`.
+    ``overrides`` are the user's settings, among them the data set, from which all others are chosen. The smallest lead
+    comes first, refused methods last. DataError as in :func:`fairpate.data.load_data`.
     """
     # Several kinds see the pool through the same embedding, and one may take a minute to compute.
     loaded: dict[str, Dataset] = {}
@@ -338,8 +331,8 @@ _NEAR = 1.25  # factor between epsilons that count as about the same
 
 
 def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
-    """Return ``found`` with the accuracies of finished runs in ``folder`` of the same methods on ``data``, at about the
-    same epsilon."""
+    """Return the forecasts ``found``, completed with the accuracies of finished runs in ``folder``: of the same method
+    on ``data``, at about the same epsilon."""
     accuracies: dict[str, list[tuple[float, float]]] = {}
     for record in _records_in(folder).values():
         epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
@@ -363,11 +356,11 @@ def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> li
 def describe(
     data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast], *, why: str | None = None
 ) -> Group:
-    """Return one sentence and one table of forecasts, the run's own first. ``spent`` is the reason why nothing more is
-    spent, if so; ``why`` is the reason for the choice of a method that was not named.
+    """Return the forecast of a run for a terminal: a sentence on its cost, and a table of the forecasts ``found``, the
+    run's own first.
 
-    How often a label survives its noise says little about how often voters are right. Accuracy is forecast from
-    published runs alone; the table also has the accuracy of the user's earlier runs.
+    ``spent``: the reason why the run spends nothing more, if so. ``why``: the reason for the choice of the method, if
+    the user named none.
     """
     run = found[0]
     if spent is not None:
@@ -381,6 +374,8 @@ def describe(
             f"{cost.unit} by a factor of {math.exp(min(cost.epsilon, 700)):.3g} at most."
         )
     headings = ["epsilon", "votes a label", "noise", "lead needed", "labels"]
+    # Accuracy is forecast from published runs alone: how often a label survives its noise says little about how often
+    # voters are right.
     is_expected, has_runs = (any(getattr(each, name) for each in found) for name in ("expected", "measured"))
     headings += ["accuracy expected"] * is_expected + ["accuracy of earlier runs"] * has_runs
     right = [Column(name, justify="right") for name in headings]
@@ -443,7 +438,8 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
 
 
 def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return the readable records of the finished runs in ``folder``, by path."""
+    """Return the records (``record.json``) of the finished runs in ``folder`` by their paths; damaged ones are left
+    out."""
     found = {}
     for path in sorted(folder.glob("*/public/record.json")):
         try:
@@ -456,8 +452,8 @@ def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
-    """Return why labels under this noise teach only the most common class even if all voters are right; None if they
-    may teach more.
+    """Return the reason why labels with this noise teach only the most common class, even if all voters are right; None
+    if they may teach more.
 
     Without a known ``majority`` all classes are assumed to be equally common.
     """
@@ -481,7 +477,8 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return the number of noiseless labels that teach as much as ``labels`` labels with a share ``right`` correct."""
+    """Return the number of noiseless labels that teach as much as ``labels`` noisy ones, with a share ``right`` of
+    correct ones."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 
@@ -493,14 +490,14 @@ Sums = Callable[[RunDirectory, ReleaseLog], NoisySum]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRun(Training):
-    """A run whose folder is locked by this process: what each of its stages reads. A release needs no ``model``."""
+    """A run whose folder this process has locked, with all that its stages read."""
 
     config: Method
     log: ReleaseLog
 
 
 def with_pinned_weights(config: AnyMethod) -> AnyMethod:
-    """Return ``config`` with the checksum of the weights file; `imagenet` is downloaded if it is missing."""
+    """Return ``config`` with the checksum of its weights file, if it has one; `imagenet` is downloaded if missing."""
     for model in config.networks.values():
         if model.weights is not None:
             pinned = config.backbone.model_copy(update={"weights": pin_weights(model).weights})
@@ -509,7 +506,8 @@ def with_pinned_weights(config: AnyMethod) -> AnyMethod:
 
 
 def check_data(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError for settings that the data set rules out, ValueError for features that reveal the attribute."""
+    """Raise ConfigError for settings that do not suit the data set, ValueError for features that reveal the attribute
+    which the method protects."""
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
             raise ConfigError(f"public_data.pretrain: learns from images, but {dataset.name} is a table; leave it out.")
@@ -544,8 +542,10 @@ def check_data(config: Method, dataset: Dataset) -> None:
 
 
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
-    """Build every model that starts from a weights file once, and report the file; build self-labelling's student too.
-    ValueError if the file, or the architecture, does not fit the records."""
+    """Build every model with a weights file, and the student of self-labelling, to see whether they fit the records.
+
+    Reports the weights files. ValueError if a file, or an architecture, does not fit.
+    """
     models = config.networks
     shape = tuple(dataset.public.x.shape[1:])
     # Before anything is trained or charged: a model that does not fit would end the run only after that.
@@ -561,17 +561,17 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
 
 
 def published_model(config: Method) -> ModelConfig:
-    """Return the architecture of the published model: ``student.model``, unless self-labelling's student has
-    another."""
+    """Return the architecture of the published model: ``student.model``, or that of the student which self-labelling
+    trains."""
     name = config.public_data.self_label
     return config.student_training.model if name in (None, config.student.model.name) else ModelConfig(name=name)
 
 
 def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
-    """Return the model that training starts from: random weights from the run's seed, pre-trained on public pictures if
-    configured.
+    """Return the model that training starts from: with random weights from the run's seed or those of a weights file,
+    and pre-trained on public pictures if configured.
 
-    ``architecture`` None is ``student.model``.
+    ``architecture`` None: that of ``student.model``.
     """
     architecture = architecture or config.student_training.model
     model = build_model(
@@ -625,7 +625,8 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
 
 
 def student_card(config: Method, dataset: Dataset, trained: Trained, *, embedding: Path | None = None) -> StudentCard:
-    """Return the card stored in the published model's file. ``embedding`` is the file of its embedding, if any."""
+    """Return the description that is stored in the published model's file. ``embedding``: the file of the embedding
+    that the model reads, if any."""
     mixing, network = trained.mixing_GCC, trained.model
     return StudentCard(
         model=trained.architecture or published_model(config),
@@ -699,7 +700,7 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
 
 
 def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()) -> None:
-    """Write the statement with the release's cost, and report the total with earlier releases."""
+    """Write the privacy statement of a release, and report its total cost with earlier releases."""
     config, run, log = opened.config, opened.run, opened.log
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
@@ -721,10 +722,9 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
 
 
 def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacyStatement:
-    """Return the statement with the cost of tables of private metrics whose files were deleted; write it if it changed.
-
-    An existing model is not stated again, but its table may be drawn once more.
-    """
+    """Return the statement with the cost of tables of private metrics whose files were deleted; write it if it
+    changed."""
+    # The statement of an existing model is not made again, but its table of metrics may be drawn once more.
     log, tables = opened.log, stated_tables(opened.run, lambda: event_from(statement.part_events["test"][-1]))
     if list(map(event_json, tables)) == list(statement.part_events["test"]):
         return statement
@@ -756,12 +756,12 @@ def statement_of(
     remarks: Sequence[str] = (),
     parts: Mapping[Any, Sequence[Event]] = MappingProxyType({}),
 ) -> PrivacyStatement:
-    """Return the privacy statement of ``trained``.
+    """Return the privacy statement of a training's result.
 
-    ``standing``: the total with the operator's earlier releases, stated if ``names_earlier``; None if it was not
-    charged. ``records_alone``: a person may have several records, but the unit of privacy is a record. ``shared`` are
-    remarks on releases that several runs learn from, and ``remarks`` come last. ``parts`` are the events on test or
-    validation records, which no event of ``trained`` reads.
+    ``standing``: the total with the operator's earlier releases, which is stated if ``config.names_earlier``; None if
+    the release was not charged. ``records_alone``: a person may have several records, but the unit of privacy is a
+    record. ``shared``: remarks on releases that several runs learn from. ``remarks``: further remarks, which come last.
+    ``parts``: the events on test or validation records, which no event of ``trained`` reads.
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
@@ -816,8 +816,8 @@ def statement_of(
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
-    """Return the remark that a sampling rate reveals the private number of records or persons that it was computed
-    from; empty if it does not apply."""
+    """Return the remark of a statement that a sampling rate reveals the private number of records or persons from which
+    it was computed; empty if no rate does."""
     # Events without sampling, and those that read every record, reveal no rate.
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (types.TELLS_SIZE[unit],) if samples and unit in types.TELLS_SIZE and config.rate_tells_size else ()
@@ -839,12 +839,12 @@ def run_method(
     Args:
         config: The method with its settings.
         reporter: Displays progress.
-        dataset: None reads the data set that ``config.data`` names, with ``load``. Any other is trained on as it is,
-            every file that describes the run names it, and ``config.data`` is not read.
+        dataset: The records. None: the data set that ``config.data`` names is read with ``load``; otherwise
+            ``config.data`` is not read, and every file that describes the run names this data set.
         load: Reads a data set.
         release_of: The folder of a run from whose release this one learns, without reading private records.
         with_graph: Whether to write ``model.onnx`` too, which takes seconds.
-        sums: Makes the sum that the release is drawn from, if private records are at several sites
+        sums: Makes the noisy sum from which the release is drawn, if private records are at several sites
             (:mod:`fairpate.sites`).
         remarks: Further remarks for the statement.
 
@@ -891,8 +891,11 @@ def make_release(
     command: str = "fairpate run",
     then: Callable[[OpenRun, Any], object] = lambda *_: None,
 ) -> RunDirectory:
-    """Draw and charge only the release of ``config``, for other runs to learn from. Arguments and errors as in
-    :func:`run_method`; ``then`` is called with the release while the folder is still locked."""
+    """Draw and charge only the release of ``config``, for other runs to learn from.
+
+    ``command`` names the running command in errors; ``then`` is called with the release while the folder is still
+    locked. Other arguments and errors as in :func:`run_method`.
+    """
     with _opened(config, reporter, dataset, load=load, command=command) as opened:
         checked = opened.config
         assert isinstance(checked, ReleasingMethod | VotingMethod)
@@ -905,9 +908,12 @@ def make_release(
 def one_release(
     configs: Sequence[ReleasingMethod], reporter: Reporter, *, out: Path, check: Callable[[Dataset], None]
 ) -> Iterator[tuple[Dataset, ReleaseLog, Released, list[Student]]]:
-    """Draw the release that ``configs`` share in the folder ``out``, or read it there, and train a model from it for
-    each of ``configs``, at no further privacy cost. Yield the data set, the log, the release and the models; the folder
-    is locked meanwhile. ``check`` may refuse the data set before the draw. Errors as in :func:`run_method`."""
+    """Draw the release that ``configs`` share, or read it, and train a model from it for each of ``configs``.
+
+    The release is stored in the folder ``out``, which is locked inside the block; training has no further privacy cost.
+    Yields the data set, the release log, the release and the models. ``check`` may refuse the data set before the draw.
+    Errors as in :func:`run_method`.
+    """
     # With the settings of the release alone, in which the candidates agree.
     with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
         assert isinstance(opened.config, ReleasingMethod)
@@ -927,7 +933,7 @@ def one_release(
 
 
 def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
-    """Release the labels of a file of votes, once, however often it is called; with features, train a student too.
+    """Release labels from a file of votes, once even if it is called again; with features, train a student too.
 
     ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all that is wrong with the file,
     ConfigError what is wrong with the settings. Without features there is no model, only labels and their statement.
@@ -959,8 +965,11 @@ def _opened(
     release_of: Path | None = None,
     command: str = "fairpate run",
 ) -> Iterator[OpenRun]:
-    """Yield an open run, after checking everything that can be refused before training; its folder is locked
-    meanwhile."""
+    """Check everything that can be refused before training, and yield the open run; its folder is locked inside the
+    block.
+
+    Arguments as in :func:`run_method`; ``command`` names the running command in errors.
+    """
     is_given = dataset is not None
     if dataset is None:
         config.require_trainable()
@@ -1016,8 +1025,8 @@ def _opened(
 def train_model(
     config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path, odometer: str | None = None
 ) -> tuple[Trained, Student]:
-    """Train on a data set from Python, and post-process on its public records; return the training's result and the
-    student.
+    """Train on a data set from Python, without a run: return the training's result, and the student after
+    post-processing on public records.
 
     ``folder`` holds the ledger of a method that asks teachers, with its files, and the key of the order of records.
     ``odometer``: the name under which the operator's odometer charges the release; None: it is not charged.
@@ -1042,7 +1051,10 @@ def train_model(
 def trained_student(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None = None
 ) -> tuple[Trained, Student]:
-    """Train, then post-process on public records. Without a ``log`` no release is charged or stored."""
+    """Train a model, then post-process it on public records; return the training's result and the student.
+
+    Without a ``log`` no release is charged or stored.
+    """
     model = initial_model(config, dataset)
     training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, log=log)
     # Labels are counted query by query, as their ledger charges them.
@@ -1067,8 +1079,8 @@ def publish_trained(
 ) -> RunDirectory:
     """Publish in ``config.out`` a student that was trained and charged before, with the ``choice`` of its settings.
 
-    ``counted_by``: the row of the odometer with the events of the training; ``environment``: the software and machine
-    on which the training began. Resumable; errors as in :func:`run_method`.
+    ``counted_by``: the odometer's row that charges the events of the training; ``environment``: the software and
+    machine on which the training began. Resumable; errors as in :func:`run_method`.
     """
     run = create_run_directory(config)
     write_json(run.environment, environment)
@@ -1089,7 +1101,7 @@ def publish_trained(
 
 
 def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels | None]:
-    """Return the published student, which is trained if it does not exist yet, and the released labels, if any."""
+    """Return the published student, training it if it does not exist yet, and the released labels, if any."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
     is_trained, labels = run.student.exists(), None
     if not is_trained:
@@ -1107,7 +1119,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
                     f"delete {run.student} and give the same command again" if is_free else "restore it from a copy"
                 )
                 raise RunDirectoryError(
-                    f"{run.statement}: gone, although {run.student} was released under it; {remedy}."
+                    f"{run.statement}: missing, although {run.student} was released with it; {remedy}."
                 )
             # A version without an odometer may have released it, or another odometer may know the release.
             statement = read_statement(run)

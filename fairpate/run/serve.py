@@ -1,13 +1,11 @@
 """Operate a finished run: serve its aggregator or its published student over HTTP; manage its ledger and tokens.
 
-The service writes the run's own ledger, under the terms that the ledger was made with, so the queries of `fairpate run`
-are answered again for free. Votes that the run collected are read from its table; teachers vote anew on other records,
-such as those in requests.
+The service writes the run's own ledger, so the queries of `fairpate run` are answered again for free. Votes that the
+run collected are read from its table; teachers vote anew on other records, such as those in requests.
 
-A backup of a ledger from any store is a ledger in files, with its head; it may be made while a service writes. It is
-restored only if it contains the last entry that the present ledger, its head and its anchor are known to have, and as
-many queries as the statement says: no charge may be forgotten. The files of the ledger that it replaces are renamed,
-never removed. A backup that is restored to another location moves the ledger between stores.
+A backup of a ledger may be made while a service writes. It is restored only if it contains the last entry that the
+present ledger, its head and its anchor are known to have, and as many queries as the statement says: no charge may be
+forgotten. The files of the ledger that it replaces are renamed, never removed.
 
 Every action of an operator on a run is noted in the run's journal of actions before it is done.
 """
@@ -33,61 +31,26 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI
 
-from aggregator import audit
+from aggregator import audit, store
 from aggregator.ledger import NO_LIMIT, Ledger, LedgerState, OwnLimit, back_end, noted_at, read_ledger
-from aggregator.service import auth
+from aggregator.service import auth, server
 from aggregator.service.api import Facts
 from aggregator.service.auth import LiveTokens, TokenStore
-from aggregator.service.server import (
-    Backend,
-    Service,
-    ServiceSettings,
-    check_exposure,
-    find_service,
-    is_restarted,
-    start_service,
-)
+from aggregator.service.server import Backend, Service, ServiceSettings, start_service
 from aggregator.session import AggregatorSession, PublicPool
-from aggregator.store import (
-    Head,
-    Header,
-    LedgerError,
-    Place,
-    Row,
-    head_path,
-    ledger_files,
-    lock,
-    noted_head,
-    rows_after,
-    shown,
-)
+from aggregator.store import Head, Header, LedgerError, Place, Row, head_path, ledger_files, lock, shown
 from fairpate.config import ConfigError, QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import CODEBOOKS
 from fairpate.data.tables import RecordForm, feature_codes, form_of
 from fairpate.http_server import HttpServer, Role, ServiceError
+from fairpate.methods import pate
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.pate import (
-    LedgerPlace,
-    VotingMethod,
-    choose_queries,
-    missing_labels,
-    open_ledger,
-    parsed,
-    place_of,
-    state_for_service,
-)
+from fairpate.methods.pate import LedgerPlace, VotingMethod, place_of
 from fairpate.pages import delta_text
-from fairpate.run.context import (
-    RunDirectory,
-    RunDirectoryError,
-    RunFolderError,
-    read_json,
-    require_data_by_name,
-    run_at,
-    write_json,
-)
+from fairpate.run import context
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, run_at
 from fairpate.run.folder import as_trained, finished_run, load_for, open_run_directory, record_data
 from fairpate.run.release_log import COLUMNS, LedgerMeter, Odometer, OdometerError, ReleaseLog, state_folder
 from fairpate.terminal import Output, listing, require_extra, say, show
@@ -100,12 +63,12 @@ _NO_QUOTA = "--per-day: an operator has no quota; leave it out, or limit --queri
 
 
 def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
-    """Return the public records as a pool, each content once; the run's own queries come first, in their order.
+    """Return the public records as the pool of a service, each content once; the run's queries come first, in order.
 
-    ``takes_posted``: whether the voters can vote on other records too.
+    ``takes_posted``: whether the voters can also vote on records that are sent in a request.
     """
     # Without a number of queries and an admission rule, so that every record is offered, not the run's selection.
-    public = choose_queries(dataset, QueriesConfig())
+    public = pate.choose_queries(dataset, QueriesConfig())
     embedding = dataset.embedding
 
     def place(features: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
@@ -160,9 +123,8 @@ SPENT = (
 def open_backend(root: Path, config: VotingMethod, state: Path | None = None, take_over: bool = False) -> Backend:
     """Open data set, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
 
-    ``state`` is the operator's folder with the odometer; None: this process's own. ``take_over`` stops another writer
-    of the ledger, if its store can do that. An actor that Ray restarts takes nothing over, because a third writer may
-    have done so meanwhile.
+    ``state``: the operator's folder with the odometer; None: that of this process. ``take_over``: stop another writer
+    of the ledger, if its store can do that.
     """
     run = RunDirectory(root=root)
     if isinstance(config, OwnVotes):
@@ -181,17 +143,18 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         if take_over:
             audit.note_action(run.actions, "take over")
         # Never made here: a run whose ledger was deleted must not begin to count from zero.
-        ledger = open_ledger(run, terms, plan.queries, create=False, meter=ledger_meter, take_over=take_over)
+        ledger = pate.open_ledger(run, terms, plan.queries, create=False, meter=ledger_meter, take_over=take_over)
         return ledger, AggregatorSession(ledger, source=plan.source)
 
     try:
-        ledger, session = open_books(take_over=take_over and not is_restarted())
+        # An actor that Ray restarts takes nothing over, because a third writer may have done so meanwhile.
+        ledger, session = open_books(take_over=take_over and not server.is_restarted())
     except BaseException:
         # Their actors would outlive a service that never started.
         voters.close()
         raise
     # Before the service can answer: a crash after an answer must not leave a claim that is too small.
-    state_for_service(run, terms)
+    pate.state_for_service(run, terms)
     public = public_pool(dataset, takes_posted=config.votes_on_anything)
     return Backend(
         ledger=ledger,
@@ -211,18 +174,18 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
 def serve_aggregator(
     root: Path, settings: ServiceSettings, *, data_dir: Path | None, detach: bool, take_over: bool = False
 ) -> None:
-    """Serve the run until interrupted, or leave the service on the cluster at RAY_ADDRESS (``detach``).
+    """Serve the run's aggregator until interrupted, or with ``detach`` leave the service on the cluster at RAY_ADDRESS.
 
-    ``data_dir`` is where the data set's files are now, if they were moved since the run. ``take_over``, for a ledger in
-    a database only: stop a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
+    ``data_dir``: the folder of the data set's files, if they were moved since the run. ``take_over``, for a ledger in a
+    database only: stop a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
     RunDirectoryError if the service cannot start or stops for good.
     """
     # Before the check: the run's token store, too, lets a service listen beyond this machine.
     settings = replace(settings, tokens=replace(settings.tokens, store=RunDirectory(root=root.absolute()).tokens))
-    check_exposure(settings)
+    server.check_exposure(settings)
     run, config = _run_with_votes(root)
     if not isinstance(config, OwnVotes):
-        require_data_by_name(run)
+        context.require_data_by_name(run)
     is_in_folder = place_of(run).is_in_folder
     if take_over and is_in_folder:
         raise UsageError(
@@ -307,7 +270,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
                 f"--replicas: Ray Serve would ignore {name}; leave it out and put a proxy in front, or serve one copy "
                 "without --replicas."
             )
-    server: HttpServer | None = None
+    http: HttpServer | None = None
     with ExitStack() as stack:
         if num_replicas is None:
             # The form for records of a table, by its declaration alone; none for pictures, and if it is gone.
@@ -315,8 +278,8 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             path = CODEBOOKS / f"{data.name}.yaml" if data.declaration is None else data.declaration.path
             if path.exists() and not (table := read_declaration(path)).pictures:
                 form = form_of(feature_codes(table.visible(entry_for(data).complete_options(data.options))))
-            server = HttpServer(partial(student_app, run.student, form), settings)
-            stack.callback(server.stop)
+            http = HttpServer(partial(student_app, run.student, form), settings)
+            stack.callback(http.stop)
         else:
             require_extra("serve", "--replicas")
             from student.server import student_served
@@ -339,7 +302,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
         show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": False}]}, words=""))
         with suppress(KeyboardInterrupt):
             # Ray Serve restarts failed copies.
-            while server is None or server.is_alive():
+            while http is None or http.is_alive():
                 time.sleep(_WATCH_INTERVAL_S)
             raise ServiceError(f"{settings.url}: the HTTP server stopped by itself; serve the run again.")
 
@@ -357,7 +320,7 @@ def stop_aggregator(root: Path) -> None:
     run, config = _run_with_votes(root)
     with _ray(config.ray, detach=True):
         name = service_name(run)
-        actor = find_service(name)
+        actor = server.find_service(name)
         if actor is None:
             raise ServiceError(
                 f"{root}: is not served on this cluster, so there is nothing to stop; check RAY_ADDRESS."
@@ -367,15 +330,15 @@ def stop_aggregator(root: Path) -> None:
 
 
 def service_name(run: RunDirectory) -> str:
-    """Return the name of the service for the run's ledger. It is unique per ledger, so that a second service for the
-    run is refused."""
+    """Return the name of the Ray actor that serves the run's ledger: one name per ledger, so that a second service for
+    it is refused."""
     # Resolved: a link and the folder that it leads to are one ledger.
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
-    """Return a run whose teachers can be queried, and its configuration. RunFolderError if its method has no teachers
-    or they were not stored."""
+    """Return the run in ``root`` and its configuration. RunFolderError unless its voters can be queried: if its method
+    has no teachers, or they were not stored."""
     run, config = open_run_directory(root)
     if isinstance(config, OwnVotes) and not config.votes.features:
         # Without features no student was trained, and the votes are in their file.
@@ -396,7 +359,8 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
 
 @contextmanager
 def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
-    """Start Ray for a service. A detached service needs a cluster that outlives this process."""
+    """Start Ray for a service. With ``detach``, ServiceError unless RAY_ADDRESS names a cluster, which outlives this
+    process."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError(
             "--detach and --stop need a running cluster; set RAY_ADDRESS to its address, or leave them out."
@@ -410,7 +374,8 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
 def back_up_run(path: Path, out: Path) -> int:
     """Write a verified backup of a ledger to ``out``; return the number of its entries. A service may write meanwhile.
 
-    ConfigError if ``out`` exists, LedgerError for a ledger that cannot be trusted.
+    ``path``: a run's folder, or a ledger file. ConfigError if ``out`` exists, LedgerError for a ledger that cannot be
+    trusted.
     """
     run, source = ledger_of(path)
     if ledger_files(out):
@@ -426,22 +391,23 @@ def back_up_run(path: Path, out: Path) -> int:
 
 
 def last_backup_s(run: RunDirectory) -> float | None:
-    """Return when :func:`back_up_run` last copied the ledger of ``run``, in seconds since 1970; None if never."""
+    """Return the time of the last backup (:func:`back_up_run`) of the run's ledger, in seconds since 1970; None without
+    one."""
     with suppress(OSError):
         return run.ledger_backup.stat().st_mtime
     return None
 
 
 def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
-    """Replace the ledger of ``run`` by a backup (``copy``), in its present location or in ``to``; return the location
-    as messages show it.
+    """Replace the ledger of ``run`` by the backup ``copy``, at its present location or at ``to``; return the location
+    as text without its password.
 
     LedgerError for a backup that cannot be trusted or lacks an entry that the ledger is known to have, and if another
     process writes the ledger; RunDirectoryError for a backup with fewer queries than the statement says.
     """
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
-    target = LedgerPlace(ledger=before.ledger if to is None else parsed(to), anchor=before.anchor)
+    target = LedgerPlace(ledger=before.ledger if to is None else pate.parsed(to), anchor=before.anchor)
     with ExitStack() as held:
         # A writer of files keeps the head locked: under that lock nothing is charged.
         if head_path(run.ledger).exists():
@@ -453,12 +419,11 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                 # Always true: what cannot be read raises.
                 is_readable = bool(verified(before.ledger, None))
             if is_readable:
-                store = back_end(before.ledger).store(before.ledger, "", create=False, take_over=False)
-                held.callback(store.close)
+                held.callback(back_end(before.ledger).store(before.ledger, "", create=False, take_over=False).close)
         # Under the lock: a service that ended a moment ago may have charged after a look without it.
         heads, known = {Head(number, digest) for number, _, _, digest in rows}, []
         with suppress(LedgerError):
-            known.append(noted_head(head_path(run.ledger)))
+            known.append(store.noted_head(head_path(run.ledger)))
         with suppress(LedgerError):
             # Without the anchor: what a ledger holds was charged, even if it lacks its anchor's entry.
             present = verified(before.ledger, None)[1]
@@ -471,7 +436,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                     "would replace, so charges would be forgotten; give a backup made later."
                 )
         # The statement may be all that is left of a ledger whose files are lost.
-        stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+        stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if num_outcomes < stated:
             raise RunDirectoryError(
                 f"{shown(copy)}: contains the outcomes of {num_outcomes} queries, but {stated} are stated in "
@@ -496,16 +461,17 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
-    """Verify the chain of a ledger and its anchor's entry; return header, entries and the number of outcomes."""
+    """Verify the chain of the ledger at ``place``, and that it contains the entry that its anchor notes; return its
+    header, its entries and the number of queries with an outcome."""
     noted = noted_at(anchor)
     with closing(back_end(place).reader(place)) as reader:
         noted = (reader.noted, *noted)
-        rows = list(rows_after(reader))
+        rows = list(store.rows_after(reader))
         return reader.header, rows, len(LedgerState(shown(place), reader.header, noted, rows).outcome_of)
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the files of a ledger so that they can still be read as a ledger."""
+    """Rename the files of the ledger at ``path``, to make room for another one; they stay readable as a ledger."""
     # The index of the write-ahead log, which SQLite makes again.
     Path(f"{path}-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
@@ -523,17 +489,20 @@ def _set_aside(path: Path) -> None:
 
 
 def add_anchor(run: RunDirectory, text: str) -> str:
-    """Note the last entry of a run's ledger at another location (``text``) too from now on; return the location in
-    words.
+    """Give the ledger of ``run`` an anchor: from now on its last entry is also noted at the location ``text``, so that
+    a ledger that was rolled back is refused.
 
-    RunFolderError without a ledger. ConfigError if it has an anchor already, or the location is in the run's folder.
-    LedgerError if a service writes to the ledger.
+    Return the location as text without its password. RunFolderError without a ledger. ConfigError if the ledger has an
+    anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.
     """
     if not has_ledger(run):
         raise RunFolderError(f"{run.root}: has no ledger; give a run of a method that asks teachers.")
-    place, anchor = place_of(run), parsed(text)
+    place, anchor = place_of(run), pate.parsed(text)
     if place.anchor is not None:
-        raise ConfigError(f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}; leave the anchor out.")
+        raise ConfigError(
+            f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}, and can have only one; leave it "
+            "there."
+        )
     if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
         raise ConfigError(f"{anchor}: is in the run's folder and would be rolled back with it; give a place elsewhere.")
     audit.note_action(run.actions, "anchor", place=shown(anchor))
@@ -545,23 +514,25 @@ def add_anchor(run: RunDirectory, text: str) -> str:
 
 
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
-    """Write the note on where the ledger of ``run`` is."""
+    """Write the file ``ledger.json`` of ``run``, which says where its ledger and the ledger's anchor are."""
     values = {
         name: str(value)
         for name, value in dataclasses.asdict(place).items()
         if value is not None and value != run.ledger
     }
-    write_json(run.ledger_place, values, private=True)  # an address may hold a password
+    context.write_json(run.ledger_place, values, private=True)  # an address may hold a password
 
 
 def has_ledger(run: RunDirectory) -> bool:
-    """Return True if any part of a ledger exists, as far as that is known without asking a database."""
+    """Return True if a file of the run's ledger exists, or the note on where the ledger is."""
     return run.ledger_place.exists() or bool(ledger_files(run.ledger))
 
 
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
-    """Return the run, if any, and the location of a ledger, from a run's folder or a ledger file. RunFolderError if
-    there is no ledger."""
+    """Return the location of the ledger in ``path``, a run's folder or a ledger file, and the run if it is a folder.
+
+    RunFolderError if there is no ledger.
+    """
     run = RunDirectory(root=path) if path.is_dir() else None
     if run is not None and has_ledger(run):
         return run, place_of(run)
@@ -578,7 +549,7 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
 
 
 def verified_facts(path: Path) -> dict[str, Any]:
-    """Verify a ledger and that it contains the labels that its run released; return the summary.
+    """Verify a ledger, and that it contains the labels that its run released; return a summary of both checks.
 
     LedgerError if the ledger cannot be trusted, RunDirectoryError if it lacks a released label.
     """
@@ -596,7 +567,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
             # The chain holds: a data set that cannot be read is reported, and is no fault of the ledger.
             held = f"not compared, because the data set cannot be read ({error})"
         else:
-            total, lost = missing_labels(run, config.plan(dataset).queries, outcome)
+            total, lost = pate.missing_labels(run, config.plan(dataset).queries, outcome)
             if lost:
                 raise RunDirectoryError(
                     f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore the ledger from a "
@@ -610,15 +581,17 @@ def verified_facts(path: Path) -> dict[str, Any]:
 
 
 def export(path: Path, out: Path) -> None:
-    """Write every entry of a ledger to a Parquet or JSON file. LedgerError for a ledger that cannot be trusted."""
+    """Write all entries of a ledger to the Parquet or JSON file ``out``. LedgerError if it cannot be trusted."""
     run, place = ledger_of(path)
     _note_reading(run, "export", out=str(out))
     audit.export(place.ledger, out)
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
-    """Yield the lines of the audit log, or append new ones to ``out``. With ``follow``, wait for further lines
-    forever."""
+    """Yield the lines of the audit log of a ledger; with ``out``, append the new ones to that file instead.
+
+    ``follow``: wait for further lines, without an end.
+    """
     run, place = ledger_of(path)
     actions = None if run is None else run.actions
     end = audit.START if out is None else audit.log_end(out)
@@ -638,8 +611,8 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
 
 
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
-    """Note in the journal that an operator reads private entries. If the folder cannot be written, print a remark
-    instead."""
+    """Note in the run's journal of actions that an operator reads private entries of the ledger. If the journal cannot
+    be written, print a remark instead."""
     try:
         # An operator can read the files without this command, so refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)
@@ -648,7 +621,7 @@ def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None
 
 
 def last_charges(path: Path, count: int) -> Output:
-    """Return a table of the last ``count`` charges."""
+    """Return a table of the last ``count`` charges of a ledger."""
     run, place = ledger_of(path)
     _note_reading(run, "show", last=count)
     rows = [charge.to_json() for charge in audit.rows(place.ledger)[-count:]]
@@ -687,12 +660,12 @@ def change_tokens(
     limit: Mapping[str, Any] | None = None,
     when: str | None = None,
 ) -> str:
-    """Make one change of the tokens of ``name``, and note it in the journal before.
+    """Change the tokens of the caller ``name`` of a run's service, after noting the change in the journal of actions.
 
     ``limit``: the fields of an :class:`OwnLimit`, for ``add`` and ``limit``. ``when``: the time at which a new token
     expires (``add``; None: never), at which the old ones do (``rotate``), or all of them (``expire``). Returns the new
-    token of ``add`` and ``rotate``, which is stored nowhere. RunFolderError for a run without teachers, ConfigError for
-    a limit or a time out of range, UsageError for a quota of an operator.
+    token of ``add`` and ``rotate``, which is stored nowhere; otherwise "". RunFolderError for a run without teachers,
+    ConfigError for a limit or a time out of range, UsageError for a quota of an operator.
     """
     run, before, facts = run_at(root), NO_LIMIT, dict[str, object]()
     try:
@@ -717,22 +690,22 @@ def change_tokens(
     elif change in ("expire", "limit"):
         facts = {"when": when} if change == "expire" else {"limit": dataclasses.asdict(own)}
 
-    def made(store: TokenStore) -> tuple[TokenStore, str]:
+    def made(kept: TokenStore) -> tuple[TokenStore, str]:
         now_s = time.time()
         match change:
             case "add":
-                return auth.added(store, name, role=role, limit=own, before=before, expires_s=ends_s, now_s=now_s)
+                return auth.added(kept, name, role=role, limit=own, before=before, expires_s=ends_s, now_s=now_s)
             case "rotate":
                 assert ends_s is not None
-                return auth.rotated(store, name, old_expires_s=ends_s, now_s=now_s)
+                return auth.rotated(kept, name, old_expires_s=ends_s, now_s=now_s)
             case "expire":
-                return auth.expired(store, name, expires_s=ends_s), ""
+                return auth.expired(kept, name, expires_s=ends_s), ""
             case "revoke":
-                return auth.revoked(store, name), ""
-        is_operator = any(token.name == name and token.role == "operator" for token in store.tokens)
+                return auth.revoked(kept, name), ""
+        is_operator = any(token.name == name and token.role == "operator" for token in kept.tokens)
         if is_operator and own.per_day is not None:
             raise UsageError(_NO_QUOTA)
-        return auth.limited(store, name, own), ""
+        return auth.limited(kept, name, own), ""
 
     # The journal first: a crash in between leaves a note without a change, never a change without a note.
     audit.note_action(run.actions, "tokens", change=change, name=name, **facts)
@@ -740,21 +713,22 @@ def change_tokens(
 
 
 def describe(root: Path) -> Output:
-    """Return a table of all tokens with name, role, expiry and limit, and of the limits of names without a token."""
+    """Return a table of a run's tokens with name, role, expiry and limit, and of the limits of names without a
+    token."""
     run, now_s = run_at(root), time.time()
-    store = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
+    kept = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
     in_ledger: Mapping[str, OwnLimit] = {}
     try:
         in_ledger = read_ledger(place_of(run).ledger).limits if has_ledger(run) else {}
     except LedgerError as error:  # tokens can be listed while the ledger's database is down
         say(f"limits that are in the ledger alone are not shown: {error}")
     # A change waits in the store until a service writes it into the ledger, which keeps it.
-    limits = {**in_ledger, **store.limits}
-    others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in store.tokens})
-    if not store.tokens and not others:
+    limits = {**in_ledger, **kept.limits}
+    others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in kept.tokens})
+    if not kept.tokens and not others:
         return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
     found: list[dict[str, Any]] = []
-    for token in store.tokens:
+    for token in kept.tokens:
         made, ends = (
             None if at_s is None else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"
             for at_s in (token.created_s, token.expires_s)
@@ -773,7 +747,8 @@ def describe(root: Path) -> Output:
 
 
 def moment(text: str) -> float:
-    """Parse `30d`, `12h`, `90m` or `0s` from now, or a date such as 2027-01-31 (UTC); return seconds since 1970."""
+    """Parse a time, as `30d`, `12h`, `90m` or `0s` from now or a date such as 2027-01-31 (UTC), into seconds since
+    1970."""
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
             date = datetime.now(UTC) + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])

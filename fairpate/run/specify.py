@@ -2,8 +2,8 @@
 
 A regulator demands, for example, epsilon at most 3 and a gap of at most 0.05. The answer, for each data set and privacy
 class, lists the configurations whose means over seeds meet every demand, or the nearest ones on the frontier. With a
-second table the choice is transferred (the third question of the FairPATE paper): made on one data set's frontier,
-applied on another's, and compared with the choice on that frontier itself.
+second table the choice is transferred (the third question of the FairPATE paper): made on one data set's frontier, and
+compared on another data set with the choice that its own frontier gives.
 
 Nothing is trained. The choice uses test records: no epsilon includes its privacy cost, and the chosen configuration
 will look better here than on fresh data.
@@ -24,25 +24,9 @@ from rich.text import Text
 
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS, notion_named
 from fairpate.pages import epsilon_text, in_two_lines
+from fairpate.report import frontier
 from fairpate.report.figures import class_label, with_spread
-from fairpate.report.frontier import (
-    OBJECTIVES,
-    THEN,
-    Baselines,
-    Objective,
-    Panel,
-    Point,
-    baselines,
-    by_panel,
-    defined,
-    frontier,
-    hypervolume,
-    matrix,
-    pareto_mask,
-    points_of,
-    reference_point,
-    rounded_up,
-)
+from fairpate.report.frontier import OBJECTIVES, Baselines, Objective, Panel, Point, by_panel
 from fairpate.report.frontier_page import baseline_words
 from fairpate.run.sweep import read_rows
 from fairpate.types import NotionName, UsageError, stepwise, strict
@@ -66,16 +50,16 @@ CAVEAT = (
 
 
 class SpecifyError(UsageError):
-    """A question that these tables cannot answer; the message says what to give instead."""
+    """An error: the tables cannot answer the question; the message says what to give instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Limits on a configuration: at most ``epsilon`` and ``disparity``, at least ``coverage`` and ``accuracy``; None
-    sets no limit.
+    """The user's limits on a configuration: at most ``epsilon`` and ``disparity``, at least ``coverage`` and
+    ``accuracy``; None sets no limit.
 
-    ``disparity`` is that of demographic parity; ``fairness`` limits any notion by its name. ValueError for an epsilon
-    below 0, another limit outside 0 to 1, an unknown notion, or two limits on demographic parity.
+    ``disparity`` limits the gap of demographic parity, ``fairness`` the value of any notion by its name. ValueError for
+    an epsilon below 0, another limit outside 0 to 1, an unknown notion, or two limits on demographic parity.
     """
 
     epsilon: float | None = None
@@ -107,17 +91,17 @@ class Demand:
 
     @property
     def notions(self) -> tuple[NotionName, ...]:
-        """The notions of fairness that the demand limits, or the default notion."""
+        """The notions of fairness that the demand limits, or the default notion if it limits none."""
         named = (*((DEFAULT,) if self.disparity is not None else ()), *self.fairness)
         return named or (DEFAULT,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """One configuration compared with a demand.
+    """One configuration (``point``) compared with a demand.
 
     ``missed``: the relative excess over each limit that is not met; for epsilon the excess of its guaranteed value,
-    which is rounded up. ``distance``: the largest of them, so 0.1 means that a limit is missed by 10 % of its value; 0
+    which is rounded up. ``distance``: the largest excess, so 0.1 means that a limit is missed by 10 % of its value; 0
     if all are met. ``seeds_met``: the number of seeds whose own run meets every limit.
     """
 
@@ -129,7 +113,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Achievable:
-    """The answer to a demand within one panel: the configurations that meet it, by accuracy, or else the nearest ones.
+    """The answer to a demand within one panel: the configurations that meet it, best first, or else the nearest ones.
 
     A degenerate predictor can meet many demands and still be useless: it is listed last in ``met`` and counted in
     ``num_degenerate``.
@@ -145,15 +129,15 @@ class Achievable:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """The value of a choice, and of a whole frontier, on another data set (the target) than that of the choice (the
-    source).
+    """The results on one data set (the target) of a choice, and of a whole frontier, from another one (the source).
 
-    ``chosen`` is the best offer on the source, None if there is none. ``there`` is the same configuration on the
-    target, None if it was not run there. ``best`` is the best offer on the target. The source's frontier has
-    ``num_members`` configurations, of which ``num_missing`` were not run on the target. ``hypervolume_transferred`` is
-    that of the others on the target, ``hypervolume_own`` that of all the target's points. ``regret`` is the loss of
-    accuracy against ``best``, NaN unless both meet the demand. ``regret_hypervolume`` is the share of the target's
-    hypervolume that the transferred configurations do not reach, NaN if it has none.
+    ``chosen`` is the best offer on the source, None without any. ``there`` is the same configuration on the target,
+    None if it was not run there. ``best`` is the best offer on the target. ``regret`` is the accuracy that ``there``
+    loses against ``best``, NaN unless both meet the demand.
+
+    The source's frontier has ``num_members`` configurations, of which ``num_missing`` were not run on the target.
+    ``hypervolume_transferred`` is the hypervolume of the others on the target, ``hypervolume_own`` that of all the
+    target's points. ``regret_hypervolume`` is the share of the latter that the former does not reach, NaN if it is 0.
     """
 
     chosen: Offer | None
@@ -168,7 +152,7 @@ class Transfer:
 
 
 def offer(point: Point, demand: Demand) -> Offer:
-    """Compare ``point`` with ``demand``. An undefined objective misses its limit by an infinite excess."""
+    """Return how ``point`` compares with ``demand``; an undefined objective misses its limit by an infinite excess."""
     # Means may meet a demand that no single seed meets.
     by_seed = [_missed(_values(point, demand, seed), demand) for seed in range(len(point.seeds))]
     missed = _missed(_values(point, demand), demand)
@@ -181,7 +165,7 @@ def offer(point: Point, demand: Demand) -> Offer:
 
 
 def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, float]:
-    """Return, for each metric that ``demand`` limits, its value at ``point``: of one seed, or the mean over all seeds.
+    """Return the value of each metric that ``demand`` limits at ``point``: of one ``seed``, or the mean over all.
 
     A gap is NaN if it could not be measured for some group.
     """
@@ -201,7 +185,7 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
 
 
 def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
-    """Return the relative excess over each limit that is not met; infinite if the value is undefined."""
+    """Return the relative excess of ``values`` over each limit that they miss; infinite for an undefined value."""
     missed = {}
     for name, limit in demand.limits.items():
         value = values[name]
@@ -209,7 +193,7 @@ def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
         if value >= limit if name in _LEAST else value <= limit:
             continue
         if name == "epsilon":
-            value = rounded_up(value)
+            value = frontier.rounded_up(value)
         excess = math.inf if math.isnan(value) else abs(value - limit) / (limit or _ZERO_SCALE)
         # A limit that is missed by the rounding of a mean counts as met.
         if excess > _ROUNDING:
@@ -218,7 +202,7 @@ def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
 
 
 def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3) -> Achievable:
-    """Compare one panel's points with ``demand``.
+    """Return which of one panel's points meet ``demand``, or else the ``num_nearest`` nearest ones.
 
     The nearest are points that no other point dominates in epsilon, error, refusals and every notion of the demand,
     sorted by distance, then by the sum of all excesses, then by accuracy.
@@ -228,21 +212,19 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     nearest: list[Offer] = []
     if offers and not met:
         gaps = [[each.point.seen_by(name).value("disparity") for each in offers] for name in demand.notions]
-        compared = matrix([o.point for o in offers], ("epsilon", "error", "refused"), guaranteed=True)
+        compared = frontier.matrix([o.point for o in offers], ("epsilon", "error", "refused"), guaranteed=True)
         values_NO = np.column_stack([compared, *gaps])
-        is_defined_N = ~np.isnan(values_NO).any(axis=1)
-        candidates = [each for each, is_defined in zip(offers, is_defined_N, strict=True) if is_defined]
-        if candidates:
-            # Undefined points are left out before: one that compares with none would be dominated by none.
-            mask_N = pareto_mask(values_NO[is_defined_N])
-            nearest = [each for each, kept in zip(candidates, mask_N, strict=True) if kept]
+        # Undefined points are left out before: one that compares with none would be dominated by none.
+        (defined_K,) = np.nonzero(~np.isnan(values_NO).any(axis=1))
+        if len(defined_K):
+            nearest = [offers[place] for place in defined_K[frontier.pareto_mask(values_NO[defined_K])].tolist()]
     return Achievable(
         met=tuple(sorted(met, key=_rank)),
         nearest=tuple(sorted(nearest, key=_rank)[:num_nearest]),
         num_points=len(points),
         num_undefined=len(points) - len(offers),
         num_degenerate=sum(bool(each.point.degenerate) for each in met),
-        baselines=baselines(points),
+        baselines=frontier.baselines(points),
     )
 
 
@@ -250,13 +232,13 @@ def _rank(found: Offer) -> tuple[float, ...]:
     """Return the sort key: degenerate predictors last, then by distance (0 if the demand is met), then by accuracy."""
     # Rounded: distances that differ by floating point alone are equal, and accuracy decides.
     missed = (round(found.distance, 9), round(sum(found.missed.values()), 9))
-    values = [found.point.value(name) for name in THEN]
+    values = [found.point.value(name) for name in frontier.THEN]
     return bool(found.point.degenerate), *missed, *(math.inf if math.isnan(value) else value for value in values)
 
 
 def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer:
-    """Choose for ``demand`` on the source panel, and look up the choice and the whole Pareto set on the target
-    panel."""
+    """Choose a configuration for ``demand`` among the ``source`` points, and look up the choice and the whole Pareto
+    set among the ``target`` points."""
     # On each side the same rule chooses, so that the difference is that of the data sets.
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
@@ -265,14 +247,16 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
     if there is not None and best is not None and not there.missed and not best.missed:
         # A difference of errors is one of accuracies, positive where the choice is worse.
         regret = there.point.value("error") - best.point.value("error")
-    members = frontier(source, OBJECTIVES).members
+    members = frontier.frontier(source, OBJECTIVES).members
     images = [_image(point, source, target) for point in members]
-    found, _ = defined([image for image in images if image is not None], OBJECTIVES)
-    everything, _ = defined(target, OBJECTIVES)
+    # Without undefined points, which have no hypervolume.
+    found, _ = frontier.defined([image for image in images if image is not None], OBJECTIVES)
+    everything, _ = frontier.defined(target, OBJECTIVES)
     # One corner for both volumes: under different ones they do not compare.
-    reference_O = reference_point(target)
+    reference_O = frontier.reference_point(target)
     transferred, own = (
-        hypervolume(matrix(reached, OBJECTIVES), reference_O=reference_O) for reached in (found, everything)
+        frontier.hypervolume(frontier.matrix(reached, OBJECTIVES), reference_O=reference_O)
+        for reached in (found, everything)
     )
     return Transfer(
         chosen=chosen,
@@ -290,8 +274,8 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
 def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Point | None:
     """Return the point of ``target`` with the same configuration as ``point``; None unless there is exactly one.
 
-    Two configurations are the same if they agree in every setting that the method varies on either data set. A setting
-    that is constant on each data set belongs to the data set, as its own section does.
+    Two configurations count as the same if they agree in every setting that varies among the method's points on either
+    data set. A setting that is constant on each data set is taken for a property of the data set.
     """
 
     def setting(of: Point, name: str) -> str:
@@ -307,8 +291,8 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
 
 @dataclass(frozen=True, kw_only=True)
 class SpecifyAnswer:
-    """The answer to ``demand``: for each data set and privacy class of ``table`` the offers, and for each pair of
-    source and target panel the transfer."""
+    """The answer to ``demand`` from the results in ``table``: what is achievable in each panel (data set and privacy
+    class), and a transfer for each pair of source and target panel."""
 
     demand: Demand
     table: Path
@@ -442,14 +426,14 @@ def specify_guarantees(
 
 def _points(table: Path, data: str | None, notion: NotionName) -> list[Point]:
     rows = [row for row in read_rows(table) if not row.is_private]
-    # Of failed runs too: a data set whose runs all failed is there, and has no finished run.
+    # Names from failed runs too: a data set without a finished run is not called unknown.
     names = sorted({row.data for row in rows})
     if data is not None and data not in names:
         raise SpecifyError(f"--data: {table} has no data set {data}; it has {', '.join(names) or 'none'}.")
     done = [(row.record, row.command) for row in rows if row.record is not None and data in (None, row.data)]
     if not done:
         raise SpecifyError(f"{table}: has no finished run whose epsilon may be published; {_MAKE_ONE}.")
-    return points_of([record for record, _ in done], commands=[command for _, command in done], notion=notion)
+    return frontier.points_of([record for record, _ in done], commands=[command for _, command in done], notion=notion)
 
 
 def fairness_limits(given: Sequence[str]) -> dict[NotionName, float]:
@@ -476,10 +460,8 @@ _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def describe_answer(answer: SpecifyAnswer) -> Group:
-    """Return the answer for a terminal.
-
-    For each panel: how many configurations meet the demand, a table of the best, and the command of the first.
-    """
+    """Return the answer as it is printed: for each panel, how many configurations meet the demand, a table of the best,
+    and the command that repeats the first."""
     notions = answer.demand.notions
     asked = ", ".join(
         f"{_limit_name(name)} {'>=' if name in _LEAST else '<='} {limit:g}"
@@ -531,7 +513,7 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
         if not first.point.degenerate:
             commands = [command for command in first.point.commands if command]
             words = f"repeat the first: {commands[0]}" if commands else "no command is recorded for the first."
-            # In one line, to be copied.
+            # On one line, so that it can be copied.
             parts.append(Text(f"{words}\n", no_wrap=True, overflow="ignore"))
     for (source, target), moved in answer.transfers.items():
         parts += _transfer_parts(source, target, moved, notions)
@@ -543,7 +525,7 @@ def _notes(point: Point) -> list[str]:
 
 
 def _transfer_parts(source: Panel, target: Panel, moved: Transfer, notions: Sequence[NotionName]) -> list[Any]:
-    """Return lines on how the choice and the frontier of one data set do on another."""
+    """Return the printed lines on how the choice and the frontier of one data set do on another."""
     if moved.chosen is None:
         lines = ["nothing to choose: no configuration has all objectives defined."]
     elif moved.there is None:
@@ -589,7 +571,7 @@ def _missed_words(offer: Offer) -> str:
 
 
 def _limit_name(name: str) -> str:
-    """Return the name of a limit. A notion of fairness is named by its measure."""
+    """Return the name of a limit as it is printed: for a notion of fairness that of its measure, such as parity gap."""
     if name in _OBJECTIVE_OF:
         return name
     return NOTIONS[DEFAULT if name == "disparity" else notion_named(name)].measure

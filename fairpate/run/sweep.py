@@ -1,18 +1,17 @@
 """A sweep: its configuration, its cells, its folder, and the table of results that is published.
 
 A cell is the whole configuration of one method on one data set with one seed, checked before anything runs. It contains
-only what its method reads, so that an axis that the method does not read makes no second cell: cells that compute the
-same are one.
+only what its method reads, so that configurations that compute the same are one cell.
 
         results.parquet, report.html,
         figures/                       assembled from the parts; may be published
         private/ (mode 0700)           teachers and votes; the unpublished table and page; and
             parts/DIGEST.parquet       the rows of a finished cell, whole or absent
-            failed/DIGEST.parquet      the cause of one that failed when it was last tried
+            failed/DIGEST.parquet      the cause, for a cell that failed when it was last tried
         runs/                          the cells' run directories, each with its own private and public part
 
-The published part of a cell is what its statement covers, its metrics and its settings. Run times and error messages
-depend on private records: they stay under ``private/``, and so does everything about a cell without a guarantee.
+Run times and error messages depend on private records: they stay under ``private/``, and so does everything about a
+cell without a guarantee.
 """
 
 import copy
@@ -53,20 +52,8 @@ from fairpate.data import REGISTRY, DataError, entry_for, request_of
 from fairpate.data.dataset import locate
 from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, private_folder, write_atomically
-from fairpate.methods.base import (
-    Method,
-    all_methods,
-    config_digest,
-    configured,
-    determining_values,
-    find_method,
-    fitted,
-    read_of,
-    refused,
-    require_trusted,
-    unread_by,
-    why_unread,
-)
+from fairpate.methods import base
+from fairpate.methods.base import Method, determining_values, find_method, read_of, refused, unread_by
 from fairpate.report.frontier import FAILED, Row
 from fairpate.run.context import RunDirectoryError
 from fairpate.types import RunRecord, UserError, strict
@@ -114,11 +101,11 @@ _MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in
 
 
 class RecordsTableError(UserError, ValueError):
-    """A file that is not a table of a comparison; the message names the file and the remedy."""
+    """An error: the file is not a table of a comparison; the message names the file and the remedy."""
 
 
 def write_rows(rows: Sequence[Row], path: Path, *, private: bool = False) -> None:
-    """Write ``rows`` in their order, atomically. With ``private`` only the file's owner may read it.
+    """Write ``rows`` as a results table, in their order and atomically. With ``private`` only its owner may read it.
 
     ValueError for a row whose epsilon depends on private votes, unless the table is private.
     """
@@ -147,7 +134,8 @@ def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a table such as ``results.parquet``. RecordsTableError if it is damaged or of another kind."""
+    """Return the rows of a results table, such as ``results.parquet``. RecordsTableError if it is damaged or of another
+    kind."""
     rows = []
     for values in read_table(path).to_pylist():
         config, record = json.loads(values["config"]), None
@@ -169,7 +157,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Return the table of ``SCHEMA`` in a file; errors as in :func:`read_rows`."""
+    """Return the results table in a file, with the columns of ``SCHEMA``; errors as in :func:`read_rows`."""
     try:
         with pq.ParquetFile(path) as file:
             table = file.read()
@@ -191,10 +179,10 @@ def read_table(path: Path) -> pa.Table:
 
 
 def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
-    """Return the rows of ``table`` (of ``SCHEMA``) that may be published.
+    """Return the rows of the results ``table`` that may be published, without run times and causes of failures.
 
     Rows whose epsilon depends on votes are left out; and unless ``unprotected`` is set, so is every row of a method
-    without a privacy guarantee, failed ones included. The other rows lose their run time and the cause of a failure.
+    without a privacy guarantee, failed ones included.
     """
     # A failed run has no epsilon.
     is_infinite = pc.fill_null(pc.is_inf(table["epsilon"]), False)
@@ -216,8 +204,8 @@ _SET_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --o
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of a sweep. ``data`` is the data set's name in the results; ``digest`` identifies the
-    computation."""
+    """One configuration of a sweep. ``data``: the data set's name in the results. ``digest``: identifies what the cell
+    computes; files are named by it."""
 
     data: str
     config: Method
@@ -229,7 +217,7 @@ class Cell:
 
     @cached_property
     def command(self) -> str:
-        """A shell command that computes the same; it sets only what differs from the defaults of `fairpate run`.
+        """A shell command that repeats the cell; it sets only what differs from the defaults of `fairpate run`.
 
         It is published, so it names files of weights without their folders; the checksum identifies the file.
         """
@@ -253,7 +241,8 @@ class Cell:
         return " ".join(words)
 
     def row(self, **found: Any) -> Row:
-        """Return the row of this cell with the fields ``found``: minutes, and a record or an error."""
+        """Return the row of this cell in the results; ``found`` are its fields ``minutes``, and ``record`` or
+        ``error``."""
         return Row(
             digest=self.digest,
             method=self.method,
@@ -268,7 +257,7 @@ class Cell:
 
 
 def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:
-    """Return every cell once, in the order of data sets, seeds, methods and grids.
+    """Return the cells of a sweep, each once, in the order of data sets, seeds, methods and grids.
 
     ``folder`` is the folder of the sweep's file. ConfigError lists all faults of all cells, each with the section of
     the sweep that set the field.
@@ -317,7 +306,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
                 split = config.data.model_copy(update={"seed": seed}) if sweep.split_by_seed else config.data
                 of_seed = config.model_copy(update={"seed": seed, "data": split})
                 # A data set that the sweep calls by two names has a cell, and rows, under each.
-                digest = config_digest(of_seed) + ("" if config.data.name == data else f"-{data}")
+                digest = base.config_digest(of_seed) + ("" if config.data.name == data else f"-{data}")
                 cells[digest] = Cell(data=data, config=of_seed, digest=digest)
     if faults:
         raise ConfigError("\n".join(faults))
@@ -330,14 +319,15 @@ def _methods_on(sweep: SweepConfig, data: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Fields, by dotted name, that one section of the sweep (``place``) sets."""
+    """The fields that one section of the sweep sets, by dotted name; ``place`` is the section's name in errors."""
 
     place: str
     values: Mapping[str, Any]
 
 
 def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[str, list[_Layer]]]:
-    """Return the fixed settings of one section of the sweep, and for each of its axes a layer per value."""
+    """Return the layer of fixed settings of one section of the sweep, and for each axis of its grid a layer per
+    value."""
     axes = {
         axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
         for axis, values in part.grid.items()
@@ -346,8 +336,11 @@ def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[
 
 
 def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
-    """Yield a fault for each field that the sweep sets elsewhere (such as ``seeds``), and for each field that none of
-    the methods in its section of the sweep reads."""
+    """Yield the faults of misplaced fields.
+
+    A field is misplaced if a sweep has another one for it (``seeds`` for ``seed``), or if its section applies only to
+    methods that do not read it.
+    """
     words = _SET_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
     parts: list[tuple[str, SweepPart | SweepConfig, Iterable[str]]] = [("", sweep, sweep.methods)]
     parts += [(f"data_sets.{name}.", part, _methods_on(sweep, name)) for name, part in sweep.data_sets.items()]
@@ -371,10 +364,10 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
 
 
 def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]]:
-    """Yield the layers over the defaults for every combination of the method's axes; later layers override earlier
-    ones.
+    """Yield the layers of settings of each cell, without its seed: one list for every combination of grid values.
 
-    If axes of several sections share a field, the method's axis replaces the data set's, and that replaces the sweep's.
+    Layers apply over the defaults, and later ones override earlier ones. If axes of several sections share a field, the
+    method's axis replaces the data set's, and that replaces the sweep's.
     """
     # A cell runs in a Ray task: actors of its own would wait for the CPUs that it holds.
     in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, num_cpus=sweep.tasks.torch_threads)
@@ -394,7 +387,11 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
 def _config(
     data: str, method: str, schema: type[Method], start: Values | None, layers: Sequence[_Layer], faults: Faults
 ) -> Method | None:
-    """Return the configuration under all layers; None if any fault was found, which is added to ``faults``."""
+    """Return the configuration of a cell: ``start`` with all ``layers`` over it. None if it has a fault, which is added
+    to ``faults``.
+
+    ``start`` None: what `fairpate run` starts from on this data set.
+    """
     config = None
     found: list[Exception] = []
     laid: list[_Layer] = []
@@ -427,7 +424,9 @@ def _config(
         settings = flattened(config.model_dump(mode="json"))
         beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
         unread = [
-            path for path in flattened(values).keys() & beneath.keys() if why_unread(config, path, settings) is not None
+            path
+            for path in flattened(values).keys() & beneath.keys()
+            if base.why_unread(config, path, settings) is not None
         ]
         if unread:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
@@ -453,7 +452,8 @@ def _config(
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:
-    """Return the layer as nested sections. ConfigError for a dotted name that leads through a value."""
+    """Return the fields of a layer as nested sections. ConfigError for a dotted name in which a value is taken for a
+    section."""
     nested: dict[str, Any] = {}
     # A copy, because sections are written into: a caller's section stays its own.
     for path, value in copy.deepcopy(dict(layer.values)).items():
@@ -472,14 +472,14 @@ def _nested(layer: _Layer) -> dict[str, Any]:
 @lru_cache
 def _fitted_values(method: str, data_json: str) -> Values:
     # One mapping for all callers, which merge it and never write into it.
-    return fitted(DataConfig.model_validate_json(data_json), method)
+    return base.fitted(DataConfig.model_validate_json(data_json), method)
 
 
 @lru_cache
 def _start(method: str, data_json: str) -> Method:
     """Return the configuration that `fairpate run --method METHOD --data NAME` starts from."""
     name = DataConfig.model_validate_json(data_json).name
-    return configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
+    return base.configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
@@ -495,13 +495,14 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     # Before the values are checked, because that imports the class of a method of another package.
     methods = values.get("methods")
     for method in methods if isinstance(methods, dict | list) else ():
-        require_trusted(method, path)
+        base.require_trusted(method, path)
     return parse_sweep(values)
 
 
 def parse_sweep(values: Values) -> SweepConfig:
-    """Return the sweep of ``values``. ConfigError lists all faults of form; :func:`cells_of` checks the cells."""
-    fields_of_a_run = {name for schema in all_methods().values() for name in schema.model_fields}
+    """Return the sweep that ``values`` describe. ConfigError lists all faults of its own fields; :func:`cells_of`
+    checks the settings of methods."""
+    fields_of_a_run = {name for schema in base.all_methods().values() for name in schema.model_fields}
     of_a_run = [name for name in values if name in fields_of_a_run - SweepConfig.model_fields.keys()]
     if of_a_run and not {"methods", "data_sets"} & values.keys():
         raise ConfigError(
@@ -513,7 +514,10 @@ def parse_sweep(values: Values) -> SweepConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFolder:
-    """Paths of one sweep, and its rows. With ``publish_unprotected`` results without privacy are public."""
+    """The folder of one sweep: the paths in it, and the rows of its cells.
+
+    ``publish_unprotected``: results without privacy are in the public table too.
+    """
 
     root: Path
     publish_unprotected: bool = False
@@ -550,7 +554,8 @@ class SweepFolder:
         (self.failed / f"{cell.digest}.parquet").unlink(missing_ok=True)
 
     def holds(self, cells: Sequence[Cell]) -> bool:
-        """Return True if the tables contain exactly these cells, all finished; only their digests are read."""
+        """Return True if the tables contain exactly these cells, and all are finished."""
+        # Only the digests are read: a sweep that has nothing to do should end at once.
         finished = []
         for path in (self.results, self.private_results):
             try:
@@ -563,12 +568,10 @@ class SweepFolder:
         return finished[0] == public and set(finished[1]) == {cell.digest for cell in cells}
 
     def assemble(self, cells: Sequence[Cell]) -> None:
-        """Write both tables for these cells: their results, or that they failed.
-
-        Rows that the private table already contains are taken from there, so that only new parts are read.
-        """
+        """Write the public and the private table with the results of these cells, or with their failures."""
         digests = [cell.digest for cell in cells]
-        # Results first: a crash may have left both a failure and the result that came later.
+        # Results first: a crash may have left both a failure and the result that came later. Rows that the private
+        # table has are taken from there, so that only new parts are read.
         done = _gathered(digests, self.parts, known=self.private_results)
         finished = set(done["digest"].to_pylist())
         failed = _gathered([digest for digest in digests if digest not in finished], self.failed)
@@ -600,8 +603,10 @@ def stems(folder: Path) -> set[str]:
 
 
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
-    """Return the rows of all existing parts, in the order of ``digests``. Rows that the table ``known`` contains are
-    read from it."""
+    """Return the rows of those cells in ``digests`` that have a file in the folder ``parts``, in their order.
+
+    Rows that the table ``known`` contains are read from it.
+    """
     there = stems(parts)
     wanted = [digest for digest in digests if digest in there]
     found = SCHEMA.empty_table()
@@ -616,7 +621,7 @@ def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None)
 
 
 def _in_order(digests: Sequence[str], table: pa.Table) -> pa.Table:
-    """Return the rows of ``digests`` in their order; several rows of one digest keep theirs."""
+    """Return the rows of ``table`` in the order of ``digests``; several rows of one digest keep their order."""
     wanted = pa.array(digests, pa.string())
     found = table.filter(pc.is_in(table["digest"], value_set=wanted))
     # An operator's table has two rows for a cell whose epsilon also has a value that depends on votes.

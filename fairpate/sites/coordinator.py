@@ -1,8 +1,8 @@
 """The coordinator of a release over sites: it relays their messages, closes lists on time, and unmasks each sum.
 
 It is trusted only to be available; docs/sites.md lists what it can see and do. Every message that it accepts and every
-list that it closes is stored in its journal before it is answered, so that a coordinator that was stopped resumes where
-it was. Its clock alone determines when sites are late.
+list that it closes is stored in its journal before it is answered, so that it can be stopped and resumed. Its clock
+alone determines when sites are late.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, FastAPI, Request, Response
 
 from aggregator.service.auth import is_loopback
-from fairpate.http_server import FaultError, HttpServer, HttpSettings, RequestRate, new_app
+from fairpate.http_server import FaultError, HttpServer, HttpSettings, new_app
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.sites.plan import Journal, PlanError, SitePlan, config_of, embedding_file, loader_of, read_plan
@@ -44,10 +43,10 @@ RawBody = Annotated[bytes, Depends(_body)]
 
 
 class CoordinatorSums:
-    """The coordinator's computation of a release's sums, and the HTTP application for the sites.
+    """Computes a release's sums together with the sites, for which it has an HTTP application.
 
-    It is called once for each sum in the plan's order, and waits for the sites. ``wait_s``: how long a list stays open
-    for missing sites. A sum for which too few sites answer ends the plan for good.
+    It is called once for each sum in the plan's order, and waits for the sites. ``wait_s``: how long a list of sites
+    stays open for missing ones. A sum for which too few sites answer ends the plan for good.
     """
 
     def __init__(self, plan: SitePlan, journal: Journal, *, wait_s: float, embedding: bytes | None = None) -> None:
@@ -64,7 +63,10 @@ class CoordinatorSums:
         self._done: set[int] = set()
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Return the noisy sum over all sites. SumError if the plan has ended."""
+        """Wait for the sites and return the noisy sum over all of them. SumError if the plan has ended.
+
+        Arguments are those of :class:`fairpate.methods.base.NoisySum`; ``exact_RW`` must be all zeros here.
+        """
         number = self._plan.number_of(self._number, exact_RW, stddev=stddev, name=name, about=about)
         self._number += 1
         if exact_RW.any():
@@ -98,24 +100,21 @@ class CoordinatorSums:
         return total_D.reshape(exact_RW.shape)
 
     def wait_for_sites(self, timeout_s: float) -> None:
-        """Wait until all sites have reported that they need nothing more, at most ``timeout_s``."""
+        """Wait until all sites have reported that they need nothing more, but at most ``timeout_s`` seconds."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while len(self._done) < len(self._plan.sites) and time.monotonic() < deadline_s:
                 self._changed.wait(_POLL_S)
 
     def app(self, settings: Any = None, *, tracer: Any = None) -> FastAPI:  # noqa: ARG002 - as HttpServer asks
-        """Return the HTTP application; it needs no tokens, since every message is signed by its site."""
+        """Return the HTTP application for the sites; it needs no tokens, since every message is signed by its site."""
 
         largest = max(8 * each.rows * each.columns for each in self._plan.sums)
         app = new_app(
             title="FairPATE sites",
             description="The coordinator of one release over sites that share nothing.",
-            tokens=None,
             max_body_bytes=lambda: _OVERHEAD + 128 * len(self._plan.sites) + largest,
-            # No limit: sites poll until their lists close, and without tokens all of them count as strangers.
-            rate=RequestRate(),
-            strangers=RequestRate(),
+            # Without a limit on requests: sites poll until their lists close.
             tracer=tracer,
         )
 
@@ -129,11 +128,11 @@ class CoordinatorSums:
         return app
 
     def plan(self) -> Response:
-        """Return the plan's file."""
+        """Answer a request for the plan with the bytes of its file."""
         return _bytes(self._plan.content)
 
     def embedding(self) -> Response:
-        """Return the file of the embedding of all records, if the plan has one."""
+        """Answer with the file of the embedding of all records, or status 404 if the plan has none."""
         return _bytes(self._embedding)
 
     def _machine(self, number: int) -> Coordinator:
@@ -142,7 +141,7 @@ class CoordinatorSums:
         return self._machines[number]
 
     def model(self) -> Response:
-        """Return the file of the model that private metrics describe; status 202 while it is not trained."""
+        """Answer with the file of the model that private metrics describe; status 202 until it is trained."""
         with self._changed:
             found = self._journal.get("model")
             if found is None:
@@ -174,7 +173,7 @@ class CoordinatorSums:
             )
 
     def message(self, number: int, step: str, place: int, body: RawBody) -> Response:
-        """Accept one message of a site."""
+        """Accept the message ``step`` of site ``place`` for sum ``number``."""
         machine = self._machine(number)
         if step not in STEPS:
             raise FaultError(404, "step", step, f"Expected one of {', '.join(STEPS)}.")
@@ -190,7 +189,8 @@ class CoordinatorSums:
         return _bytes(b"")
 
     def listed(self, number: int, name: str, place: int) -> Response:
-        """Return a closed list, or the sum; status 202 while it is open."""
+        """Answer site ``place`` with the list ``name`` of sum ``number``, or with the sum; status 202 until it is
+        closed."""
         machine = self._machine(number)
         if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
             raise FaultError(404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum of a site.")
@@ -204,21 +204,13 @@ class CoordinatorSums:
 
 
 def serve(
-    plan_file: Path,
-    settings: HttpSettings,
-    *,
-    declaration: Path,
-    reporter: Reporter,
-    data_dir: Path | None = None,
-    out: Path | None = None,
-    wait_s: float = 3600.0,
-    own: Sequence[str] = (),
+    plan_file: Path, settings: HttpSettings, *, reporter: Reporter, wait_s: float = 3600.0, **party: Any
 ) -> RunDirectory:
     """Coordinate the release of a plan and train on its sums; return a run folder with statement and report.
 
-    The embedding is read from the file next to the plan; ``own`` are settings of this party's workers. PlanError and
-    ConfigError for files that do not match, ServiceError for an address that cannot be used, SumError if the plan ends
-    without its sum.
+    The embedding is read from the file next to the plan; ``party`` are this party's files and settings, arguments of
+    :func:`fairpate.sites.plan.config_of`. PlanError and ConfigError for files that do not match, ServiceError for an
+    address that cannot be used, SumError if the plan ends without its sum.
     """
     from fairpate.run.run import run_method
 
@@ -226,7 +218,7 @@ def serve(
     if settings.tls is None and not is_loopback(settings.host):
         raise PlanError(f"--host: {settings.host} is reached from other machines; give --tls-cert and --tls-key.")
     embedding = embedding_file(plan_file).read_bytes() if plan.embedding else None
-    config = config_of(plan, declaration, data_dir=data_dir, out=out, own=own)
+    config = config_of(plan, **party)
     with ExitStack() as stack:
 
         def sums(run: RunDirectory, log: ReleaseLog) -> CoordinatorSums:

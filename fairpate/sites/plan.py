@@ -3,11 +3,10 @@
 A plan is one JSON file, identified by the digest of its bytes, which every site signs with each message. It contains
 the method's configuration, the events from which the release's cost is computed, every sum in order, the sites with
 their public keys, and the numbers of sites that may vanish and collude. Events and sums come from a rehearsal, which
-runs the method without private records; each site rehearses the plan itself and refuses one that differs. A digest of
-the rehearsal's public arrays shows that all have the same pool, embedding and features.
+runs the method without private records; each site rehearses the plan itself and refuses one that differs.
 
-With private metrics, the last sum is the table of predictions on the sites' test records. It describes one model, which
-is trained on the earlier sums: its terms identify this model, so that tables about different models are not added up.
+With private metrics, the last sum is the table of predictions on the sites' test records. Its terms identify the model
+that it describes, so that tables about different models are not added up.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _OF_A_MACHINE = re.compile(r"(out|data\.data_dir|data\.declaration|ray|storage|(
 
 
 class JournalError(UserError):
-    """The journal cannot be read or written; nothing left this party that it should have stored first."""
+    """The journal cannot be read or written. No message was sent that the journal should have stored first."""
 
 
 class PlanError(UsageError):
@@ -115,21 +114,21 @@ class SitePlan:
         return bool(self.test_events) and number == len(self.sums) - 1
 
     def number_of(self, drawn: int, exact_RW: IntArray, *, stddev: float, name: str, about: bytes) -> int:
-        """Return the number of the sum that follows ``drawn`` others; with ``about``, of the sum that describes this
-        model.
+        """Return the position in the plan of the next sum, if ``drawn`` sums precede it.
 
-        SumError unless the plan has a sum with this shape, noise and name there.
+        ``about`` is the file of the model that the sum describes: such a sum is the plan's last. SumError unless the
+        plan has a sum with this shape, noise and name at this position.
         """
         # Where the release is stored already, its sums are not asked for again: that about the model is the first.
         number = len(self.sums) - 1 if about else drawn
         rows, columns = exact_RW.shape
         asked = PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev)
         if number >= len(self.sums) or self.sums[number] != asked:
-            raise SumError(f"The plan has no sum {number} such as {asked}; use the version that made the plan.")
+            raise SumError(f"The plan's sum {number} is not {asked}; use the version of fairpate that made the plan.")
         return number
 
     def draw(self, number: int, about: bytes = b"") -> Draw:
-        """Return the terms of sum ``number``. ``about``: the file of the model that the sum describes, if any."""
+        """Return the terms of sum ``number``. ``about`` is the file of the model that the sum describes, if any."""
         planned = self.sums[number]
         # Of the file's bytes: the same values written differently are another plan.
         digest = bytes.fromhex(self.digest)
@@ -242,7 +241,8 @@ def read_roster(path: Path) -> dict[str, str]:
 
 
 def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
-    """Run the release of ``config`` on public records only, and return what a plan states about it.
+    """Run the release of ``config`` on public records only, and return its unit, events and sums, and a digest of its
+    public arrays, which a plan states.
 
     ConfigError for a method whose sums cannot be computed over sites.
     """
@@ -299,7 +299,7 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
 def make_plan(
     config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int, reporter: Reporter
 ) -> tuple[SitePlan, bytes | None]:
-    """Return a new plan, and the file of the embedding of all records, if there is one. No private record is read.
+    """Return a new plan and, if all records are embedded, the bytes of the embedding's file. Reads no private record.
 
     DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError if the numbers
     of sites and the noise are not compatible.
@@ -321,19 +321,18 @@ def make_plan(
         # A plan is used once: the same settings again are another plan, with another digest.
         "id": secrets.token_hex(16),
         "settings": settings | {"declaration": config.data.declaration and config.data.declaration.sha256},
-        **{name: rehearsed[name] for name in ("unit", "events", "sums", "public_arrays")},
+        **rehearsed,
         "embedding": None if embedding is None else hashlib.sha256(embedding).hexdigest(),
         "sites": dict(sites),
         "may_vanish": may_vanish,
         "may_collude": may_collude,
-        "test_events": rehearsed["test_events"],
     }
     content = json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False).encode()
     return read_plan(content, "plan"), embedding
 
 
 def config_of(
-    plan: SitePlan, declaration: Path, *, data_dir: Path | None, out: Path | None, own: Sequence[str] = ()
+    plan: SitePlan, declaration: Path, *, data_dir: Path | None = None, out: Path | None = None, own: Sequence[str] = ()
 ) -> ReleasingMethod:
     """Return the plan's configuration for one party's files, with its ``own`` worker settings ``ray.FIELD=VALUE``.
 
@@ -359,8 +358,8 @@ def config_of(
 
 
 def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> Callable[[DataConfig], Dataset]:
-    """Return a function that loads one party's data set with the plan's embedding. PlanError for another embedding's
-    file."""
+    """Return a function that loads one party's data set with the plan's embedding. PlanError if ``embedding`` is not
+    the file that the plan names."""
     from fairpate.data.embedding import embedded, read_embedding
     from fairpate.data.registry import load_at_site
 
@@ -435,7 +434,7 @@ class Journal:
             yield journal
 
     def part(self, prefix: str) -> Journal:
-        """Return the part of the store whose keys begin with ``prefix``."""
+        """Return a journal for the part of this one whose keys begin with ``prefix``."""
         return Journal(self.database, self.path, f"{self.prefix}{prefix}/")
 
     def get(self, key: str, /) -> bytes | None:
@@ -451,7 +450,7 @@ class Journal:
         return stored
 
     def erase(self, reason: str) -> None:
-        """Overwrite and delete all values of this part, and store ``reason`` under ``ENDED``."""
+        """Overwrite and delete all values of this journal or part, and store ``reason`` under the key ``ENDED``."""
         # The reason first: after a crash in between, no secret is drawn anew.
         self._do("INSERT OR REPLACE INTO kept VALUES (?, ?)", self.prefix + ENDED, reason.encode())
         size, own = len(self.prefix), self.prefix

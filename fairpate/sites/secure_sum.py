@@ -13,11 +13,12 @@ site releases its share of b_k for each survivor k, and of the mask key for each
 releases both, and it never signs a second list: two unmaskings with the same noise would expose a single site's
 numbers.
 
-:class:`Site` and :class:`Coordinator` read and write a :class:`Store`, which keeps the first value stored under each
-key. With a durable store, either may be stopped at any moment and created again: a site then sends its earlier messages
-again, byte for byte. Neither state machine depends on what the numbers mean, on timing, or on how bytes travel.
+:class:`Site` and :class:`Coordinator` read and write a :class:`Store`. With a durable store, either may be stopped at
+any moment and created again: a site then sends its earlier messages again, byte for byte. Neither depends on what the
+numbers mean, on timing, or on how bytes travel.
 
-Sites are numbered by their position in the plan. Shapes: K sites, D numbers.
+A site's ``place`` is its position in the plan. The ``head`` of its first message is what all sites get of it: its mask
+key and the hashes of its seed and shares, signed. Shapes: K sites, D numbers.
 """
 
 import hashlib
@@ -73,7 +74,7 @@ class LateError(SumError):
 
 
 class Store(Protocol):
-    """A map in which the first value stored under a key remains: a ``dict``, or a durable file."""
+    """A key-value store in which the first value stored under a key remains: a ``dict``, or a durable file."""
 
     def get(self, key: str, /) -> bytes | None:
         """Return the value of ``key``, None if it has none."""
@@ -93,7 +94,7 @@ class PublicKeys:
         try:
             Ed25519PublicKey.from_public_bytes(self.signing)
             # Any bytes of the right length make an X25519 key; only an exchange refuses points of small order.
-            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.sealing))
+            _PROBE.exchange(X25519PublicKey.from_public_bytes(self.sealing))
         except ValueError as error:
             raise SumError(f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}.") from error
 
@@ -127,9 +128,9 @@ class Draw:
     """The terms of one sum, which all parties know before it begins.
 
     ``plan``: digest of the plan; ``number``: position of this sum in the plan; ``may_vanish`` and ``may_collude``: how
-    many sites may; ``size``: D; ``noise_stddev``: standard deviation of the noise for which the sum's cost is computed,
-    per number. SumError if there are too few sites for ``may_vanish`` and ``may_collude``, or if the noise of one site
-    is out of range.
+    many sites may vanish, and collude with the coordinator; ``size``: D; ``noise_stddev``: standard deviation, per
+    number, of the noise for which the sum's cost is computed. SumError if there are too few sites for ``may_vanish``
+    and ``may_collude``, or if the noise of one site is out of range.
     """
 
     plan: bytes
@@ -163,13 +164,14 @@ class Draw:
 
     @property
     def least(self) -> int:
-        """The least number of survivors: with fewer, the sum would have less noise than its cost assumes, so it is not
-        unmasked."""
+        """The least number of survivors for which the sum is unmasked: with fewer, it would have less noise than its
+        cost assumes."""
         return len(self.sites) - self.may_vanish
 
     @property
     def num_honest(self) -> int:
-        """The number of sites whose noise stays unknown if as many sites vanish and collude as the plan allows."""
+        """How many sites' noise remains unknown to an attacker if as many sites vanish and collude as the plan
+        allows."""
         return self.least - self.may_collude
 
     @cached_property
@@ -189,13 +191,12 @@ class Draw:
         return (len(self.sites) + self.may_collude) // 2 + 1
 
     def tag(self, purpose: str, *places: int) -> bytes:
-        """Return 32 bytes that identify one use of a key: the plan, the sum, the purpose and the sites in
-        ``places``."""
+        """Return a hash that identifies one use of a key, by plan, sum, purpose and the sites in ``places``."""
         return _tag(self.plan, self.number, purpose, places)
 
     def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
-        """Raise SumError unless ``signature`` is site ``place``'s signature of ``text``, and the mask key in a `hello`
-        is usable."""
+        """Raise SumError unless ``signature`` is site ``place``'s signature of ``text`` and, if ``purpose`` is `hello`,
+        the mask key in ``text`` is usable."""
         if not self.sites[place].signed(signature, self.tag(purpose, place) + text):
             raise SumError(
                 f"Site {place}: its message '{purpose}' is not signed by it for this plan; the plan, the sum or the "
@@ -205,11 +206,11 @@ class Draw:
             _exchanged(_PROBE, text[:32], place)
 
     def flags(self, places: Sequence[int] | Mapping[int, object]) -> bytes:
-        """Return a list of sites as bytes, one flag for each site of the plan."""
+        """Encode a list of sites as bytes: one for each site of the plan, 1 if the site is in ``places`` and else 0."""
         return bytes(place in places for place in range(len(self.sites)))
 
     def parts(self, message: bytes, size: int, *, least: int = 0) -> dict[int, bytes]:
-        """Split ``message``, which begins with :meth:`flags`, into ``size`` bytes for each listed site.
+        """Split a message that begins with :meth:`flags` into the ``size`` bytes of each listed site.
 
         SumError for a damaged list, and for a list of fewer than ``least`` sites.
         """
@@ -224,15 +225,16 @@ class Draw:
         return {place: rest[size * row : size * (row + 1)] for row, place in enumerate(places)}
 
     def digest(self, heads: Mapping[int, bytes], survivors: bytes | None = None) -> bytes:
-        """Return the digest of the list of participants, or with ``survivors`` that of the list of survivors.
+        """Return the digest of the list of participants, given the ``heads`` of their first messages.
 
-        Every site signs the first with its numbers; every survivor signs the second, once.
+        With ``survivors``, return the digest of that list of survivors. Every site signs the first digest with its
+        numbers; every survivor signs the second, once.
         """
         members = hashlib.sha256(self.tag("members") + self.flags(heads) + b"".join(heads.values())).digest()
         return members if survivors is None else hashlib.sha256(self.tag("survivors") + members + survivors).digest()
 
     def mask(self, secret: bytes, *places: int) -> Words:
-        """Return a mask of D words expanded from ``secret``, for one site or for the pair of sites in ``places``."""
+        """Expand ``secret`` to a mask of D words, for one site or for the pair of sites in ``places``."""
         # A nonce of zeros is safe: the key is derived for this plan, sum and pair, and masks only one message.
         stream = Cipher(ChaCha20(_derived(secret, self.tag("mask", *places)), bytes(16)), mode=None).encryptor()
         return np.frombuffer(stream.update(bytes(8 * self.size)), dtype="<u8").astype(np.uint64, copy=False)
@@ -245,7 +247,10 @@ class Draw:
 
 
 class Site:
-    """One site's part of one sum. ``store`` belongs to this sum of this plan, and is erased once the sum is known."""
+    """The state machine of one site in one sum: its methods return the site's messages, in their order.
+
+    ``store`` belongs to this sum of this plan, and is erased once the sum is known.
+    """
 
     def __init__(self, draw: Draw, place: int, key: SiteKey, store: Store) -> None:
         if draw.sites[place] != key.public:
@@ -324,7 +329,7 @@ class Site:
         return self._signed("agreed", draw.digest(heads, survivors))
 
     def shares(self, agreement: bytes) -> bytes:
-        """Return one share per participant: of its own mask's seed if it survived, else of its mask key.
+        """Return one share per participant: of the seed of its own mask if it survived, else of its mask key.
 
         SumError unless ``agreement`` has the signatures of ``threshold`` survivors for the list that this site signed.
         """
@@ -347,8 +352,8 @@ class Site:
         return body + self._signed("shares", digest + body)
 
     def _members(self, members: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return the heads of the participants' first messages, and the shares that each participant encrypted for this
-        site."""
+        """Split the list of participants ``members``: return the head of each one's first message, and the shares that
+        each encrypted for this site."""
         draw = self._draw
         parts = draw.parts(members, _HEAD + _SEALED, least=draw.least)
         heads = {place: part[:_HEAD] for place, part in parts.items()}
@@ -377,16 +382,17 @@ class Site:
 
 
 class Coordinator:
-    """The coordinator's part of one sum: it receives the messages of sites, closes lists, and unmasks the sum."""
+    """The state machine of the coordinator in one sum: it receives the sites' messages, closes lists of sites, and
+    unmasks the sum."""
 
     def __init__(self, draw: Draw, store: Store) -> None:
         self._draw, self._store = draw, store
         # After a stop, all messages that were answered are in the store.
-        self._messages: dict[Step, dict[int, bytes]] = {step: {} for step in STEPS}
-        for step in STEPS:
-            for place in range(len(draw.sites)):
-                if (message := store.get(f"{step}/{place}")) is not None:
-                    self._messages[step][place] = message
+        places = range(len(draw.sites))
+        self._messages: dict[Step, dict[int, bytes]] = {
+            step: {place: found for place in places if (found := store.get(f"{step}/{place}")) is not None}
+            for step in STEPS
+        }
 
     def receive(self, step: Step, place: int, message: bytes) -> None:
         """Store a site's message; storing the same message again has no effect.
@@ -403,7 +409,8 @@ class Coordinator:
             known[place] = self._store.setdefault(f"{step}/{place}", message)
 
     def advance(self, *, time_is_up: bool = False) -> int:
-        """Close every complete list; if ``time_is_up``, also the open list, with the sites that have answered.
+        """Close every list for which all sites have answered; if ``time_is_up``, close the open list without the
+        others.
 
         Returns the number of closed lists, the sum included. SumError if time is up and fewer sites answered than the
         plan needs.
@@ -440,7 +447,7 @@ class Coordinator:
         return 3 if store.get("sum") is None else 4
 
     def listed(self, name: str, place: int = 0) -> bytes | None:
-        """Return a closed list (or the sum, as bytes) for site ``place``; None while it is open.
+        """Return the closed list ``name``, or the sum, as bytes for site ``place``; None while it is open.
 
         The list of participants, ``members``, contains the shares that were encrypted for this site; ``survivors``,
         ``agreement`` and ``sum`` are the same for all.
@@ -477,7 +484,10 @@ class Coordinator:
             "shares": _SHARE * (0 if step == "hello" else len(self._heads)) + _SIGNATURE,
         }
         if len(message) != lengths[step]:
-            raise SumError(f"Site {place}: '{step}' has {len(message)} bytes, expected {lengths[step]}.")
+            raise SumError(
+                f"Site {place}: expected {lengths[step]} bytes in '{step}', got {len(message)}; use the version of the "
+                "coordinator."
+            )
         body, signature = message[:-_SIGNATURE], message[-_SIGNATURE:]
         # The head alone is signed, as only the head goes to all sites; it has the hash of the shares.
         if step == "hello":
@@ -493,7 +503,7 @@ class Coordinator:
 
     @property
     def _heads(self) -> dict[int, bytes]:
-        """The heads of all participants' first messages; empty while the list of participants is open."""
+        """The head of each participant's first message, by place; empty while the list of participants is open."""
         flags = self._store.get("members") or b""
         return {place: self._messages["hello"][place][:_HEAD] for place, flag in enumerate(flags) if flag}
 
@@ -504,7 +514,8 @@ class Coordinator:
 
     @cached_property
     def _survivors_digest(self) -> bytes:
-        """The digest that every survivor signs; computed once, as their list is closed before the first one signs."""
+        """The digest of the list of survivors, which each of them signs; it is computed once, as the list is closed
+        before the first survivor signs."""
         return self._draw.digest(self._heads, self._store.get("survivors"))
 
     def _unmasked(self) -> IntArray | None:
@@ -537,7 +548,7 @@ class Coordinator:
 
 
 def sum_of(message: bytes) -> IntArray:
-    """Return the numbers of a published sum."""
+    """Decode a published sum: return its numbers."""
     return np.frombuffer(message, dtype="<i8").astype(np.int64)
 
 
@@ -549,8 +560,7 @@ def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:
     # Tested before they are added: an addition that wraps would look small.
     if max(np.abs(each).max(initial=0) for each in (exact_D, noise_D)) > most // 2:
         raise SumError(f"Expected numbers of at most {most // 2} for {len(draw.sites)} sites; the sum could wrap.")
-    noisy_D: IntArray = exact_D + noise_D
-    return noisy_D
+    return exact_D + noise_D
 
 
 def _exchanged(own: X25519PrivateKey, other: bytes, place: int) -> bytes:

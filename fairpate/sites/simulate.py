@@ -1,13 +1,11 @@
 """Simulate a release over sites on one machine: distribute records to sites, and run the real commands as processes.
 
-Every party gets its own folder with files, a declaration and an odometer; the coordinator serves on the loopback
-interface. Only the distribution of the records is simulated; the protocol is the real one. Records of a table are
-distributed as rows of the publisher's text, at random or by the value of a column, such as the state of a census
-record; pictures are distributed at random as vectors of numbers. All records of a person go to one site.
+Only the distribution of the records is simulated; the protocol is the real one. Records of a table are distributed as
+rows of the publisher's text, at random or by the value of a column, such as the state of a census record; pictures are
+distributed at random as vectors of numbers. All records of a person go to one site.
 
 This is meant for public records: one machine has them all, so nothing is hidden. The records of a declaration may be
-private, and the parties' odometers are not the operator's. So the release is also charged to the operator's odometer
-before a party begins.
+private, so the release is also charged to the operator's odometer before a party begins.
 """
 
 import json
@@ -44,18 +42,19 @@ from fairpate.types import IntArray, UsageError, UserError
 # The fields of a codebook that describe how to read the publisher's files, or how to divide them.
 _OF_FILES = ("files", "header", "comment", "separator", "trim", "num_public", "num_validation", "num_test", "rows")
 _PARTS = ("private", "public", "test")
+_WAIT_S = "600"
 
 
 class SimulationError(UserError):
-    """A process of the simulation failed; the message ends with its output."""
+    """A process of the simulation failed; the message ends with the output of that process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """A finished simulation: the coordinator's run, the number of private records of each site, and time and memory
-    used.
+    """The result of a simulation: the coordinator's run, the number of private records of each site, and the time and
+    memory that were used.
 
-    ``site_mb``: the largest memory of a site's process that exchanges messages.
+    ``site_mb``: the largest memory, in megabytes, of a site's process that exchanges messages.
     """
 
     run: RunDirectory
@@ -73,9 +72,9 @@ def site_folders(folder: Path, sites: int) -> list[Path]:
 def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -> tuple[int, ...]:
     """Write the files of all parties below ``folder``; return the number of private records of each site.
 
-    ``by``: a column of the publisher's table; its values are assigned to sites in turn, the most frequent first.
-    ``COLUMN:N`` uses the first N characters of a value. ConfigError for a column with fewer values than sites, and for
-    pictures as pixels.
+    Records are distributed at random or by ``by``, a column of the publisher's table, whose values are assigned to
+    sites in turn, the most frequent first; ``COLUMN:N`` uses the first N characters of a value. ConfigError for a
+    column with fewer values than sites, and for pictures as pixels.
     """
     codebook = CODEBOOKS / f"{data.name}.yaml"
     path = data.declaration.path if data.declaration else codebook
@@ -99,7 +98,8 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
 
 
 def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Return the rows of a declared table by part, as text, and its declaration without the fields about files."""
+    """Return the rows of a declared table as text, by part of the data set, and the table's declaration without the
+    fields about files."""
     table, entry = read_declaration(path), entry_for(data)
     found: dict[str, list[pa.Table]] = {}
     # Read all columns: records may be dealt by one that is not a feature.
@@ -142,7 +142,7 @@ def _person_column(declared: Mapping[str, Any]) -> str:
 
 
 def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Return the records of a data set by part, as vectors of numbers, and a declaration of them."""
+    """Return the records of a data set as vectors of numbers, by part, and a declaration of these vectors."""
     if dataset.kind == "image":
         raise ConfigError(
             f"data.options.features: {dataset.name} are pictures; set oriented_gradients, as sites exchange no pixels."
@@ -169,7 +169,7 @@ def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
 def _dealt(
     private: pa.Table, declared: Mapping[str, Any], order: np.random.Generator, *, sites: int, by: str | None
 ) -> IntArray:
-    """Return the site of each private record, counted from 0."""
+    """Return the index of the site to which each private record goes."""
     of_person = _person_column(declared)
     column, _, length = (by or "").partition(":")
     column = column or of_person
@@ -201,13 +201,7 @@ def _dealt(
 
 
 def simulate(
-    data: DataConfig,
-    folder: Path,
-    *,
-    sites: int,
-    by: str | None = None,
-    planning: Sequence[str] = (),
-    wait_s: float = 600.0,
+    data: DataConfig, folder: Path, *, sites: int, by: str | None = None, planning: Sequence[str] = ()
 ) -> Simulated:
     """Distribute the records of ``data`` to ``sites`` in ``folder``, and run plan, coordinator and sites as processes.
 
@@ -229,18 +223,12 @@ def simulate(
 
     def start(party: Path, *words: str) -> subprocess.Popen[str]:
         # A file: a pipe is not read while the others work, and a full one would stop a party.
+        state, turn = (party / "state").absolute(), turns[len(started) % len(turns)].absolute()
+        command = [sys.executable, "-m", "fairpate", "site", *words, "--json"]
+        environment = os.environ | {"FAIRPATE_STATE": str(state), TURN: str(turn)}
         with (party / f"{words[0]}.log").open("w") as log:
             process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "fairpate", "site", *words, "--json"],
-                cwd=party,
-                env=os.environ
-                | {
-                    "FAIRPATE_STATE": str((party / "state").absolute()),
-                    TURN: str(turns[len(started) % len(turns)].absolute()),
-                },
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
+                command, cwd=party, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
             )
         started.append(process)
         return process
@@ -249,8 +237,7 @@ def simulate(
         output, _ = process.communicate()
         if process.returncode:
             raise SimulationError(f"{party.name}: `fairpate site {command}` failed: {output or '(no output)'}")
-        found: dict[str, Any] = json.loads(output)
-        return found
+        return json.loads(output)
 
     began_s = time.monotonic()
     try:
@@ -273,7 +260,7 @@ def simulate(
             Odometer().record(release)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
-        own = ("--data", "data.yaml", "--out", "run", "--wait-s", str(wait_s))
+        own = ("--data", "data.yaml", "--out", "run", "--wait-s", _WAIT_S)
         serving = start(coordinator, "serve", "plan.json", "--port", port, *own)
         agreed = ("--key", "own.key", "--plan", digest, "--yes")
         joining = [start(party, "join", f"http://127.0.0.1:{port}", *own, *agreed) for party in parties]

@@ -1,10 +1,9 @@
 """One site's part in a release over sites: it connects to the coordinator; nobody connects to it.
 
-Before anything leaves, the site has rehearsed the plan, its operator has agreed, and its own odometer has counted all
+Before anything leaves, the site has rehearsed the plan, its operator has agreed, and its own odometer has charged all
 events of the plan. Then it computes every sum of the release together with the others
-(:mod:`fairpate.sites.secure_sum`). Everything that it sent is kept in the journal in ``private/`` of its run folder, so
-that a site that was stopped resumes where it was. Once a sum is known, or the plan has ended, its secrets and noise are
-deleted.
+(:mod:`fairpate.sites.secure_sum`). What it sent is in the journal in ``private/`` of its run folder, so that a site
+that was stopped resumes. Once a sum is known, or the plan has ended, its secrets and noise are deleted.
 
 Computing a table of the site's records needs torch and hundreds of megabytes; exchanging messages needs neither. So
 each table is computed in a separate process (:func:`take_part`), which ends before the first message about the table
@@ -19,10 +18,11 @@ import hashlib
 import os
 import secrets
 import signal
+import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,16 +39,8 @@ import numpy as np
 
 from fairpate.files import sync, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
-from fairpate.sites.plan import (
-    Journal,
-    PlanError,
-    SitePlan,
-    config_of,
-    loader_of,
-    read_key,
-    read_plan,
-    require_rehearsed,
-)
+from fairpate.sites import plan as plans
+from fairpate.sites.plan import Journal, PlanError, SitePlan
 from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError, sum_of
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError
@@ -77,8 +69,8 @@ class CoordinatorError(UserError):
 
 
 class CoordinatorClient:
-    """Sends requests to a coordinator, and repeats them for ``wait_s`` seconds while it is away or has no answer
-    yet."""
+    """Sends requests to a coordinator, and repeats each for up to ``wait_s`` seconds while the coordinator cannot be
+    reached or has no answer yet."""
 
     def __init__(self, url: str, *, wait_s: float, ca: str | None = None) -> None:
         parts = urlsplit(url)
@@ -87,11 +79,7 @@ class CoordinatorClient:
                 f"URL: expected https://, or http:// on this machine, got {url}; ask for the HTTPS address."
             )
         # Over plain HTTP there is no certificate to verify, and reading the known authorities takes a while.
-        verify: Any = parts.scheme == "https"
-        if ca is not None:
-            import ssl
-
-            verify = ssl.create_default_context(cafile=ca)
+        verify = parts.scheme == "https" if ca is None else ssl.create_default_context(cafile=ca)
         # Neither proxies nor certificates come from environment variables.
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
         self._wait_s, self.close = wait_s, self._http.close
@@ -99,11 +87,11 @@ class CoordinatorClient:
     def request(
         self, path: str, content: bytes | None = None, *, wait_s: float | None = None, into: Path | None = None
     ) -> bytes | None:
-        """Send ``content`` to ``path``, or fetch ``path`` without content. None if the coordinator refuses the message
-        as late.
+        """Send ``content`` to ``path``, or without content fetch ``path``; return the reply.
 
-        ``wait_s`` None: the client's. With ``into``, the reply is written to this file piece by piece and not returned.
-        CoordinatorError if the coordinator ended the plan or refused the message, or if time is up.
+        None if the coordinator refuses the message as late. ``wait_s`` None: that of the client. With ``into``, the
+        reply is written to this file piece by piece and not returned. CoordinatorError if the coordinator ended the
+        plan or refused the message, or if time is up.
         """
         wait_s = self._wait_s if wait_s is None else wait_s
         deadline_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -156,11 +144,11 @@ def _words(reply: httpx.Response) -> str:
 
 
 class Messenger:
-    """The part of a site that needs no records: the operator's answer, the journal, and the messages.
+    """The part of a site that needs no records: it asks the operator, keeps the journal, and exchanges messages.
 
     :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
-    When it starts again, calls that were answered before return at once. ``source`` None: noise from the operating
-    system's entropy.
+    When :func:`take_part` starts again, calls that were answered before return at once. ``source`` None: noise from the
+    operating system's entropy.
     """
 
     def __init__(
@@ -186,11 +174,11 @@ class Messenger:
         return self.has_agreed
 
     def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
-        """Open the journal in ``path``; return whether a charge was begun before.
+        """Open the journal in ``path``; return whether an earlier process began to charge the plan.
 
-        ``begun``: a folder next to the odometer with the id of the journal with which this site began the plan;
-        ``records``: a digest of the records; ``charge`` counts the whole plan in the site's odometer. SumError if the
-        journal or the records differ from those of the start.
+        ``charge`` charges the whole plan to the site's odometer. ``begun``: a folder next to the odometer with the id
+        of the journal with which this site began the plan; ``records``: a digest of the records. SumError if journal or
+        records are not those with which the site began.
         """
         if not self._has_begun:
             self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
@@ -205,17 +193,17 @@ class Messenger:
         return self._journal.get("charging") is not None
 
     def waits_for(self, what: str, about: bytes = b"") -> bool:
-        """Return whether the next call of the method ``what`` has to wait for the other sites."""
+        """Return whether the next call of ``sum`` or ``model``, named by ``what``, has to wait for the other sites."""
         if what == "sum":
             return self._journal.get(f"total {len(self._plan.sums) - 1 if about else self._number}") is None
         return what == "model" and not self._model
 
     def is_charged(self) -> bool:
-        """Return whether the odometer has counted the plan."""
+        """Return whether the plan is charged to the odometer."""
         return self._journal.get("charged") is not None
 
     def sum(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Return the noisy sum over all sites of the tables ``exact_RW``.
+        """Return the noisy sum of all sites' tables; ``exact_RW`` is this site's.
 
         ``stddev`` and ``name`` must be those of the plan; ``about`` is the file of the model that the table describes,
         if any.
@@ -236,22 +224,23 @@ class Messenger:
         return sum_of(total).reshape(exact_RW.shape)
 
     def model(self) -> bytes:
-        """Wait for, and return, the file of the model that the last sum describes, which the coordinator trains."""
+        """Wait until the coordinator has trained the model that the last sum describes, and return the model's file."""
         if not self._model:
             with self._waiting("model"):
                 self._model = self._client.request("/v1/model") or b""
         return self._model
 
     def leave(self) -> None:
-        """Report, signed, that this site needs nothing more; otherwise the coordinator waits for a while before it
-        stops."""
+        """Send the signed report that this site needs nothing more. Without it the coordinator waits for a while before
+        it stops."""
         signature = self._key.sign(self._plan.draw(0).tag("done", self._place))
         with suppress(CoordinatorError):
             self._client.request(f"/v1/done/{self._place}", signature, wait_s=0.0)
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Show inside the block that the site waits for others; erase all secrets if the coordinator ends the plan."""
+        """Inside the block, show that the site waits for others; if the coordinator ends the plan, erase all
+        secrets."""
         try:
             with self._reporter.stage(what, patience_s=_PATIENCE_S):
                 yield
@@ -313,13 +302,13 @@ class Messenger:
 
 
 class ComputingError(UserError):
-    """The process that computes a site's tables ended; the message says how to continue."""
+    """The process that computes a site's tables ended without a result; the message says how to continue."""
 
 
 @dataclass(eq=False)
 class _RemoteMessenger:
-    """The :class:`Messenger` of the process that computes tables: each method calls the other process through a
-    pipe."""
+    """Stands for the :class:`Messenger` in the process that computes tables: each method calls that of the other
+    process through a pipe."""
 
     pipe: Connection
     has_agreed: bool
@@ -361,7 +350,8 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
 
 
 def in_processes(part: Part, messenger: Messenger) -> Path | None:
-    """Run :func:`take_part` in successive processes; there is none while ``messenger`` waits for others."""
+    """Run :func:`take_part` in successive processes, and return its result. No such process runs while ``messenger``
+    waits for other sites."""
     # Spawned, not forked: a copy of this process would hold its connections and its journal.
     context = get_context("spawn")
     while True:
@@ -379,7 +369,8 @@ def in_processes(part: Part, messenger: Messenger) -> Path | None:
 
 
 def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> list[Path | None]:
-    """Answer the calls of a computing process, and return its result; empty if it was ended because it had to wait."""
+    """Answer the calls of a computing process until it ends. Return its result in a list, which is empty if the process
+    was ended because it would have had to wait."""
 
     def receive() -> tuple[str, Any, Any]:
         try:
@@ -422,58 +413,44 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """The plan, a site's position in it, and its own files and settings: everything from which its tables are
-    computed."""
+    computed. ``party`` are arguments of :func:`fairpate.sites.plan.config_of`."""
 
     plan: SitePlan
     place: int
     embedding: Path | None
-    declaration: Path
-    data_dir: Path | None
-    out: Path | None
-    own: Sequence[str]
+    party: Mapping[str, Any]
     is_quiet: bool
 
 
 def join(
     url: str,
     *,
-    declaration: Path,
     key: Path,
     agree: Callable[[str], bool],
     reporter: Reporter,
     digest: str | None = None,
-    data_dir: Path | None = None,
-    out: Path | None = None,
     wait_s: float = 3600.0,
     ca: str | None = None,
-    own: Sequence[str] = (),
+    **party: Any,
 ) -> Path | None:
     """Take part in the plan of the coordinator at ``url``; return the folder of the release, None without agreement.
 
-    ``agree`` is called with a text that says what leaves and what it costs; ``digest`` is the digest of the only plan
-    to accept; ``own`` are settings of this site's workers. PlanError, ConfigError or DataError if plan, key and records
-    do not match; LimitReachedError if the odometer has no room; CoordinatorError and SumError if the plan ends without
-    a sum. Except for the last two, nothing was charged or sent before the error.
+    ``agree`` gets a text that says what leaves the site and what it costs, and returns whether the operator agrees;
+    ``digest`` is the digest of the only plan to accept; ``party`` are this site's files and settings, arguments of
+    :func:`fairpate.sites.plan.config_of`. PlanError, ConfigError or DataError if plan, key and records do not match;
+    LimitReachedError if the odometer has no room; CoordinatorError and SumError if the plan ends without a sum. Only
+    these last two may come after a charge or a message.
     """
-    own_key = read_key(key)  # before the coordinator is waited for
+    own_key = plans.read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
-        plan = read_plan(client.request("/v1/plan") or b"", url)
+        plan = plans.read_plan(client.request("/v1/plan") or b"", url)
         if digest is not None and digest.lower() != plan.digest:
             raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
         place, embedding = plan.place_of(own_key), None
         if plan.embedding:
             # Never whole in this process, which waits for hours: of pictures it is a quarter of its size.
             client.request("/v1/embedding", into=(embedding := Path(folder) / "embedding.safetensors"))
-        part = Part(
-            plan=plan,
-            place=place,
-            embedding=embedding,
-            declaration=declaration,
-            data_dir=data_dir,
-            out=out,
-            own=own,
-            is_quiet=reporter.console.quiet,
-        )
+        part = Part(plan=plan, place=place, embedding=embedding, party=party, is_quiet=reporter.console.quiet)
         with closing(Messenger(plan, own_key, client, agree, reporter=reporter)) as messenger:
             return in_processes(part, messenger)
 
@@ -481,20 +458,21 @@ def join(
 def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
     """Rehearse the plan, compute this site's tables, and write the release to a folder; None without agreement."""
     from fairpate.methods.base import price
+    from fairpate.methods.pate import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
     from fairpate.run.private_metrics import release_table
     from fairpate.run.release_log import ReleaseLog, state_folder
     from fairpate.run.run import OpenRun, make_release
 
     plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)
-    config = config_of(plan, part.declaration, data_dir=part.data_dir, out=part.out, own=part.own)
+    config = plans.config_of(plan, **part.party)
     embedding = None if part.embedding is None else part.embedding.read_bytes()
-    load = loader_of(plan, embedding, has_private=True)
+    load = plans.loader_of(plan, embedding, has_private=True)
     events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
     if not messenger.has_agreed:
         with reporter.stage("data"):
             dataset = load(config.data)
-            require_rehearsed(plan, config, dataset)
+            plans.require_rehearsed(plan, config, dataset)
         # A unit is in one part of the site's records, so that it pays the larger of both prices.
         prices = [price(events, delta=config.target.delta, accounting=config.target.accounting)]
         prices += [price(test_events, delta=config.target.delta)] if test_events else []
@@ -514,10 +492,8 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
         begun = state_folder() / "sites" / f"{plan.digest}-{part.place}"
         # As they were read, before an embedding.
         private = load(config.data.model_copy(update={"embedding": None})).private
-        digest = hashlib.sha256(repr(list(private.record_id)).encode())
-        for values in (private.x, private.y, private.z):
-            digest.update(values.numpy().tobytes())
-        has_begun = messenger.begin(run.journal, begun, digest.digest(), charge)
+        digest = digest_of_records(list(private.record_id), private.x, private.y, private.z)
+        has_begun = messenger.begin(run.journal, begun, digest.encode(), charge)
         if has_begun and run.receipt.exists():
             for each, _ in charges:
                 each.continues = True
@@ -530,15 +506,9 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
             student = measurable(run, opened.dataset)
             (_, (parts, _)) = charges
             parts.continues = True  # counted with the release
+            (event,) = test_events
             release_table(
-                opened.config,
-                opened.dataset,
-                student,
-                test_events[0],
-                run,
-                parts,
-                noise=OS_ENTROPY,
-                noisy_sum=messenger.sum,
+                opened.config, opened.dataset, student, event, run, parts, noise=OS_ENTROPY, noisy_sum=messenger.sum
             )
         messenger.leave()
 
@@ -546,7 +516,8 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
 
 
 def measurable(run: RunDirectory, dataset: Dataset) -> Student:
-    """Return the model that the coordinator sent. SumError for a file that is not a model of ``dataset``."""
+    """Return the model that the coordinator sent to the run folder. SumError if its file is not a model of
+    ``dataset``."""
     from student.card import StudentFileError
     from student.student import load_student
 

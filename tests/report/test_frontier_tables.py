@@ -9,8 +9,8 @@ import pytest
 from run_records import run_record
 
 from fairpate.fairness.rates import NAMES
-from fairpate.report.frontier import dominance, points_of
-from fairpate.report.frontier_page import baseline_words, baselines, choices, left_out_words
+from fairpate.report.frontier import baselines, dominance, points_of
+from fairpate.report.frontier_page import baseline_words, choices, left_out_words
 
 
 @pytest.fixture

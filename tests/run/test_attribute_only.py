@@ -245,7 +245,7 @@ def test_the_order_among_equals_is_drawn_for_each_private_run(tmp_path: Path) ->
     assert stat.S_IMODE((runs[0].private / "order.key").stat().st_mode) == 0o600
     runs[0].receipt.write_text("{}")
     (runs[0].private / "order.key").unlink()
-    with pytest.raises(RunDirectoryError, match=r"order\.key: is gone, although a release"):
+    with pytest.raises(RunDirectoryError, match=r"order\.key: missing, although a release"):
         as_trained(runs[0], config, dataset)
 
 

@@ -307,7 +307,7 @@ def test_a_folder_that_leads_elsewhere_or_has_no_end_is_no_bundle(unpacked: dict
     labels.unlink()
     for make in (lambda: labels.symlink_to("/dev/zero"), lambda: os.mkfifo(labels)):
         make()
-        with pytest.raises(BundleError, match=r"metrics\.json: not a plain file"):
+        with pytest.raises(BundleError, match=r"metrics\.json: expected plain files"):
             verify_bundle(unpacked["trained"])
         labels.unlink()
 

@@ -193,7 +193,7 @@ def test_two_drivers_do_not_share_a_folder_and_other_folders_are_left_alone(tmp_
     folder = open_sweep_folder(tmp_path / "sweep", sweep)
     with (
         sole_worker(folder.root, "fairpate compare"),
-        pytest.raises(RunDirectoryError, match="another `fairpate compare` works here"),
+        pytest.raises(RunDirectoryError, match="another `fairpate compare` is running here"),
     ):
         run(tmp_path / "sweep", counted)
     (tmp_path / "other").mkdir()

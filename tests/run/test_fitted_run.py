@@ -74,7 +74,7 @@ def test_a_run_goes_on_with_the_embedding_of_its_folder(fairpate, tmp_path, monk
     stored.unlink()
     code, _, errors = fairpate(*command)
     assert code == 1
-    assert "gone, although" in errors
+    assert "missing, although" in errors
 
 
 def test_what_protects_nobody_keeps_its_embedding_to_itself(fairpate, tmp_path):

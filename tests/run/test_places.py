@@ -36,6 +36,6 @@ def test_a_storage_that_cannot_be_used_ends_the_run_before_anything_is_trained(s
 
 def test_a_ledger_is_not_kept_where_a_job_of_ray_unpacked_its_files(small_config, tmp_path):
     job = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_0" / "runs" / "x"
-    with pytest.raises(RunDirectoryError, match="deleted after it, the ledger too; give an absolute path"):
+    with pytest.raises(RunDirectoryError, match="deletes after the job, with the ledger; give an absolute path"):
         create_run_directory(small_config(job))
     assert not job.exists()

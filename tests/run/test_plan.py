@@ -196,7 +196,7 @@ def test_a_terminal_is_asked_and_a_no_spends_nothing(monkeypatch: pytest.MonkeyP
     answers = iter([False, True])
     monkeypatch.setattr("fairpate.terminal.Confirm.ask", lambda *_, **__: next(answers))
     reporter = Reporter(quiet=True, asks=True)
-    with pytest.raises(UsageError, match="not agreed; nothing was"):
+    with pytest.raises(UsageError, match="Not agreed: nothing was"):
         reporter.consent("Above 10.")
     reporter.consent("Above 10.")
     Reporter(quiet=True).consent("Above 10.")  # from Python nobody is asked

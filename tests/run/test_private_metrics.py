@@ -303,7 +303,7 @@ def test_a_table_that_was_published_and_is_gone_or_of_another_model_is_refused(c
     done = run(tmp_path / "run", clinic)
     gone = copied(done, tmp_path / "gone")
     gone.metrics_table.unlink()
-    with pytest.raises(RunDirectoryError, match=r"metrics\.safetensors: gone, although .*metrics\.json says"):
+    with pytest.raises(RunDirectoryError, match=r"metrics\.safetensors: missing, although .*metrics\.json says"):
         run(gone.root, clinic)
     other = run(tmp_path / "other", clinic)
     mixed = copied(done, tmp_path / "mixed")

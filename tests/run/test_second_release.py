@@ -190,7 +190,7 @@ def test_a_damaged_or_lost_model_is_never_released_twice(trained, tmp_path, leng
     with pytest.raises(RunDirectoryError, match=r"student\.safetensors.*second release.*--out"):
         train(folder.root, "dp_sgd")
     folder.student.unlink()
-    with pytest.raises(RunDirectoryError, match=r"student\.safetensors: gone.*second release"):
+    with pytest.raises(RunDirectoryError, match=r"student\.safetensors: missing.*second release"):
         train(folder.root, "dp_sgd")
     assert folder.statement.read_bytes() == statement
     assert not folder.student.exists()
@@ -211,7 +211,7 @@ def test_a_model_without_privacy_is_made_again(trained, tmp_path):
 def test_a_model_without_its_statement_is_named(trained, tmp_path, method, remedy):
     folder = copied(trained(method), tmp_path / "run")
     folder.statement.unlink()
-    with pytest.raises(RunDirectoryError, match=rf"statement\.json: gone, although .* released under it; {remedy}"):
+    with pytest.raises(RunDirectoryError, match=rf"statement\.json: missing, although .* released with it; {remedy}"):
         train(folder.root, method)
 
 

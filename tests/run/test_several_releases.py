@@ -148,7 +148,7 @@ def test_a_release_that_is_gone_or_that_followed_another_one_is_refused(digits: 
         broken = copied(done, tmp_path / f"without {lost.name}")
         broken.student.unlink()
         (broken.public / lost.name).unlink()
-        with pytest.raises(RunDirectoryError, match=rf"{lost.name}: gone.*second release"):
+        with pytest.raises(RunDirectoryError, match=rf"{lost.name}: missing.*second release"):
             run(broken.root, digits)
     mixed = copied(done, tmp_path / "mixed")
     mixed.student.unlink()
@@ -220,7 +220,7 @@ def test_a_model_that_is_released_after_them_is_counted_in_the_same_run(digits: 
     assert [sorted(row) for row in counted()] == [sorted([*EPSILONS, 0.1])]
     assert read_statement(done).epsilon == pytest.approx(sum(EPSILONS) + 0.1, abs=1e-3)
     done.student.unlink()
-    with pytest.raises(RunDirectoryError, match=r"student\.safetensors: gone.*second release"):
+    with pytest.raises(RunDirectoryError, match=r"student\.safetensors: missing.*second release"):
         run(tmp_path / "run", digits, method=method)
     assert drawn == ["counts", "sums", "model"]
     # Before it was published, a model that may have been seen is counted with the next one.

@@ -203,7 +203,7 @@ def test_a_release_that_is_gone_is_an_error_or_another_charge(digits: Dataset, t
     done.released.unlink()
     run(tmp_path / "run", digits)  # the model is there
     done.student.unlink()
-    with pytest.raises(RunDirectoryError, match=r"released.safetensors: gone.*second release"):
+    with pytest.raises(RunDirectoryError, match=r"released.safetensors: missing.*second release"):
         run(tmp_path / "run", digits)
     assert counted() == [(1, 0)]
     done.statement.unlink()

@@ -276,7 +276,7 @@ def test_a_small_pool_joins_the_embedding_and_the_rule_is_published(clinic: Path
     assert fairpate(*asked, "--set", gate, "--out", str(tmp_path / "gate"))[0] == 0
     taught = RunDirectory(root=tmp_path / "gate")
     assert load_student(taught.student).card.model.name == "logistic"
-    assert any("taught by 40 public records" in remark for remark in read_statement(taught).remarks)
+    assert any("learned from 40 public records" in remark for remark in read_statement(taught).remarks)
 
 
 def test_a_pool_that_lacks_a_group_serves_what_does_not_read_groups(clinic: Path, fairpate, tmp_path: Path) -> None:
