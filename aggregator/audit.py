@@ -5,10 +5,9 @@ service writes. Lists and exports of charges are for the operator only: they con
 
 The audit log is a file of JSON lines: who was charged with which queries, and when; whose limits changed; and, from the
 run's journal of actions, who read, copied, restored or took over the ledger and changed tokens. It has no votes,
-labels, refusals or costs, and does not show whether a query was answered. (Under a data-dependent budget the number of
-charges depends on votes, here as elsewhere.) Every line ends with ``chain``, a digest over all lines up to this one. So
-an edited line is noticed, and a truncated log is noticed by a reader who noted the ``chain`` of a later line. A log is
-continued only if the ledger still has the entry at which the log ended.
+labels, refusals or costs, and does not show whether a query was answered. Every line ends with ``chain``, a digest over
+all lines up to this one. So an edited line is noticed, and a truncated log is noticed by a reader who noted the
+``chain`` of a later line. A log is continued only if the ledger still has the entry at which the log ended.
 """
 
 import fcntl

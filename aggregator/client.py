@@ -4,8 +4,7 @@ A query is identified by its content, so repeating a request after a lost connec
 stored reply and charges nothing. So the client survives a restart of the service by sending its request again.
 
 :class:`QueryShell` reads commands (ask, estimate, budget, statement, reply) and keeps a history between sessions. The
-same commands work one at a time from the command line; there a batch of records can also be submitted, whose replies
-are written to a table.
+same commands work one at a time from the command line; there ``--ids`` submits a range of public records.
 """
 
 import cmd

@@ -183,7 +183,7 @@ class LedgerState:
 
     def __init__(self, name: str, header: Header, noted: Sequence[Head], rows: Iterable[Row]) -> None:
         """Verify the entries ``rows`` of the ledger ``name`` and compute its state. LedgerError for a wrong entry, and
-        unless all entries that were ``noted`` in head and anchor are among the rows."""
+        unless all entries that were ``noted`` in the head file and the anchor are among the rows."""
         self.name, self.header = name, header
         self.keys: list[str] = []
         self.groups: list[int] = []

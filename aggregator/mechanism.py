@@ -12,10 +12,9 @@ may be published, and the realised event, which may depend on votes and stays wi
 * :class:`ConfidentCounts` releases all noisy counts with each label. The data-independent cost of GNMax already covers
   the counts, since one teacher changes two of them by one each. A data-dependent cost would hold for the argmax alone
   (Papernot et al. 2018, Theorem 6), so none is computed.
-* :class:`NearestRecords` (Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020): for each query every private record
-  enters a fresh secret sample, and the nearest sampled records vote for their own labels. A record changes two counts
-  by one each, and only if it was sampled, so the cost holds for any votes.
-* :class:`NearestCounts` is the same, but releases all noisy counts.
+* :class:`NearestRecords` is for votes of the nearest records of a fresh secret sample (Private-kNN: Zhu, Yu, Chandraker
+  and Wang, CVPR 2020); :class:`NearestCounts` releases all noisy counts. The cost holds for any votes.
+
 Shapes: Q queries, C classes, A orders, K values of a count or nodes of a quadrature; ``votes_QC[i, k]`` counts the
 voters that chose class k for query i.
 """
@@ -120,7 +119,7 @@ class Mechanism(ABC):
         """Return the Renyi curve of each query's :meth:`realised` event, shape (Q, A), for the operator only."""
         event = self.realised(votes_QC)
         if isinstance(event, accountant.ConfidentGnmaxVotes):
-            return accountant.rdp_of_each_data_dependent(event, orders_A)
+            return accountant.rdp_of_votes_data_dependent(event, orders_A)
         # One by one; where votes do not matter, all queries have the curve of one.
         rows = votes_QC[:, None] if event.data_dependent else votes_QC[:1, None]
         curves = [accountant.rdp_data_dependent([self.realised(row_1C)], orders_A) for row_1C in rows]

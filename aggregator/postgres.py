@@ -1,16 +1,15 @@
 """A ledger in a PostgreSQL database, with a fencing epoch for its one writer; and an anchor in such a database.
 
-Needs psycopg (`pip install 'fairpate[postgresql]'`).
+It needs psycopg (`pip install 'fairpate[postgresql]'`). A ledger is a row of ``fairpate_ledgers`` (header, last entry,
+epoch of its writer) and rows of ``fairpate_entries``. A new writer takes the next epoch in one transaction that locks
+the ledger's row, reads and verifies all entries, and commits. Every new entry is one transaction that locks the row,
+checks epoch and last entry, updates the last entry and inserts. So a write of an earlier writer, even after a long
+pause, finds another epoch and changes nothing.
 
-A ledger is a row of ``fairpate_ledgers`` (header, last entry, epoch of its writer) and rows of ``fairpate_entries``. A
-new writer takes the next epoch in one transaction that locks the ledger's row, reads and verifies all entries, and
-commits. Every new entry is one transaction that locks the row, checks epoch and last entry, updates the last entry and
-inserts. So a write of an earlier writer, even after a long pause, finds another epoch and changes nothing.
-
-An advisory lock refuses a second writer that was started by mistake. The lock is not part of the guarantee;
-``take_over`` ends the connection that holds it. A server that confirms commits before they are on its disk is refused,
-and so is a standby. If the server has a synchronous standby, a commit waits for it too; if the server stopped waiting,
-the commit comes with a warning and counts as failed.
+An advisory lock refuses a second writer that was started by mistake. ``take_over`` ends the connection that holds it.
+The guarantee does not depend on this lock. A server that confirms commits before they are on its disk is refused, and
+so is a standby. If the server has a synchronous standby, a commit waits for it too; if the server stopped waiting, the
+commit comes with a warning and counts as failed.
 """
 
 import time

@@ -14,8 +14,7 @@ with room is charged; afterwards the answer is free for all callers. Individual 
 
 **Answers.** Vote, reserve, draw, commit, release, in this order: the reservation of a block of queries is durable
 before its first noise is drawn, and no answer of a block leaves before all its outcomes are durable. Threads may vote
-at the same time and write one after another; a service submits for many callers at once, so that they share the two
-waits for the disk.
+at the same time and write one after another.
 
 **Queries** are identified by content. Features that are posted are converted to the public pool's type and shape before
 they are hashed, so that another spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query.

@@ -27,9 +27,8 @@ notes another entry of the same number, nothing more is written.
 
 **Files.** SQLite in WAL mode with full synchronisation, and a second file, the *head*, that notes the last entry and is
 locked by the one writer. An entry is made durable first, then the head, and an answer leaves when both are durable: so
-a write-ahead log that was removed or truncated is noticed. A ledger is created or completed under a lock on its folder.
-While a ledger is open, its files are checked before and after every write: if one was removed, replaced or truncated,
-nothing more is written or answered.
+a write-ahead log that was removed or truncated is noticed. While a ledger is open, its files are checked before and
+after every write: if one was removed, replaced or truncated, nothing more is written or answered.
 """
 
 import ctypes

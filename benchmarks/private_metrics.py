@@ -47,8 +47,8 @@ from fairpate.data.pictures import WELL_FORMED
 from fairpate.data.registry import CODEBOOKS
 from fairpate.fairness import rates
 from fairpate.methods.base import Price, configured
+from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.report.metrics import GAPS
 from fairpate.run import private_metrics

@@ -106,7 +106,7 @@ class Stream:
             source=SeededSource(seed),
         )
         self._labels = [NOT_CONFIDENT if outcome.label is None else outcome.label for outcome in outcomes]
-        price_QA = accountant.rdp_of_each_data_dependent(mechanism.realised(votes.votes_QC), _ORDERS_A)
+        price_QA = accountant.rdp_of_votes_data_dependent(mechanism.realised(votes.votes_QC), _ORDERS_A)
         self._spent_QA = np.cumsum(price_QA, axis=0)
 
     def answered(self, epsilon: float, margin: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.pages import least_wrong, most_detected
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve, least_noise
-from fairpate.privacy.gnmax import gnmax_rdp, gnmax_rdp_data_independent, log_q
+from fairpate.privacy.gnmax import gaussian_rdp, gnmax_rdp, log_q
 from fairpate.privacy.mechanism_events import PredictionTables, VoteSums
 from fairpate.types import GateRule
 from teachers.ensemble import assign_teachers, shard_key
@@ -66,7 +66,7 @@ def cost(figure: Figure) -> None:
     votes_QC = np.stack([50 + gaps // 2, 50 - gaps // 2], axis=1)
     log_q_Q = log_q(votes_QC, noise_stddev_votes=12, tail="discrete")
     realised_QA = 300 * gnmax_rdp(log_q_Q, noise_stddev_votes=12, orders_A=DEFAULT_ORDERS)
-    worst_A = 300 * gnmax_rdp_data_independent(noise_stddev_votes=12, orders_A=DEFAULT_ORDERS)
+    worst_A = 300 * gaussian_rdp(2.0, "noise_stddev_votes", 12, DEFAULT_ORDERS)
     axis = figure.subplots()
     axis.axhline(_epsilon(worst_A), color=_INK, label="data-independent: may be published")
     label = "data-dependent: for the operator alone"

@@ -19,6 +19,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ from copy import deepcopy
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import yaml
@@ -539,9 +541,11 @@ def fair_rule(said: Any) -> FairRule:
 
     ValueError for another form, an unknown notion, or a limit that is not above 0 and at most 1.
     """
+    notion: Any
+    limit: Any
     if isinstance(said, FairRule):
-        return said
-    if isinstance(said, Mapping):
+        notion, limit = said.notion, said.limit
+    elif isinstance(said, Mapping):
         notion, limit = said.get("notion", DEFAULT_NOTION), said.get("limit", FairRule().limit)
     # In either spelling, as names of notions have underscores.
     elif str(said).replace("_", "-") == "four-fifths":
@@ -554,11 +558,13 @@ def fair_rule(said: Any) -> FairRule:
     if notion not in names:
         raise ValueError(f"Expected a notion of fairness before =, got {notion!r}{nearest(str(notion), names)}.")
     try:
-        return FairRule(notion=notion, limit=float(limit))
+        largest = float(limit)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}."
-        ) from None
+        largest = math.nan
+    # A limit of 0 would call no model fair, as rates of a sample always differ a little. NaN is refused too.
+    if not 0 < largest <= 1:
+        raise ValueError(f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}.")
+    return FairRule(notion=notion, limit=largest)
 
 
 class EvaluationConfig(Section):
@@ -673,11 +679,6 @@ class GateConfig(Section):
         description="What the rate of a group is compared with: that of all others together, the most distant group's "
         "(`pairwise`), or everyone's (`overall`).",
     )
-
-    @property
-    def rule(self) -> GateRule:
-        """The gate's largest disparity, minimum counts and other settings, as a :class:`GateRule`."""
-        return GateRule(**dict(self))
 
 
 class AdmissionConfig(Section):
@@ -938,7 +939,6 @@ def expected(fault: Mapping[str, Any]) -> str:
 _ECHO_LENGTH = 120
 _MOST_VALUES = 100_000  # a few nested anchors expand to billions
 _SHORT = 2**16  # longer texts are not cached
-_DEEP = 1000
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -1009,12 +1009,14 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
     return values
 
 
-class _Strict:
-    """What our YAML loaders add: they refuse names which occur twice in a mapping (YAML would silently take the last
-    one), anchors that contain themselves, and anchors that expand to too many values."""
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that refuses names which occur twice in a mapping: YAML would silently take the last one.
+
+    It also refuses anchors that contain themselves or that expand to too many values.
+    """
 
     def get_single_node(self) -> yaml.Node | None:
-        node: yaml.Node | None = super().get_single_node()  # type: ignore[misc]
+        node: yaml.Node | None = super().get_single_node()
         # Before any of it becomes a value, which might fill the memory.
         if node is not None and _written_out(node, {}) > _MOST_VALUES:
             raise yaml.YAMLError(f"its anchors expand to more than {_MOST_VALUES} values; write them out")
@@ -1028,8 +1030,7 @@ class _Strict:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{name} is given twice; leave one out", node.start_mark
                 )
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)  # type: ignore[misc]
-        return mapping
+        return super().construct_mapping(node, deep=deep)
 
 
 def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
@@ -1047,15 +1048,10 @@ def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
     return counted[id(node)]
 
 
-# libyaml reads and writes ten times as fast, but not every installation of PyYAML has it.
-_QUICK: Any = getattr(yaml, "CSafeLoader", None)
-DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+class _TextLoader(_Loader):
+    """A YAML loader that reads every value as text, so that a published `no` or `007` is not converted."""
 
-
-@cache
-def _loader(base: Any, as_text: bool) -> Any:
-    # Without resolvers every value is text, so that a published `no` or `007` is not converted.
-    return type("Loader", (_Strict, base), {"yaml_implicit_resolvers": {}} if as_text else {})
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the parent has it
 
 
 def _load_yaml(text: str, *, as_text: bool = False) -> Any:
@@ -1071,14 +1067,7 @@ def _load_yaml(text: str, *, as_text: bool = False) -> Any:
 # A run reads its configuration several times, and YAML takes a hundred times as long to read as its values to copy.
 @lru_cache(maxsize=1024)
 def _parsed(text: str, as_text: bool) -> Any:
-    # libyaml would exhaust the stack with deep nesting, which needs many brackets or a long line.
-    depth = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
-    if _QUICK is not None and depth < _DEEP:
-        try:
-            return yaml.load(text, Loader=_loader(_QUICK, as_text))  # noqa: S506 - a safe loader
-        except yaml.YAMLError:
-            pass  # read again by the parser whose messages quote the line
-    return yaml.load(text, Loader=_loader(yaml.SafeLoader, as_text))  # noqa: S506 - a safe loader
+    return yaml.load(text, Loader=_TextLoader if as_text else _Loader)  # noqa: S506 - safe loaders
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -1095,28 +1084,31 @@ Override = str | tuple[str, Any]
 """An override of one field: ``section.field=value``, as `--set` takes it, or a dotted field and its value."""
 
 
-def apply_override(values: dict[str, Any], override: Override) -> None:
-    """Set one field in ``values``; the value in a text is parsed as YAML. ConfigError for an invalid override."""
-    if isinstance(override, str):
-        dotted, separator, text = override.partition("=")
-        if not separator or not dotted:
-            raise ConfigError(f"--set {override}: expected section.field=value.")
-        try:
-            value = _load_yaml(text)
-        except (yaml.YAMLError, ValueError) as error:
-            raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
-    else:
-        dotted, value = override
-    *parents, field = dotted.split(".")
-    section = values
-    for name in parents:
-        # A section that is null is off; setting one of its fields switches it on.
-        if section.get(name) is None:
-            section[name] = {}
-        section = section[name]
-        if not isinstance(section, dict):
-            raise ConfigError(f"--set {override}: {name} is a value, not a section; set it as a whole.")
-    section[field] = value
+def apply_override(values: dict[str, Any], *overrides: Override) -> dict[str, Any]:
+    """Set one field in ``values`` for each override, and return ``values``; the value in a text is parsed as YAML.
+    ConfigError for an invalid override."""
+    for override in overrides:
+        if isinstance(override, str):
+            dotted, separator, text = override.partition("=")
+            if not separator or not dotted:
+                raise ConfigError(f"--set {override}: expected section.field=value.")
+            try:
+                value = _load_yaml(text)
+            except (yaml.YAMLError, ValueError) as error:
+                raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
+        else:
+            dotted, value = override
+        *parents, field = dotted.split(".")
+        section = values
+        for name in parents:
+            # A section that is null is off; setting one of its fields switches it on.
+            if section.get(name) is None:
+                section[name] = {}
+            section = section[name]
+            if not isinstance(section, dict):
+                raise ConfigError(f"--set {override}: {name} is a value, not a section; set it as a whole.")
+        section[field] = value
+    return values
 
 
 # The fields that no digest of a configuration includes: where a run happens, and what its pages name or call fair, does
@@ -1180,8 +1172,18 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
 """Maps a field to another field of its section, and to the values of that field with which the first is not read."""
 
 
-def unread_because_of(name: str, settings: Mapping[str, Any]) -> str | None:
-    """Return the field whose value makes ``name`` irrelevant; None if ``name`` may be read."""
+def unread_because_of(
+    name: str, settings: Mapping[str, Any], unread: Mapping[str, str] = MappingProxyType({})
+) -> str | None:
+    """Return the setting that disables the field ``name``; None if the field may be read.
+
+    ``settings`` are the values of a configuration by dotted names. ``unread`` are the fields and sections that its
+    method leaves unread, each with the setting that disables it.
+    """
+    for disabled, cause in unread.items():
+        # With a dot behind both, as the name of one field may begin that of another.
+        if f"{name}.".startswith(f"{disabled}."):
+            return cause
     section, _, field = name.rpartition(".")
     # Only these two have widths to choose.
     if section.endswith("model") and field == "hidden" and settings.get(f"{section}.name") not in ("mlp", "cnn"):

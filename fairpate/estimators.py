@@ -276,9 +276,9 @@ def person_names(persons: Any, count: int) -> Names:
         )
     if several := sum(any(mark in name for mark in SEPARATORS) for name in names):
         raise ValueError(
-            f"persons: expected one for every record, got {several} names with {' or '.join(SEPARATORS)}, which "
-            "separates several persons; name one, such as the household that protects all of them, or write single "
-            "names without these characters."
+            f"persons: expected one for every record, got {' or '.join(SEPARATORS)} in {several} of {len(names)} "
+            "names, which separates several persons; name one, such as the household that protects all of them, or "
+            "write single names without these characters."
         )
     return Names(f"person-{name}" for name in names)
 

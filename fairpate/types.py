@@ -62,16 +62,11 @@ DEFAULT_NOTION: NotionName = "demographic_parity"
 class FairRule:
     """The user's definition of fair: a model is called fair if the value of ``notion`` is at most ``limit``.
 
-    ValueError unless 0 < ``limit`` <= 1.
+    :func:`fairpate.config.fair_rule` makes it from what a user gives, and checks it.
     """
 
     notion: NotionName = DEFAULT_NOTION
     limit: float = 0.1
-
-    def __post_init__(self) -> None:
-        # A limit of 0 would call no model fair, as rates of a sample always differ a little.
-        if not 0 < self.limit <= 1:
-            raise ValueError(f"fair_at: expected a limit above 0 and at most 1, got {self.limit}.")
 
     def __str__(self) -> str:
         """Return the rule in the form that a configuration takes: NOTION=LIMIT."""

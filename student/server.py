@@ -48,7 +48,7 @@ class Records(Body):
 
 
 class SharedGate:
-    """The gate of IDP3 with its counters of answers, which all replicas share."""
+    """The reject option (IDP3): a gate whose counters of answers all replicas share."""
 
     def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)

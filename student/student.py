@@ -13,10 +13,9 @@ networks, one of which is drawn for each prediction, or a table of probabilities
 predicts is replaced, by group. A student of embedded records has the public embedding in a file next to it, which its
 card names by checksum.
 
-A student may be exported as an ONNX graph, which predicts without this package, with a JSON that explains its use. The
-graph contains everything between a record and the probabilities of its labels, and is compared in onnxruntime with the
-student on public records. The JSON describes the rest: how a raw row becomes features, how a label is obtained from
-probabilities, and the reject option with its state.
+A student may be exported as an ONNX graph from a record to the probabilities of its labels, which is compared in
+onnxruntime with the student on public records. A JSON file describes how a raw row becomes features, how a label is
+obtained from probabilities, and the reject option with its state.
 
 Shapes: N answered records, M unlabelled ones, C classes, G groups.
 """

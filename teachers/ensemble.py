@@ -3,8 +3,8 @@
 **Shards.** PATE's guarantee (Papernot et al. 2017, arXiv:1610.05755) needs one record to touch one teacher. The teacher
 of a record is ``BLAKE2b(key, unit_id) mod num_teachers``: it does not depend on any other record, so adding or removing
 a record changes exactly one shard. Where persons are protected, person ids replace record ids: all records of a person
-reach one teacher. Ids do not depend on the sensitive attribute, so changing an attribute moves no record. Shards differ
-in size and may be empty.
+reach one teacher. Ids do not depend on the sensitive attribute, so changing an attribute moves no record. A shard may
+be empty.
 
 **Blocks.** Training and voting are maps over blocks of teachers on a :class:`BlockPool`: this process, or Ray actors
 (:mod:`teachers.ray_pool`). A block is stored as one safetensors object, named by a hash of everything that determines
@@ -13,7 +13,7 @@ object that is truncated or altered counts as missing. Teachers memorise their s
 by their owner only. A shard is sent only to the worker that trains it.
 
 **Votes.** ``predictions_TQ`` is private and never leaves the worker; the vote counts stay with the operator, and only
-the aggregator's noise may turn them into labels. This module computes no privacy cost.
+the aggregator's noise may turn them into labels.
 
 Shapes: T teachers, N records, Q queries, C classes, F features, B records of a batch.
 """

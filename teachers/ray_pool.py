@@ -5,9 +5,8 @@
   process after about a minute without a message; :func:`head_watched` warns before.
 * :class:`RayPool` is a bounded pool of actors that train or vote, one block of teachers at a time. An item is sent only
   to the worker that computes it. A lost worker is replaced on any node with free resources, and its items are computed
-  again, with the same results because the function is pure. Ray's own retries are not enough: Ray restarts an actor
-  with its tasks, which wait for resources while other actors are idle. Plain Ray tasks would notice a silent node late
-  (by a gRPC ping every five minutes, whereas the head reports a lost actor at once).
+  again, with the same results because the function is pure. Ray's own retries are not enough: tasks of a lost actor
+  would wait for resources while other actors are idle, and plain Ray tasks notice a silent node only after minutes.
 * :class:`ServingTeachers` are actors that keep their blocks of weights and vote on request. An actor that dies or hangs
   (it answers pings while it works) is restarted, reads its teachers and votes again, with the same result because a
   vote is a pure function. Votes from which a teacher is missing are never returned.
@@ -23,10 +22,10 @@ changes the counts no more than a record does.
 
 This holds exactly, without rounding. Coordinates are integers, so that sums of their products are exact in ``float64``
 and a distance does not depend on the other records of a computation. Equal distances are ordered by a keyed hash of the
-record's (or person's) id, then by label: functions of the record alone. So the nearest records of all blocks, merged,
-are the same however the records are divided into blocks. A sample is drawn when the counts are requested and is not
-stored: a caller releases at most one result per sample. Samples come from the operating system's entropy (``seed``
-None), or for experiments from a seed and the name of the query.
+record's (or person's) id, then by label. So the nearest records of all blocks, merged, are the same however the records
+are divided into blocks. A sample is drawn when the counts are requested and is not stored: a caller releases at most
+one result per sample. Samples come from the operating system's entropy (``seed`` None), or for experiments from a seed
+and the query's name.
 
 Shapes: N records, Q queries, D coordinates, K neighbours, C classes.
 """

@@ -38,6 +38,7 @@ def _temporary() -> Path:
     return Path(tempfile.gettempdir())
 
 
+_WITHOUT_GRAPHS = str(Path(__file__).with_name("without_graphs"))
 _TEMPORARY = _temporary()
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_TEMPORARY))  # where tmp_path is
 _STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-", dir=_TEMPORARY)
@@ -52,6 +53,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     settings.register_profile("untimed", deadline=None, max_examples=25)
     settings.load_profile("untimed")
+    # Not earlier: it is for the processes that tests start, and workers of tests read graphs.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_WITHOUT_GRAPHS, os.environ.get("PYTHONPATH")]))
 
 
 @pytest.fixture(scope="session")
@@ -92,8 +95,9 @@ def missing_packages() -> Iterator[Callable[[], tuple[str, ...]]]:
 
 @pytest.fixture
 def with_graphs(quick_graphs: None, missing_packages: Callable[[], tuple[str, ...]]) -> Iterator[None]:
-    """Commands write model.onnx."""
+    """Commands write model.onnx, as do processes."""
     with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.environ["PYTHONPATH"].removeprefix(_WITHOUT_GRAPHS).removeprefix(os.pathsep))
         patched.setattr("student.student.missing_packages", missing_packages)
         yield
 

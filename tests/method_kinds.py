@@ -1,11 +1,11 @@
-"""Methods of which `make test` tries everything; what others share with one of them is left to the campaigns.
+"""Which parameters of a test `make test` tries; what others share with one of these is left to the campaigns.
 
-tests/contracts/test_fixed_results.py trains all of them each time.
+tests/contracts/test_fixed_results.py trains all methods each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -15,6 +15,11 @@ OF_EACH_KIND = ("fairpate", "sf_pate", "weighted_votes", "residual_votes", "teac
 OF_EACH_KIND += ("pf_ld", "dp_oracle_learner", "randomised_response")
 
 
-def quick_and_slow(methods: Iterable[str]) -> list[Any]:
-    """Parameters of a test for each of ``methods``, slow beyond those."""
-    return [pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow) for name in methods]
+def quick_and_slow(values: Iterable[Any], quick: Collection[Any] = OF_EACH_KIND) -> list[Any]:
+    """Parameters of a test for each of ``values``, slow beyond the ``quick`` ones."""
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=() if value in quick else pytest.mark.slow
+        )
+        for value in values
+    ]

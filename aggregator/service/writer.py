@@ -9,12 +9,7 @@ new queries fail at once and stored replies are still returned.
 clients share a durable transaction, and the replies of a group leave together. The duration of a request must not
 reveal which step refused: a reply to a new query leaves at a whole multiple of ``answer_step_s`` after its request.
 
-**Verification** (:class:`Verification`). The chain is verified repeatedly while queries are answered. An invalid chain
-ends the writing; a ledger that cannot be read now is verified in the next round.
-
-**Readiness** (:class:`Readiness`) means: the ledger exists and is open for writing, its chain was valid at the last
-verification, its disk has room, the last votes arrived and the voters answer, Ray's control process answers, and the
-writer is not stuck. Readiness depends on no vote, and a spent budget does not affect it.
+:class:`Verification` and :class:`Readiness` check the ledger, and what the writer needs, while queries are answered.
 """
 
 from __future__ import annotations
@@ -223,7 +218,10 @@ _PAUSE_S, _SHARE = 0.02, 0.02
 
 
 class Verification:
-    """Verifies all entries of the ledger again and again, ``interval_s`` apart, in a separate thread."""
+    """Verifies all entries of the ledger again and again, ``interval_s`` apart, in a separate thread.
+
+    An invalid chain ends the writing; a ledger that cannot be read now is verified in the next round.
+    """
 
     def __init__(self, writer: Writer, *, interval_s: float) -> None:
         self._writer, self._interval_s = writer, interval_s
@@ -349,7 +347,12 @@ class Probe:
 
 @dataclass(eq=False)
 class Readiness:
-    """Reports whether a new query would be answered now; :meth:`watch` checks the conditions every ``interval_s``."""
+    """Reports whether a new query would be answered now; :meth:`watch` checks the conditions every ``interval_s``.
+
+    They are: the ledger is open for writing, its chain was valid at the last verification, its disk has room, the last
+    votes arrived and the voters answer, Ray's control process answers, and the writer is not stuck. None depends on a
+    vote or on how much of the budget is spent.
+    """
 
     writer: Writer
     _: KW_ONLY

@@ -17,7 +17,8 @@ import math
 import numpy as np
 
 from fairpate.methods.dp_fair_learning import Regression, Setting, Sides, violations_of
-from fairpate.privacy.laplace import PureReleases, add_laplace
+from fairpate.privacy.accountant import PureReleases
+from fairpate.privacy.laplace import add_laplace
 from fairpate.types import FloatArray
 
 

@@ -42,7 +42,7 @@ from torch.nn import functional
 from fairpate.config import DataConfig, ModelConfig, PrivacyTarget
 from fairpate.data import load_data
 from fairpate.methods.base import Progress, Trained, price
-from fairpate.methods.f_ld import Ascent, Descent, PfLdConfig, PfLdNoise, measured_violations, require_members
+from fairpate.methods.f_ld import Ascent, Descent, PfLdConfig, PfLdNoise, require_members
 from fairpate.methods.parity import MeanParity, ValueAlong
 from fairpate.nn.fit import said_labels
 from fairpate.nn.models import build_model
@@ -97,7 +97,7 @@ def train(
             descent.step(gradients, epoch)
         if epoch >= config.warmup_epochs:
             clip = config.clip_value
-            exact = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=clip)
+            exact = parity.measured(model, x, y, cells, sizes_UG, clip_value=clip)
             _ascend(ascent, exact, normals, spread)
         on_progress(epoch + 1, config.warmup_epochs + config.epochs)
     return Trained(

@@ -33,7 +33,6 @@ from fairpate import __version__, terminal
 from fairpate.config import (
     ConfigError,
     DataConfig,
-    Override,
     apply_override,
     expected,
     flattened,
@@ -72,7 +71,8 @@ class Commands(typer.Typer):
             @wraps(function)
             def command(*, ctx: typer.Context, as_json: bool, **arguments: Any) -> int:
                 with terminal.speaking(to_program=as_json):
-                    _refuse_fields_given_twice(ctx, own, arguments.get("overrides") or ())
+                    if overrides := arguments.get("overrides"):
+                        _refuse_fields_given_twice(ctx, own, overrides)
                     output = function(**arguments | ({"ctx": ctx} if "ctx" in own else {}))
                     return 0 if output is None else terminal.show(output)
 
@@ -109,17 +109,15 @@ def _refuse_fields_given_twice(
     ctx: typer.Context, parameters: Mapping[str, inspect.Parameter], overrides: Sequence[str]
 ) -> None:
     """Raise UsageError if an option sets a field that `--set` sets too."""
-    given = _written(ctx, only_given=True)
     for override in overrides:
-        values: dict[str, Any] = {}
-        apply_override(values, override)
+        # With a dot at both ends: `target.epsilon` and `target` overlap, `noise` and `noise_stddev` do not.
+        said = [f"{field}." for field in flattened(apply_override({}, override))]
         for name, parameter in parameters.items():
             marks = [mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, Sets)]
-            # With a dot at both ends: `target.epsilon` and `target` overlap, `noise` and `noise_stddev` do not.
             fields = [f"{field}." for mark in marks for field in mark.fields]
-            said = [f"{field}." for field in flattened(values)]
-            if name in given and any(a.startswith(b) or b.startswith(a) for a in fields for b in said):
-                raise UsageError(f"{given[name]}: --set {override} sets the same field; leave one of them out.")
+            is_set_twice = any(a.startswith(b) or b.startswith(a) for a in fields for b in said)
+            if is_set_twice and (option := _written(ctx, only_given=True).get(name)):
+                raise UsageError(f"{option}: --set {override} sets the same field; leave one of them out.")
 
 
 def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
@@ -407,11 +405,4 @@ def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> 
     """Return the section ``data`` of a configuration, from a data set's name and the values of `--option` and
     `--data-dir`."""
     values = {field.removeprefix("data."): value for field, value in data_named(name).items()} | {"data_dir": data_dir}
-    for option in options or []:
-        apply_override(values, f"options.{option}")
-    return parse_config(values, DataConfig)
-
-
-def as_overrides(fields: Mapping[str, Any]) -> list[Override]:
-    """Return the ``fields`` whose value is not None, as overrides of a configuration."""
-    return [(field, value) for field, value in fields.items() if value is not None]
+    return parse_config(apply_override(values, *(f"options.{option}" for option in options or [])), DataConfig)

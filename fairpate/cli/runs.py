@@ -109,7 +109,8 @@ def run(
         "data.data_dir": data_dir,
         "backbone.weights": weights,
     }
-    options: list[Override] = [*(overrides or []), *base.as_overrides(given)]
+    options: list[Override] = list(overrides or [])
+    options += [(field, value) for field, value in given.items() if value is not None]
     # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:
         config = open_run_directory(release_of)[0].config
@@ -442,9 +443,11 @@ def aggregate(
     voting = {"path": str(votes), "unit": unit, "classes": _listed(classes), "num_voters": voters}
     tested = {"test": None if test is None else str(test), "label": label or "label"}
     given = {"votes": voting | columns | tested | {"are_counts": voters is not None}}
-    options: list[Override] = base.as_overrides({"target.epsilon": epsilon, "target.delta": delta, "out": out})
+    terms = {"target.epsilon": epsilon, "target.delta": delta, "out": out}
+    options: list[Override] = list(overrides or [])
+    options += [(field, value) for field, value in terms.items() if value is not None]
     options += [] if mechanism is None else [f"aggregator.mechanism={mechanism}"]
-    run = run_aggregator(given, [*(overrides or []), *options], Reporter())
+    run = run_aggregator(given, options, Reporter())
     statement = read_statement(run)
     queries = statement.queries
     assert queries is not None

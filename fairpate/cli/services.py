@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from fairpate.cli import base
-from fairpate.config import ConfigError, nearest
+from fairpate.config import ConfigError, Override, nearest
 from fairpate.files import check_output, write_atomically
 from fairpate.pages import counted, delta_text
 from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, say, waiting
@@ -619,7 +619,11 @@ def make_plan(
 
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
     roster = plans.read_roster(sites)
-    config = resolved([*(overrides or []), *base.as_overrides(given)], method, num_sites=len(roster))
+    options: list[Override] = [
+        *(overrides or []),
+        *((field, value) for field, value in given.items() if value is not None),
+    ]
+    config = resolved(options, method, num_sites=len(roster))
     plan, embedding = plans.make_plan(
         config, roster, may_vanish=may_vanish, may_collude=may_collude, reporter=Reporter()
     )

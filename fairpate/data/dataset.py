@@ -150,9 +150,9 @@ DESCRIBED = tuple(each.name for each in fields(Described))
 class Dataset(Described):
     """Private, public, validation and test records of one data set.
 
-    The labels of the public split are never read by a private method; they are kept for evaluation. ``embedding``: the
-    embedding that computed the features, if any. ``before_embedding``: a few public records and the names of features
-    before it. ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
+    No private method reads the labels of the public split; they are kept for evaluation. ``embedding``: the embedding
+    that computed the features, if any. ``before_embedding``: a few public records and the names of features before it.
+    ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
     ``records_alone``: the source names persons, but each record is protected by itself. ``parts`` identifies the rule
     of a hashed split (:func:`divide_by_hash`), by which adding or removing a unit changes one split alone; empty
     without such a rule. ``keeps_names``: a unit that is replaced keeps its name, and so its split. ``shared_unit``: the
@@ -242,7 +242,7 @@ class SourceFile(Section):
 class Option:
     """An option of a data set, with all values that it accepts.
 
-    ``shows_attribute``: the value with which features depend on the sensitive attribute; None if there is none.
+    ``shows_attribute``: the value with which features depend on the sensitive attribute; None if none does.
     """
 
     default: OptionValue

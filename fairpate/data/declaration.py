@@ -237,7 +237,8 @@ RESERVED = (SENSITIVE, SENSITIVE_AS_FEATURE, "features")
 
 
 class Declaration(Section):
-    """A data set with labels and groups."""
+    """The content of a YAML file that declares a data set: its files, and which columns are label, group and
+    features."""
 
     name: str = Field(
         pattern="^[a-z][a-z0-9_]*$", description="Name of the data set in commands, configurations and the odometer."

@@ -1,9 +1,9 @@
 """Fixed features of records, computed from public records alone: components, neighbours, gradients, prototypes.
 
 An :class:`Embedding` is fitted to public records: principal components of the public pool (:class:`Components`), and
-for pictures also the position in the pool's graph of neighbours (:class:`Graph`). If a declared table has few public
-records or none, made-up ones that are spread evenly over the declared values complete them. :class:`Prototypes` are
-centres of public records, to which records are assigned for votes.
+for pictures also the position in the pool's graph of neighbours (:class:`Graph`). A table with few public records is
+completed by made-up ones, spread evenly over its declared values. :class:`Prototypes` are centres of public records, to
+which records are assigned for votes.
 
 The coordinates of a record depend on that record and on public ones alone, bit for bit, so that embedding costs no
 privacy. A floating-point product of matrices does not have that property: the rounding of a row depends on its position
@@ -222,9 +222,9 @@ class Components:
     def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True, plain: bool = False) -> Components:
         """Compute the components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
-        With ``evened``, the components of pictures are divided by the square roots of their spreads; with ``plain``,
-        they are of columns without thresholds, or of oriented gradients alone. DataError for fewer than two records,
-        and for numbers that are not finite.
+        With ``evened``, the components of pictures are divided by the square roots of their standard deviations. With
+        ``plain``, the features are a table's columns without indicators of thresholds, or the oriented gradients of
+        pictures alone. DataError for fewer than two records, and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(

@@ -153,8 +153,8 @@ class Gathered:
         return torch.from_numpy(self.array())
 
     def rows(self, index: Tensor) -> Tensor:
-        """Return the records at ``index``: a view of consecutive rows, a copy of a few, otherwise rows mapped from
-        another file."""
+        """Return the records at the row numbers ``index``: a view if they are consecutive, a copy if they are few,
+        otherwise a memory map of a new file with these rows."""
         x = self.tensor()
         if (run := run_of(index.numpy())) is not None:
             return x[run]

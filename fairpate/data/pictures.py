@@ -290,8 +290,8 @@ def load_utkface(request: Request) -> LoadedRecords:
     All are read from file names `age_gender_race_date.jpg.chip.jpg`. The publisher's labels are estimates of a model,
     checked by a person. Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2), who do not print their bounds:
     these are decades. A file name contains the race, so records are named and sorted without it: by age, gender and
-    date, and pictures with equal ones by their content. If the gender is in the group, names leave it out too, which
-    results in another division.
+    date, and pictures with equal ones by their content. If the gender is in the group, names leave it out too, so
+    records are divided into other splits.
     """
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
     if label in sensitive.split("_and_"):

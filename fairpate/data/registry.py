@@ -4,14 +4,9 @@ The project has loaders of pictures, and tables that the YAML files in `codebook
 declared the same way. Loaders scale by public constants, and the division into splits uses only record names. Nothing
 is fitted to private records, and to public ones only if an embedding is configured.
 
-Descriptions and checks count private records exactly: they are for people who may see the data, and must not be put
-under `public/`.
+Descriptions and checks count private records exactly: they are for people who may see the data, never for `public/`.
 
-**The embedded table** (:func:`applications`): applications for loans by invented customers, made from a fixed seed.
-Older customers earn and save more, have permanent work or a pension, and own their homes; students and temporary
-workers are mostly young. Whether a loan is repaid on time depends on these, on the instalment's share of the income, on
-earlier late payments, on a habit of the customer that no column contains, and on chance; never on the age group itself.
-Predictions differ between age groups all the same.
+One table is made here from a fixed seed: applications for loans by invented customers (:func:`applications`).
 """
 
 import datetime
@@ -117,7 +112,11 @@ def _bell(uniform_N3: Floats) -> Floats:
 
 
 def applications() -> pa.Table:
-    """Return every application as the columns of a file: text, in the order of customers."""
+    """Return the applications for loans of invented customers as the columns of a file: text, ordered by customer.
+
+    Whether a loan is repaid on time depends on work, savings, income, earlier late payments, a habit that no column
+    contains, and chance; never on the age group itself. Predictions differ between age groups all the same.
+    """
     # The order of draws is part of the table: another order makes other records under the same name. Only uniform
     # numbers are drawn, because numpy keeps their stream from version to version.
     generator = np.random.default_rng(_SEED)
@@ -279,6 +278,7 @@ def _files_of_test_records() -> dict[str, str]:
     for name, entry in REGISTRY.items():
         path = CODEBOOKS / f"{name}.yaml"
         own = read_declaration(path).files.test if path.exists() else ()
+        # Without a separate file, test records are a part of any of the files.
         found |= {one.sha256: name for file in own or entry.files for one in (file, *file.alternatives) if one.sha256}
     return found
 
@@ -307,6 +307,7 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
         )
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
     request = request_of(config, entry)
+    # From the declaration: a site without any record has no person ids to show that persons are protected.
     is_person = config.unit is None and table.person is not None and holds(table.person.when, request.options)
     found = dataset_of(entry.load(request), config, entry, shared_unit="person" if is_person else "record")
     return replace(found, is_elsewhere=not has_private)

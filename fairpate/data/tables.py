@@ -2,8 +2,7 @@
 
 **Meaning.** A declaration gives the meaning of each published column: a feature, the label, or the group. It contains
 every bound, category and threshold, so that none is a statistic of private records. A :class:`FeatureCode` describes
-how one feature is computed from these public constants. A :class:`RecordForm` describes the inputs with which a person
-enters one record.
+how one feature is computed from these public constants. A :class:`RecordForm` describes the inputs for one record.
 
 **Reading.** Nothing is guessed: every field of delimited text stays text, trimmed, until a declaration gives its
 meaning. In files with types (Parquet, Arrow), values other than numbers become the text that a delimited file would
@@ -246,7 +245,8 @@ class Meaning(NumberRange):
 
 
 def _named(values: Any) -> Any:
-    """Return a mapping from names to lists of meanings, given a list of values or a mapping to single values."""
+    """Return the published values of each class or group by its name, as a tuple. In a list, every value is its own
+    name; in a mapping, a single value becomes a tuple."""
     if isinstance(values, (list, tuple)):
         _require_distinct([str(value) for value in values])
         return {str(value): (value,) for value in values}

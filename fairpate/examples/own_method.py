@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from fairpate.config import ConfigError, Positive, Section
 from fairpate.methods.base import PrivateMethod, Trained, Training
-from fairpate.privacy.laplace import LaplaceReleases, add_laplace
+from fairpate.privacy.accountant import LaplaceReleases
+from fairpate.privacy.laplace import add_laplace
 
 
 class ClassMeansConfig(Section):

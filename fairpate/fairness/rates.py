@@ -1,16 +1,14 @@
 """Prediction rates per group, the gaps between groups, and the named notions of fairness.
 
 **One table.** Every metric is a function of the prediction mass by group z, true label y and predicted label k. A hard
-label has mass 1 on its class; a probabilistic prediction has a mass on every class. So hard labels, probabilities and
-mixtures are treated alike, and a bootstrap evaluates every replicate at once. A rate with an empty denominator is NaN,
-never 0: an empty group has no rate. Rates are over answered records.
+label has mass 1 on its class; a probabilistic prediction has a mass on every class. A rate with an empty denominator is
+NaN, never 0: an empty group has no rate. Rates are over answered records.
 
 **Metrics.** A metric is a set of events (a prediction, given a condition) together with a comparison of groups (one
 against the rest, pairwise, against all). Its value is the largest difference of an event's rates between groups, with
 the event and the groups that attain it, called its cell. Definitions: FairPATE eq. 1 and RaCO-DP (one against the
 rest), DP-FERMI eqs. 2, 10 and 11 and its ERMI. A cell without records is left out and counted; the value is NaN if no
-two groups can be compared. A maximum over noisy cells is biased upwards: read it together with the size of its smallest
-cell.
+two groups can be compared. A maximum over noisy cells is biased upwards.
 
 **Notions.** A notion is a metric with a name and a description. Five notions compare groups: their value is a gap, and
 0 is equal treatment. Three bound how often a prediction is wrong over all groups: their value is that rate (RaCO-DP,
@@ -28,12 +26,11 @@ records for which the student predicts j is estimated by
 
 where beta is the regression of "x is predicted j" on phi(x) over the public records of group z, each weighted by p(y |
 x), the probability that the release gives x the label y (regression estimators of surveys: Deville and Sarndal 1992).
-For counts, beta is the weighted share of j in the cell. Rates and gaps are ratios of such sums. All of it is
-post-processing. It is assumed that over the private records of a group and label the residual of the regression is 0 on
-average, as over the public records of that group under these weights. For counts this means: a private record is
-predicted like the public records of its cell and group, weighted by their probability of that label. Each group's fit
-is shrunk towards the fit over all groups, and this one towards the average, with the weight of one record: for cells in
-which a group has no public record.
+Rates and gaps are ratios of such sums. All of it is post-processing. It is assumed that over the private records of a
+group and label the residual of the regression is 0 on average, as over the public records of that group under these
+weights. For counts this means: a private record is predicted like the public records of its cell and group, weighted by
+their probability of that label. Each group's fit is shrunk towards the fit over all groups, and this one towards the
+average, with the weight of one record: for cells in which a group has no public record.
 
 Shapes: G groups, Y true labels, C predicted classes, N records, R bootstrap replicates, E events: ``hits_EG /
 sizes_EG`` is the rate of an event in a group. Y equals C, or is 1 when true labels are not known. A leading ``...``

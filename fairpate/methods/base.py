@@ -29,7 +29,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -83,10 +83,10 @@ from fairpate.config import (
     without,
 )
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
+from fairpate.files import open_storage
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, Event, of_unit
+from fairpate.privacy.accountant import Accounting, Event, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.laplace import pure_epsilon
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, read_release, require_same_settings
 from fairpate.terminal import Reporter
@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from fairpate.nn.private_fit import PrivateRandomness
     from fairpate.report.records import PrivatePopulation
     from student.student import Student
+    from teachers.ensemble import BlockPool, Ensemble
 
 DEFAULT = "fairpate"
 _GROUP = "fairpate.methods"
@@ -360,7 +361,7 @@ class Training:
         """Return one release of arrays: the stored one of this run, or the result of ``draw``, which is charged and
         then stored.
 
-        ``settings`` are all settings that determine the release, besides records, noise and earlier releases
+        ``settings`` are all settings that determine the release together with records, noise and earlier releases
         (:meth:`Method.settings_without`). A method with several releases calls this for each, for the first without a
         ``name``; in between it may read only earlier releases, public records and the seed. Errors as
         :meth:`fairpate.run.release_log.ReleaseLog.step`.
@@ -477,11 +478,33 @@ class Method(Section):
         fit = FitConfig(**dict(student.fit), **dict(self.training), label_smoothing=student.label_smoothing)
         return StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
 
-    def teachers_training(self, teachers: TeachersConfig) -> TeachersTraining:
-        """Return the settings of the teachers, with their initial weights and optimiser."""
-        shards = {name: getattr(teachers, name) for name in ShardsConfig.model_fields}
-        fit = FitConfig(**dict(teachers.fit), **dict(self.training))
-        return TeachersTraining(model=self.networks["teachers.model"], fit=fit, **shards)
+    def train_teachers(
+        self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
+    ) -> Ensemble:
+        """Train the teachers without a checkpoint, as ``teachers`` says, and return the ensemble of all teachers.
+
+        ``folder`` is for checkpoints, unless ``storage`` is configured.
+        """
+        from teachers.ensemble import train_ensemble  # torch, which reading a configuration does not need
+
+        teachers: TeachersConfig = getattr(self, "teachers")  # noqa: B009 - of the methods that have teachers
+        storage: str | None = getattr(self, "storage", None)
+        # With their initial weights and optimiser.
+        training = TeachersTraining(
+            model=self.networks["teachers.model"],
+            fit=FitConfig(**dict(teachers.fit), **dict(self.training)),
+            **{name: getattr(teachers, name) for name in ShardsConfig.model_fields},
+        )
+        return train_ensemble(
+            dataset.private,
+            training,
+            num_classes=dataset.num_classes,
+            seed=self.seed,
+            checkpoint_dir=folder if storage is None else open_storage(storage),
+            augment=self.augment,
+            pool=pool,
+            on_progress=on_progress,
+        )
 
     @property
     def reads_public_groups(self) -> bool:
@@ -704,6 +727,7 @@ class ReleasingMethod(PrivateMethod):
         sums."""
         training = Training(
             dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
+            # A release is drawn before a model is trained, so none is built.
             model=torch.nn.Identity(),
             run=RunDirectory(root=Path()),
             reporter=Reporter(quiet=True),
@@ -819,7 +843,7 @@ def configured(
     Raises:
         ConfigError: The message lists every fault with its field, value and remedy.
     """
-    values, said = source if isinstance(source, dict) else {}, _said(overrides)
+    values, said = source if isinstance(source, dict) else {}, apply_override({}, *overrides)
     if isinstance(source, Path | str):
         values = read_yaml(source)
         if {"methods", "data_sets"} & values.keys():
@@ -838,7 +862,7 @@ def configured(
     faults = []
     fields = [each.partition("=")[0] if isinstance(each, str) else each[0] for each in overrides]
     for given, is_meant in ((values, exactly), (said, True)):
-        for path, value in unread_by([schema], given):
+        for path, value in read_and_unread([schema], given)[1]:
             found = refused(path, value)
             # What another method reads in a file is left out; an option was meant for this one.
             if not found and is_meant:
@@ -847,17 +871,16 @@ def configured(
                 options = [field for field in fields if field.startswith(f"{dotted}.")] or [dotted]
                 found = [f"{option}: {name} does not read it; leave it out." for option in options]
             faults += found
-    full = merge(deepcopy(_defaults(schema)), values)
-    for override in overrides:
-        apply_override(full, override)
+    full = apply_override(merge(deepcopy(_defaults(schema)), values), *overrides)
+    read, _ = read_and_unread([schema], full)
     try:
-        config = parse_config(read_of(schema, full) | {"method": name}, schema)
+        config = parse_config(read | {"method": name}, schema)
     except ConfigError as error:
         # Each fault once, although both checks may find it.
         raise ConfigError("\n".join(dict.fromkeys([*faults, str(error)]))) from error
     settings = flattened(config.model_dump(mode="json"))
     for field, value in flattened(said).items():
-        cause = why_unread(config, field, settings)
+        cause = unread_because_of(field, settings, config.unread)
         if cause is not None and value is not None:
             at = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
             faults.append(f"{field}: {cause}{at} leaves it unread; leave it out, or change {cause}.")
@@ -866,46 +889,26 @@ def configured(
     return config
 
 
-def why_unread(config: Method, field: str, settings: Mapping[str, Any]) -> str | None:
-    """Return the name of the setting that disables ``field`` in ``config``, or None. ``settings`` are the values of
-    ``config`` by dotted names."""
-    # With a dot behind both, as the name of one field may begin that of another.
-    own = (cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}."))
-    return next(own, None) or unread_because_of(field, settings)
-
-
-def _said(overrides: Sequence[Override]) -> Values:
-    said: Values = {}
-    for override in overrides:
-        apply_override(said, override)
-    return said
-
-
-def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
-    """Return ``values`` without the fields that the method or section ``schema`` does not have."""
-    # Without fields of its own it takes any name, as the options of a loader do.
-    own = _fields(schema)
-    return {
-        name: read_of(own[name], value) if name in own and isinstance(value, Mapping) else value
-        for name, value in values.items()
-        if name in own or not own
-    }
-
-
-def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str) -> Iterator[tuple[Names, Any]]:
-    """Yield path and value of each field in ``values`` that no method or section of ``schemas`` has.
-
-    ``sections`` are the names of the sections in which ``values`` are nested.
-    """
+def read_and_unread(
+    schemas: Sequence[Any], values: Mapping[str, Any], *sections: str
+) -> tuple[Values, list[tuple[Names, Any]]]:
+    """Divide ``values`` into those of the fields that one of ``schemas`` (methods or sections) has, and the paths and
+    values of the others."""
     own = [_fields(schema) for schema in schemas]
-    if not all(own):  # any name is allowed here, or its own type says which
-        return
+    if not all(own):  # any name is allowed here, as in the options of a loader, or its own type says which
+        return dict(values), []
+    read: Values = {}
+    unread: list[tuple[Names, Any]] = []
     for name, value in values.items():
         inner = [fields[name] for fields in own if name in fields]
         if not inner:
-            yield (*sections, str(name)), value
+            unread.append(((*sections, str(name)), value))
         elif isinstance(value, Mapping):
-            yield from unread_by(inner, value, *sections, name)
+            read[name], others = read_and_unread(inner, value, *sections, name)
+            unread += others
+        else:
+            read[name] = value
+    return read, unread
 
 
 def refused(path: Names, value: Any) -> list[str]:
@@ -991,7 +994,7 @@ def resolved(overrides: Sequence[Override], method: str | None = None, *, num_si
     `fairpate run` without a file uses it, and printed commands rely on it. ``num_sites`` sites each have as many
     records as the data set declares.
     """
-    said, start = _said(overrides), Values()
+    said, start = apply_override({}, *overrides), Values()
     name = said.get("method") if method is None else method
     if name is None:
         name, _ = default_method(overrides, num_sites=num_sites)
@@ -1012,10 +1015,10 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
     classes. This never happens for fewer than five classes, and not for persons, whose one vote is spread over the
     cells of all their records.
     """
-    said = _said(overrides)
+    said = apply_override({}, *overrides)
     data = parse_config(said.get("data", {}), DataConfig)
     entry = entry_for(data)
-    if any(unread_by([find_method(COUNTS)], said)):
+    if read_and_unread([find_method(COUNTS)], said)[1]:
         return FITTED, "its settings are given."
     if entry.rows is None:
         return FITTED, "the data set declares no number of records."
@@ -1102,4 +1105,4 @@ def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> 
         values["data"] = {"embedding": {"num_components": min(wanted, _MOST_COMPONENTS)}}
     # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
-    return read_of(type(method), merge(values, own_values))
+    return read_and_unread([type(method)], merge(values, own_values))[0]

@@ -10,7 +10,7 @@ except the reference group,
 The learner gets prices: predicting 1 for a record of group a in event e costs, in addition to its error, W[a, e] / q[a,
 e]. W is the difference of the two multipliers (for the reference group, minus the sum of these differences) and q[a, e]
 is that cell's share of all records. With exact q, the mean cost of a rule h is its error plus sum lambda (+-)(rate_a -
-rate_ref). The outcome is the uniform mixture of the learner's answers. :func:`play` is the game, for two classes of
+rate_ref). The outcome is the uniform mixture of the learner's answers. :func:`play` is the game, for two kinds of
 rules:
 
 **Linear rules** (:func:`linear_sides`), which do not need the attribute at prediction:
@@ -47,11 +47,9 @@ Deviations from the paper:
 - The auditor releases counts over public sizes rather than rates, whose denominators are private too.
 - Demographic parity and equal opportunity in addition to equalized odds; several groups against a reference.
 - T, eta and B are settings; the paper's formulas for eta and T are reconstructed from a damaged text.
-  ``num_rounds=None`` uses the T of its theorem; it is an error if that is below one round, as it is for linear rules on
-  data of common size.
+  ``num_rounds=None`` uses the T of its theorem; it is an error if that is below one round.
 - The finite class of rules and the two settings that reduce the noise are ours.
 - Regression is a heuristic for the learner's problem: the paper's bounds for an exact solution do not hold.
-- Noise is exact discrete Laplace on a fine grid.
 
 **DP-postprocessing**, Algorithm 1. A classifier Yhat was trained without the sensitive attribute. The joint counts of
 its predictions, labels and groups are released under Laplace noise, and a linear programme on them mixes its
@@ -68,7 +66,7 @@ the programme always has a solution. The slack exceeds the effect of the noise w
 exceeds ``max_gap``; the result reports it.
 
 Deviations from the paper:
-- Noise is an exact discrete Laplace variable, not a float. Noisy counts below 0 are set to 0.
+- Noise is exact discrete Laplace, here as in Algorithm 3. Noisy counts below 0 are set to 0.
 - C classes: p mixes C predictions into C labels, and every label's rate is constrained. The slack grows by the factor
   C - 1, as a rate that is a mean of C numbers moves by that much more, and its logarithm counts C^2 G cells.
 - Demographic parity (its counts merge C cells, so its slack is C times as large), equal opportunity and equal false
@@ -100,9 +98,9 @@ from fairpate.methods import dp_sgd
 from fairpate.methods.base import PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_codes, require_shares
-from fairpate.privacy.accountant import Event, spent
+from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, spent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
-from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, choose_cheap, release_epsilon_for
+from fairpate.privacy.laplace import add_laplace, choose_cheap, release_epsilon_for
 from fairpate.types import FloatArray, Relation, sklearn
 
 Rule = TypeVar("Rule")

@@ -185,10 +185,11 @@ class MatrixGame:
 
 
 class FermiLoss:
-    """The loss ``<t @ pull_KC, F>`` of each record, plus its cross entropy if ``reads_labels``.
+    """The fairness loss ``<t @ pull_KC, F>`` of each record, plus its cross entropy if ``reads_labels``.
 
-    Targets t are those of :func:`watched_targets`, F are the predictions. ``pull_KC`` may change between calls.
-    ``observe`` is called with the predictions (B, C) and the targets (B, K).
+    F are the record's predictions, t its targets (:func:`watched_targets`), and ``pull_KC`` the current coefficients of
+    the predictions; the caller may change them between calls. ``observe`` is called with the predictions (B, C) and the
+    targets (B, K).
     """
 
     def __init__(

@@ -31,8 +31,7 @@ Deviations from the paper:
 - The sum is divided by L where the listing divides by the size of the sample, and the sample is Poisson.
 - In the published code public records pass through the per-example gradients as if they were private ones; here they do
   not. Its other path, DPFR of the private batch, has no privacy and is left out.
-- The temperature is 1, in the published code .01. At .01 the regulariser's gradient, which is of size
-  weight / temperature near ties, dominates the private one, whose norm is at most C, and the model learns nothing else.
+- The temperature is 1, in the published code .01, at which the regulariser's gradient dominates the private one.
 - r is computed on a public batch, in the listing on all public records; batches are stratified by group.
 """
 

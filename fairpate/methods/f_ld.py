@@ -1,5 +1,4 @@
-"""Fairness by Lagrange multipliers: F-LD without privacy, PF-LD with privacy for the sensitive attribute; and a
-covariance baseline.
+"""Fairness by Lagrange multipliers: F-LD, and PF-LD, which protects the sensitive attribute; and a covariance baseline.
 
 Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual Approach",
 arXiv 2009.12562. Both methods run :func:`alternate`, with different violations and gradients. With v_i the violation of
@@ -44,9 +43,8 @@ linear function of theta, so the problem is convex. It is a proxy for demographi
 mean distance. With ``max_covariance`` 0 the loss is minimised without constraints in the subspace in which all
 covariances are 0; any other value uses sequential quadratic programming, as the authors do.
 
-Deviations of the baseline: ``ridge`` is added, as the paper's minimum need not be unique or attained. Left out are
-accuracy under a business necessity clause (its Section 3.3), support vector machines, and later constraints on
-misclassification rates (Zafar et al. 2017, WWW), which are not convex.
+Deviations of the baseline: ``ridge`` is added, as the paper's minimum need not be unique or attained. Left out are the
+business necessity clause (its Section 3.3) and support vector machines.
 
 Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one, J
 constraints.
@@ -175,7 +173,7 @@ def train_f_ld(
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
 
     def ascend() -> None:
-        exact_UGK = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG)
+        exact_UGK = parity.measured(model, x, y, cells, sizes_UG)
         # An empty cell has no mean, and its multiplier stays at 0.
         ascent.step(torch.where((sizes_UG > 0)[..., None], exact_UGK, 0.0))
 
@@ -227,34 +225,6 @@ def require_members(sizes_UG: Tensor) -> None:
     for population, group in (sizes_UG == 0).nonzero().tolist():
         label = f" with label {population}" if len(sizes_UG) > 1 else ""
         raise ValueError(f"Expected records of every group, got none of group {group}{label}; merge groups.")
-
-
-def measured_violations(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    cells: Tensor,
-    *,
-    parity: MeanParity,
-    sizes_UG: Tensor,
-    clip_value: float = math.inf,
-) -> Tensor:
-    """Return the exact violations (U, G, K) ``float64`` over all records, which are not to be published.
-
-    Predictions are made in evaluation mode; the model is left in training mode. ``clip_value`` bounds the L2 norm of a
-    record's values.
-    """
-    from fairpate.nn.fit import predict_logits  # a configuration is read without torch
-
-    with torch.no_grad():
-        values_NK = parity.values(predict_logits(model, x), y).double()
-        # Prediction has left it in evaluation mode.
-        model.train()
-        if clip_value < math.inf:
-            # A norm of 0 gives an infinite factor, which is cut to 1 and leaves the value at 0.
-            norms_N1 = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
-            values_NK = values_NK * (clip_value / norms_N1).clamp(max=1)
-        return parity.violations(values_NK, y, cells, sizes_UG=sizes_UG)
 
 
 class Ascent:
@@ -462,9 +432,7 @@ def train_pf_ld(
         # Multipliers stay at 0, so that nothing reads a violation: none is released.
         if not config.dual_step:
             return
-        violations_UGK = measured_violations(
-            model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=config.clip_value
-        )
+        violations_UGK = parity.measured(model, x, y, cells, sizes_UG, clip_value=config.clip_value)
         normals.add_to([violations_UGK], spread)
         ascent.step(violations_UGK)
         # The slopes, and the gradient's noise, follow the multipliers: these come from noisy violations alone.
@@ -480,8 +448,8 @@ def train_pf_ld(
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
         """Return the gradient of J plus the noisy gradient of the sum of multipliers times violations.
 
-        Cells do not overlap, so the second gradient is one sum over records. A record adds the gradient of its h in the
-        direction of its cell's slopes, clipped, then multiplied by the length of the slopes.
+        Cells do not overlap, so the second gradient is one sum over records. The weights of h in a cell are a vector of
+        K slopes. A record adds the gradient of h in this direction, clipped, then multiplied by the vector's length.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.

@@ -6,7 +6,7 @@
 
 A row of the file is a public record: its id, its group, and either one column per voter with a class, or one column per
 class with the number of voters who chose it. Other columns are features, which the configuration names. A second file
-may contain test records, with true labels instead of votes. Messages about faults show no votes.
+may contain test records, with true labels instead of votes.
 
 The private units behind a vote are not visible here. The operator declares a unit (``votes.unit``) and attests that
 each unit influences at most one vote of a query; then queries cost as much as queries to teachers. The statement

@@ -39,7 +39,7 @@ from fairpate.config import CountOrZero, Fraction, Section
 from fairpate.types import FloatArray, IntArray, torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Constraint = Literal["demographic_parity", "equalized_odds", "equal_opportunity", "equal_false_positives"]
 MeanConstraint = Literal["demographic_parity", "equalized_odds", "accuracy_parity"]
@@ -234,6 +234,26 @@ class MeanParity:
         mean_UK = total_UK / self.population_sizes(labels_N).to(total_UK)[:, None]
         # PF-LD passes released sizes, because the exact ones are private.
         return mean_UK[:, None] - sums_UGK / sizes_UG.to(sums_UGK)[..., None]
+
+    def measured(
+        self, model: nn.Module, x: Tensor, y: Tensor, cells: Tensor, sizes_UG: Tensor, *, clip_value: float = math.inf
+    ) -> Tensor:
+        """Return the exact violations (U, G, K) ``float64`` over all records, which are not to be published.
+
+        Predictions are made in evaluation mode; the model is left in training mode. ``clip_value`` bounds the L2 norm
+        of a record's values.
+        """
+        from fairpate.nn.fit import predict_logits  # a configuration is read without torch
+
+        with torch.no_grad():
+            values_NK = self.values(predict_logits(model, x), y).double()
+            # Prediction has left it in evaluation mode.
+            model.train()
+            if clip_value < math.inf:
+                # A norm of 0 gives an infinite factor, which is cut to 1 and leaves the value at 0.
+                norms_N1 = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
+                values_NK = values_NK * (clip_value / norms_N1).clamp(max=1)
+            return self.violations(values_NK, y, cells, sizes_UG=sizes_UG)
 
     def slopes(self, multipliers_UGK: Tensor, labels_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
         """Return the slopes (U, G, K): the derivative of the sum of multipliers times violations by the value h of one

@@ -13,13 +13,12 @@ Algorithm 3), or in the student's loss (``pate_s_in``). ``aggregator.gate`` is t
 
 **Labels.** This module is the only way from ``private/`` to ``public/`` for a method whose voters answer public
 queries: it turns votes into released labels and their events. A repeated query gets the answer stored in the ledger,
-without new noise. Once labels were released, a ledger that is missing or incomplete is never replaced: its charges
-would be forgotten.
+without new noise. Once labels were released, a missing or incomplete ledger is never replaced: its charges would be
+forgotten.
 
 Teachers are trained on shards of private records and vote on public ones. Queries may be submitted in rounds: after
-each round, a student of the labels released so far determines the next queries. All steps between two rounds read only
-public records, released labels and the run's seed, so they are free, and an interrupted run submits the same queries
-again and gets the stored answers.
+each round, a student of the labels released so far determines the next queries. Only public records, released labels
+and the run's seed determine them: this is free, and an interrupted run submits the same queries again.
 
 **Filters.** FairPATE has two filters that drop records for parity before a model learns. ``P_pre`` (Algorithm 3) is a
 stream: running counts decide record by record. On released labels it is post-processing and free; it uses the gate of
@@ -47,12 +46,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Mechanism, Outcome
@@ -90,8 +89,7 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
-from fairpate.files import open_storage
-from fairpate.methods.base import ExpectedVotes, Method, Progress, Stream, Trained, Training, torch_generator
+from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training, torch_generator
 from fairpate.pages import delta_text, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, epsilon_of_curve
@@ -121,7 +119,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from student.student import PublicRecords
-    from teachers.ensemble import BlockPool, Ensemble
+    from teachers.ensemble import BlockPool
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
@@ -133,11 +131,6 @@ class LedgerPlace:
 
     ledger: Place
     anchor: Place | None = None
-
-    @property
-    def is_in_folder(self) -> bool:
-        """True if the ledger is a file on one node and not in a database."""
-        return not is_database(self.ledger)
 
 
 def place_of(run: RunDirectory) -> LedgerPlace:
@@ -203,24 +196,26 @@ def open_ledger(
     released = sorted(run.public.iterdir()) if run.public.exists() else []
     released = [path for path in released if path != run.embedding]  # of public records alone, before any vote
     place = place_of(run)
-    if released and place.is_in_folder and not run.ledger.exists():
+    is_file = not is_database(place.ledger)
+    if released and is_file and not run.ledger.exists():
         raise RunDirectoryError(
             f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
             "start a new run folder."
         )
     # Once something was released, a missing ledger is never replaced: its charges would be forgotten.
-    may_create = create and not released and place.is_in_folder
+    may_create = create and not released and is_file
     ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
     try:
         ledger.actions = run.actions
-        _, lost = missing_labels(run, queries, ledger.outcome_of.get)
-        stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
-        if lost or len(ledger.outcome_of) < stated:
-            lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
-            raise RunDirectoryError(  # noqa: TRY301 - the ledger is closed below
-                f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public records "
-                "of this run from one copy, or start a new run folder."
-            )
+        if released:
+            _, lost = missing_labels(run, queries, ledger.outcome_of.get)
+            stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+            if lost or len(ledger.outcome_of) < stated:
+                lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
+                raise RunDirectoryError(  # noqa: TRY301 - the ledger is closed below
+                    f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public "
+                    "records of this run from one copy, or start a new run folder."
+                )
         # After the check: the meter would settle the odometer to a ledger that lacks what was released.
         if meter is not None:
             meter.settle(ledger)
@@ -712,7 +707,7 @@ class VotingMethod(Method):
     def gate(self) -> GateRule:
         """The fairness rule that the aggregator applies to its answers."""
         gate: GateConfig | None = getattr(self.aggregator, "gate", None)
-        return NO_GATE if gate is None else gate.rule
+        return NO_GATE if gate is None else GateRule(**dict(gate))
 
     def check(self) -> None:
         """Raise ConfigError for a target epsilon together with a budget, and for ``aggregator.keep``, a reserved share
@@ -931,31 +926,30 @@ def _share(max_disparity: float | Fraction) -> Fraction:
     return 2 * gamma / (1 - gamma)
 
 
+def _one_place_everywhere(storage: str) -> str:
+    if "://" not in storage and not Path(storage).is_absolute():
+        raise ValueError(
+            f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
+        )
+    if urlsplit(storage).password is not None:
+        raise ValueError(
+            "Expected no password in the URI, as it would be stored with the run; set it in the environment"
+        )
+    return storage
+
+
 class PateFamily(GnmaxMethod):
     """A method whose voters are teachers, trained on disjoint shards."""
 
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
     protects_persons: ClassVar[bool] = True  # all records of a person reach one teacher
 
-    storage: str | None = Field(
+    storage: Annotated[str, AfterValidator(_one_place_everywhere)] | None = Field(
         None,
         description="Private place of teachers' checkpoints that all nodes of a cluster reach and runs may share: an "
         "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
     )
     teachers: TeachersConfig = TeachersConfig()
-
-    @field_validator("storage")
-    @classmethod
-    def _is_one_place_everywhere(cls, storage: str | None) -> str | None:
-        if storage is not None and "://" not in storage and not Path(storage).is_absolute():
-            raise ValueError(
-                f"Expected an absolute path, or a URI such as s3://bucket/x, the same on all nodes, got {storage!r}"
-            )
-        if storage is not None and urlsplit(storage).password is not None:
-            raise ValueError(
-                "Expected no password in the URI, as it would be stored with the run; set it in the environment"
-            )
-        return storage
 
     @property
     def num_voters(self) -> int:
@@ -998,23 +992,6 @@ class PateFamily(GnmaxMethod):
                 votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
         return VoteBatch(
             record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
-        )
-
-    def train_teachers(
-        self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
-    ) -> Ensemble:
-        """Train the teachers that have no checkpoint yet, and return the ensemble of all teachers."""
-        from teachers.ensemble import train_ensemble
-
-        return train_ensemble(
-            dataset.private,
-            self.teachers_training(self.teachers),
-            num_classes=dataset.num_classes,
-            seed=self.seed,
-            checkpoint_dir=folder if self.storage is None else open_storage(self.storage),
-            augment=self.augment,
-            pool=pool,
-            on_progress=on_progress,
         )
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
@@ -1066,7 +1043,7 @@ class PateSPre(PateFamily):
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels that the filter keeps, and return it."""
-        kept = passing(labels.labelled, self.aggregator.gate.rule, training.dataset)
+        kept = passing(labels.labelled, GateRule(**dict(self.aggregator.gate)), training.dataset)
         training.reporter.note("filter", f"{len(kept.labels)} of {len(labels.labelled.labels)} released labels kept")
         return self.taught(training, labels, kept)
 

@@ -217,8 +217,8 @@ class PrivateKnn(VotingMethod):
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """Return an estimate of how clearly votes decide a label; with typical queries, all public records get
-        labels."""
+        """Return an estimate of how clearly the votes of sampled records decide a label. If there is one query for each
+        cluster of public records, all of these get labels."""
         voting = super().voting(dataset, num_records)
         sampled = max(1, round(self.private_knn.sampling_rate * num_records))
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)

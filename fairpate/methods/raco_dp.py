@@ -10,9 +10,9 @@ probability of class k on the records S
 
 The value of a constraint is computed from one histogram of the records: the predicted probability mass by cell and
 class. A term may also be divided by the number of all records instead of its own, which makes it linear in the
-histogram and allows a bound on precision. Named constraints (:func:`named_constraints`) on gaps are signed and against
-all other groups together, as in FairPATE and RaCO-DP (appendix A); error rates are rates of one class or of each class,
-not gaps. A user may state other constraints.
+histogram and allows a bound on precision, which is not a rate of a fixed set of records. Named constraints
+(:func:`named_constraints`) on gaps are signed and against all other groups together, as in FairPATE and RaCO-DP
+(appendix A); error rates are rates of one class or of each class, not gaps. A user may state other constraints.
 
 One step (Algorithm 1), with a Poisson sample of rate r, L = r N, soft predictions s(x) = softmax(sharpness h(x)) and
 record x in cell q(x):
@@ -35,8 +35,6 @@ data set names persons, persons are sampled, s(x) in H and g_x are averages over
 count persons: the average of rows that sum to 1 also changes H by 1 in L1, even if the records are in several cells.
 
 Deviations from the paper and its code:
-
-- Precision, which is not a rate of a fixed set of records, is bounded as a linear function of the histogram.
 - The paper amplifies Laplace and Gaussian noise separately and adds the costs, which is too low: both read one sample.
 - The relation is "add or remove one", for which the paper's sensitivities hold; the paper states "replace one".
 - Sizes have a public floor: with noise they may be negative. The paper's code releases group sizes without a charge.

@@ -36,8 +36,8 @@ from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import ParityCells, ParityConfig, require_codes
 from fairpate.nn.fit import linear_rules, said_labels
 from fairpate.nn.models import scale_bytes
-from fairpate.privacy.accountant import spent
-from fairpate.privacy.laplace import PureReleases, keep_probability, randomise_response
+from fairpate.privacy.accountant import PureReleases, spent
+from fairpate.privacy.laplace import keep_probability, randomise_response
 from fairpate.types import FloatArray, sklearn
 
 

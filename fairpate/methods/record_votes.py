@@ -32,7 +32,7 @@ Adding or removing a record changes one row by at most U in L2 norm. The objecti
 except that the expectation of its first term is over public records instead of private ones. The weights p correct for
 differences between the means of public and private records (exponential tilting, Qin 1998; entropy balancing,
 Hainmueller 2012). n is the noisy number of records, from the sums of the constant. Both fits have a ridge penalty in
-proportion to the noise of S / n. The embedding is fitted to public records only.
+proportion to the noise of S / n.
 
 Shapes: N private records, M public ones, K prototypes, C classes, G groups, W numbers per class, D or E coordinates.
 """
@@ -91,7 +91,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
 from fairpate.run.release_log import Released
-from fairpate.types import FloatArray, IntArray, LabelledSet, RealArray, Unit, sklearn, stream_seed
+from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, sklearn, stream_seed
 from student.student import Student
 
 UNITS = 2**14
@@ -227,7 +227,7 @@ class VotesOfRecords(ReleasingMethod):
                 f"target.epsilon: the cost of a table of votes is computed up to {_LARGEST_EPSILON}, got "
                 f"{self.target.epsilon}; lower it."
             )
-        if self.target.record_relation != "add or remove one":
+        if self.target.relation == "replace one":
             raise ConfigError(
                 f"target.relation: {self.target.relation!r} moves two votes and is not priced here; use 'add or remove "
                 "one'."
@@ -273,7 +273,7 @@ class VotesOfRecords(ReleasingMethod):
             chances=said.chances_MC,
         ).take(kept_M)
         if settings.gate is not None:
-            labelled = passing(labelled, settings.gate.rule, dataset)
+            labelled = passing(labelled, GateRule(**dict(settings.gate)), dataset)
         training.reporter.note("votes", f"the student learns from {len(labelled.labels)} of {num_records} labels")
         penalty = None
         if settings.penalty is not None:

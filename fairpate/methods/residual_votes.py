@@ -3,9 +3,8 @@
 The rule itself is published, unless settings require a student, which learns from the rule's labels of public records.
 With private second moments and an embedding from a declared table, no public record is read at all.
 
-Related work: weighted votes (:mod:`fairpate.methods.record_votes`); distributed Newton methods (DANE, Shamir, Srebro
-and Zhang 2014, arXiv 1312.7853); private second-order optimisation (DP-FC, Mehta et al. 2022, arXiv 2211.13403; AdaSSP,
-Wang 2018, arXiv 1803.02596); the quadratic bound on the logistic loss (Boehning 1992).
+Related work: weighted votes (:mod:`fairpate.methods.record_votes`); DANE (Shamir et al. 2014, arXiv 1312.7853); DP-FC
+(Mehta et al. 2022, arXiv 2211.13403); the quadratic bound on the logistic loss (Boehning 1992).
 
     phi(x)       whole numbers of L2 norm at most U, as in weighted votes
     release 1    S[c] = the sum of phi over private records of label c, + N_Z(0, s_1^2)
@@ -37,13 +36,12 @@ Algorithm 2), for comparison:
 No eigenvalue of a symmetric matrix changes by more than the Frobenius norm of a change of the matrix (Weyl). m is a
 lower bound on the least eigenvalue, so moments that are significant in every direction get no ridge.
 
-Deviations from the paper: indicators of several labels instead of one number, as in Mehta et al. 2022 (arXiv
-2211.13403), whose DP-FC, Newton steps with noisy moments, is the private curvature of :class:`ResidualVotes`. r = .15
-instead of 1: the bound on the noise is twice its typical norm, and a ridge of that size lost 30 points on one data set
-(docs/training.md). A third of the squared sensitivity over variance for each release, composed in the accountant,
-instead of a third of epsilon and delta for each: less noise. Noise off the diagonal has half the variance, because the
-Frobenius norm counts these numbers twice. Negative eigenvalues of G are set to 0, and the ridge is at least the weight
-of one record.
+Deviations from the paper: indicators of several labels instead of one number, as in DP-FC, whose Newton steps with
+noisy moments are the private curvature of :class:`ResidualVotes`. r = .15 instead of 1: the bound on the noise is twice
+its typical norm (docs/training.md). A third of the squared sensitivity over variance for each release, composed in the
+accountant, instead of a third of epsilon and delta for each: less noise. Noise off the diagonal has half the variance,
+as the Frobenius norm counts these numbers twice. Negative eigenvalues of G are set to 0, and the ridge is at least the
+weight of one record.
 
 Shapes: N private records, M public ones, C classes, W numbers per class.
 """

@@ -2,8 +2,7 @@
 Fair, and Private Aggregation of Teacher Ensembles").
 
 Features x and labels y are public, attributes a are private. Changing one attribute changes one teacher's shard, and so
-one vote on every query: a label costs as much as in PATE, for a smaller unit. Queries may therefore be training
-records.
+one vote on every query: a label costs as much as in PATE, for a smaller unit. So queries may be training records.
 
     SF_S   teachers predict a from (x, y); a fair student, F-LD, learns from (x, y, released a)
     SF_T   each teacher is a fair classifier, F-LD, on its shard; a student learns from released y
@@ -11,8 +10,7 @@ records.
 Deviations from the paper:
 - Noise, number of teachers, and the loss term between SF_T's student and the votes differ from the paper's.
 - SF_T's student learns from the released labels alone, and ignores the public ones.
-- Labels come from the Confident-GNMax aggregator at a data-independent cost; the paper's cost depends on votes and
-  could not be published.
+- Labels come from the Confident-GNMax aggregator at a data-independent cost; the paper's cost depends on votes.
 
 Shapes: N records, C classes.
 """

@@ -31,7 +31,7 @@ from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
 from fairpate.privacy.mechanism_events import VoteSums
 from fairpate.run.release_log import Released
-from teachers.ensemble import collect_votes, train_ensemble
+from teachers.ensemble import collect_votes
 from teachers.ray_pool import open_pool
 
 
@@ -86,16 +86,7 @@ class TeacherVotes(VotesOfRecords):
         if not dataset.is_elsewhere:
             with open_pool(self.ray) as pool:
                 with reporter.stage("teachers") as advance:
-                    ensemble = train_ensemble(
-                        dataset.private,
-                        self.teachers_training(self.teachers),
-                        num_classes=dataset.num_classes,
-                        seed=self.seed,
-                        checkpoint_dir=training.run.teachers,
-                        augment=self.augment,
-                        pool=pool,
-                        on_progress=advance,
-                    )
+                    ensemble = self.train_teachers(dataset, training.run.teachers, pool, on_progress=advance)
                 with reporter.stage("votes") as advance:
                     votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
         training.reserve((event,), self.source.label)

@@ -6,8 +6,7 @@ most one record; without records the model is unchanged.
 
 Random changes of images are drawn by ``draw_changes``, the same number of random numbers per image for every
 configuration, and applied by ``apply_changes``, a pure function. An ensemble can therefore draw per teacher and apply
-to many teachers' images together. The optimisers use torch's functional kernels: ``torch.optim`` would import a
-compiler, which costs every short-lived worker process seconds.
+to many teachers' images together.
 
 The demographic-parity regulariser (DPFR) of FairDP-SGD (FairPATE, Algorithm 6) sharpens logits u_i of public records,
 ``s_i = softmax(u_i / temperature)``. The gap of a group and a class is the mean of s in the group minus its mean in all
@@ -175,6 +174,7 @@ class Optimizer:
             learning_rate *= 0.5 * (1 + math.cos(math.pi * epoch / self._config.epochs))
         config, places = self._config, range(len(self._parameters)) if only is None else list(only)
         parameters = [self._parameters[place] for place in places]
+        # Kernels, called directly: classes of torch.optim would import a compiler, seconds for each worker process.
         if config.optimizer == "adam":
             # The kernel's bias correction takes counts that include the present step.
             self._steps[slice(None) if only is None else places] += 1

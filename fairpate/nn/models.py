@@ -6,8 +6,7 @@ features; no constant is fitted to data. All architectures except the backbones 
 sequences of layers, so that an ensemble of them can run as one program.
 
 Weights are torchvision's own state dicts. A weights file must be public, or at least learned from other records. Every
-process reads it from the same path; the configuration has its checksum, so that no two nodes start from different
-weights.
+process reads it from the same path; the configuration has its checksum, so that all nodes start alike.
 """
 
 import hashlib

@@ -4,7 +4,7 @@ One step is a Gaussian sum over a Poisson sample: every record enters independen
 and a batch may be empty; noise of standard deviation ``noise_multiplier * clip_norm`` is added to the sum of clipped
 gradients; the sum is divided by the constant ``expected_batch_size``, never by the realised size. Where records belong
 to persons, persons are sampled, and the average gradient of a person's records is clipped: a person then adds no more
-than a record otherwise does.
+than one record.
 
 :class:`PrivateTraining` is the training loop of DP-SGD, FairDP-SGD, DP-FERMI and RaCO-DP. A method gives it a
 :class:`StepPlan`: how batches are drawn and clipped, what else a step releases, and the events of all steps.
@@ -476,8 +476,8 @@ class ShiftedClipper(GradientClipper):
 
 
 class _Shifted:
-    """Per-example gradients over all layers, to each of which ``shift`` is added (one tensor per trainable
-    parameter)."""
+    """Per-example gradients over all layers; ``shift`` (one tensor per trainable parameter) is added to each
+    gradient."""
 
     def __init__(self, layers: list[LayerGradient], shift: WeightedSums) -> None:
         self._layers, self._shift = layers, shift

@@ -8,8 +8,8 @@ events. Events under different units or relations are never added. Costs that de
 published: ``rdp`` and ``epsilon`` refuse events that contain votes, ``rdp_data_dependent`` and
 ``epsilon_data_dependent`` are for the operator alone.
 
-The module also converts curves (Canonne, Kamath and Steinke 2020, Proposition 12), amplifies by Poisson sampling, has
-the filters that decide when adaptive queries must stop, and searches for the least noise that meets a target.
+The module also converts curves, amplifies by Poisson sampling, has the filters that decide when adaptive queries must
+stop, and searches for the least noise that meets a target.
 
 Shapes: A orders, K moments.
 """
@@ -19,9 +19,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache, singledispatch
+from functools import lru_cache, partial, singledispatch
 from operator import itemgetter
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -176,6 +176,35 @@ class PoissonGaussians(CountedEvent):
     relation: Relation = "add or remove one"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PureReleases(CountedEvent):
+    """``count`` releases by any mechanism, each ``epsilon``-DP for one ``unit`` under ``relation``.
+
+    Each is a post-processing of randomised response between two values, and costs no more (Kairouz, Oh and Viswanath
+    2015, arXiv 1311.0776). ``epsilon`` may be ``inf``, which means no guarantee.
+    """
+
+    noun: ClassVar[str] = "release of pure differential privacy"
+    count: int
+    epsilon: float
+    unit: Unit = "sensitive attribute"
+    relation: Relation = "replace one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceReleases(PureReleases):
+    """``count`` vectors with independent Laplace noise; ``epsilon`` is the L1 sensitivity over the noise's scale.
+
+    A vector moved by at most s in L1 under noise of scale 1 costs no more than one number moved by s. The hockey-stick
+    divergence of a move by a is 1 - exp((e - a) / 2) for ``|e| <= a``; that of two numbers moved by a <= b is 1 -
+    exp((e - a - b) / 2) (1 + a / 2) for ``|e| <= b - a``, and 1 - u (1 + (a + b - e) / 4) with u = exp((e - a - b) / 2)
+    up to e = a + b, both below the divergence of one move by a + b. The bound extends to more numbers one by one, as
+    dominance is preserved by products. The Renyi curve is convex in s and 0 at s = 0, hence superadditive.
+    """
+
+    noun: ClassVar[str] = "release of sums with Laplace noise"
+
+
 def of_unit(event: Any, unit: Unit) -> Any:
     """Return the same event at the same cost for another ``unit``, such as a person instead of a record.
 
@@ -192,7 +221,14 @@ def of_unit(event: Any, unit: Unit) -> Any:
     return replace(event, unit=unit)
 
 
-def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float) -> tuple[float, float]:
+class EpsilonOfCurve(NamedTuple):
+    """The smallest epsilon that a Renyi curve gives, and the ``order`` at which the curve gives it."""
+
+    epsilon: float
+    order: float
+
+
+def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float) -> EpsilonOfCurve:
     """Return the epsilon of a Renyi curve at ``target_delta``, and the order that gives it.
 
     The conversion is Proposition 12 of Canonne, Kamath and Steinke 2020; it equals that of dp_accounting to the digit.
@@ -221,7 +257,7 @@ def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_de
             value = cost + math.log1p(-1 / order) - math.log(target_delta * order) / (order - 1)
         values.append((value, order))
     value, order = min(values, key=itemgetter(0))  # the first of equal values
-    return max(0.0, value), order
+    return EpsilonOfCurve(max(0.0, value), order)
 
 
 LogMoments = Callable[[FloatArray], FloatArray]
@@ -347,19 +383,6 @@ _COARSEST_INTERVAL, _INTERVAL_PER_EPSILON = 1.0, 1e-5  # of loss distributions
 _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpsilonAtDelta:
-    """An epsilon at a given delta. ``order`` is the Renyi order that gives the smallest epsilon. ``unit`` and
-    ``relation`` are None if there were no events."""
-
-    epsilon: float
-    delta: float
-    order: float
-    data_dependent: bool
-    unit: Unit | None
-    relation: Relation | None
-
-
 @singledispatch
 def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
     """Return the Renyi curve of one event, shape (A,). TypeError for an event type without a registered function.
@@ -380,16 +403,26 @@ def _(
             stddev = event.threshold_stddev_votes
             single_A = gnmax.gaussian_rdp(1.0, "threshold_stddev_votes", stddev, orders_A)
         case NoisyArgmaxes():
-            stddev = event.noise_stddev_votes
-            single_A = gnmax.gnmax_rdp_data_independent(noise_stddev_votes=stddev, orders_A=orders_A)
+            single_A = gnmax.gaussian_rdp(2.0, "noise_stddev_votes", event.noise_stddev_votes, orders_A)
         case ConfidentGnmaxQueries():
-            single_A = gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
-        case ConfidentGnmaxVotes():
-            mechanism = _confident_gnmax(event)
-            return gnmax.confident_gnmax_rdp(
-                event.votes_QC, **mechanism, orders_A=orders_A, tail=event.tail, total=True
+            single_A = gnmax.confident_gnmax_rdp_data_independent(
+                threshold=event.threshold,
+                threshold_stddev_votes=event.threshold_stddev_votes,
+                noise_stddev_votes=event.noise_stddev_votes,
+                orders_A=orders_A,
             )
+        case ConfidentGnmaxVotes():
+            return rdp_of_votes_data_dependent(event, orders_A, total=True)
     return event.count * single_A
+
+
+def rdp_of_votes_data_dependent(event: ConfidentGnmaxVotes, orders_A: FloatArray, *, total: bool = False) -> FloatArray:
+    """Return the Renyi curve of each query of ``event``, shape (Q, A), or with ``total`` their sum, shape (A,).
+
+    It depends on votes and must not be published.
+    """
+    mechanism = {each.name: getattr(event, each.name) for each in fields(MechanismParameters)}
+    return gnmax.confident_gnmax_rdp(event.votes_QC, **mechanism, orders_A=orders_A, tail=event.tail, total=total)
 
 
 @event_rdp.register
@@ -402,6 +435,24 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
     if not event.noise_multiplier:
         return np.full(len(orders_A), math.inf)
     return event.count * poisson_gaussian_rdp(event.noise_multiplier, event.sampling_rate, tuple(orders_A.tolist()))
+
+
+@event_rdp.register
+def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
+    if not math.isfinite(event.epsilon):
+        return np.full(len(orders_A), math.inf)
+    if isinstance(event, LaplaceReleases):
+        # Mironov 2017 (arXiv 1702.07476), Proposition 6.
+        forth_A = np.log(orders_A / (2 * orders_A - 1)) + (orders_A - 1) * event.epsilon
+        back_A = np.log((orders_A - 1) / (2 * orders_A - 1)) - orders_A * event.epsilon
+        exponent_A = np.logaddexp(forth_A, back_A)
+    else:
+        # ln of e^(alpha eps) + e^((1 - alpha) eps) over 1 + e^eps, in log space: alpha eps may overflow an exponential.
+        log_moment_A = np.logaddexp(orders_A * event.epsilon, (1 - orders_A) * event.epsilon)
+        exponent_A = log_moment_A - np.logaddexp(0.0, event.epsilon)
+    # A cost lies between 0 and epsilon at every order; only rounding leaves that range.
+    curve_A: FloatArray = event.count * np.clip(exponent_A / (orders_A - 1), 0.0, event.epsilon)
+    return curve_A
 
 
 def event_kinds() -> dict[str, type]:
@@ -418,7 +469,7 @@ def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> Fl
     ValueError for mixed units or relations, for a cost that is NaN or negative, and for an event that contains private
     votes; TypeError for an event type without a registered Renyi curve.
     """
-    _common_guarantee(events, published=True)
+    _require_common_guarantee(events, published=True)
     return rdp_data_dependent(events, orders_A)
 
 
@@ -428,7 +479,7 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     The curve is then for the operator only and must not be published.
     """
     orders = np.asarray(orders_A, dtype=np.float64)
-    _common_guarantee(events)
+    _require_common_guarantee(events)
     total_A = np.zeros(len(orders))
     for event in events:
         # A count of 0 costs 0 even where one release costs infinity.
@@ -445,40 +496,24 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     return total_A
 
 
-def rdp_of_each_data_dependent(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
-    """Return the Renyi curve of each query of ``event``, shape (Q, A); it depends on votes and must not be
-    published."""
-    return gnmax.confident_gnmax_rdp(event.votes_QC, **_confident_gnmax(event), orders_A=orders_A, tail=event.tail)
-
-
 def epsilon(
     events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
-) -> EpsilonAtDelta:
+) -> EpsilonOfCurve:
     """Return the smallest epsilon at ``target_delta`` that the composed Renyi curve gives; it may be published.
 
     Errors as ``rdp``, and ValueError unless 0 < target_delta < 1.
     """
-    _common_guarantee(events, published=True)
-    return epsilon_data_dependent(events, target_delta=target_delta, orders_A=orders_A)
+    return epsilon_of_curve(rdp(events, orders_A), orders_A, target_delta=target_delta)
 
 
 def epsilon_data_dependent(
     events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
-) -> EpsilonAtDelta:
+) -> EpsilonOfCurve:
     """Return the epsilon as :func:`epsilon` does, also of ``events`` that contain private votes.
 
     The epsilon is then for the operator only and must not be published.
     """
-    unit, relation = _common_guarantee(events)
-    value, order = epsilon_of_curve(rdp_data_dependent(events, orders_A), orders_A, target_delta=target_delta)
-    return EpsilonAtDelta(
-        epsilon=value,
-        delta=target_delta,
-        order=order,
-        data_dependent=any(event.data_dependent for event in events),
-        unit=unit,
-        relation=relation,
-    )
+    return epsilon_of_curve(rdp_data_dependent(events, orders_A), orders_A, target_delta=target_delta)
 
 
 @singledispatch
@@ -504,6 +539,22 @@ def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
     )
 
 
+@event_pld.register
+def _(event: PureReleases, interval: float) -> LossDistribution | None:
+    if not event.epsilon:
+        # No loss with certainty, however often.
+        return loss_distributions.randomised_response(0.0, interval=interval)
+    if math.isinf(event.epsilon):
+        return None
+    if isinstance(event, LaplaceReleases):
+        step = loss_distributions.on_poisson_sample(
+            loss_distributions.Laplace(scale=1 / event.epsilon), sampling_rate=1, interval=interval
+        )
+    else:
+        step = loss_distributions.randomised_response(event.epsilon, interval=interval)
+    return loss_distributions.repeated(step, event.count)
+
+
 def has_loss_distributions(events: Sequence[Event]) -> bool:
     """Return True if the type of every event has a registered loss distribution, which :func:`epsilon_pld` needs."""
     unknown = event_pld.dispatch(object)
@@ -523,7 +574,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
-    _common_guarantee(events, published=True)
+    _require_common_guarantee(events, published=True)
     # A count of 0 costs 0 even where one release costs infinity.
     happened = tuple(event for event in events if getattr(event, "count", 1))
     if not happened:
@@ -572,6 +623,14 @@ def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Acco
     raise ValueError(f"Expected accounting 'rdp' or 'pld', got {accounting!r}.")
 
 
+def pure_epsilon(events: Sequence[object]) -> float:
+    """Return the sum of the epsilons of all releases, which holds at every delta; ``inf`` unless all ``events`` are of
+    pure differential privacy."""
+    if not all(isinstance(event, PureReleases) for event in events):
+        return math.inf
+    return math.fsum(event.count * event.epsilon for event in events if isinstance(event, PureReleases) and event.count)
+
+
 def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
     """Return the smaller of two epsilons: by Renyi curves and, if every event has one, by loss distributions.
 
@@ -583,17 +642,9 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
     return min(by_curves, epsilon_pld(events, target_delta=target_delta))
 
 
-def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict[str, Any]:
-    """Return the parameters of an event's mechanism as keyword arguments for :mod:`fairpate.privacy.gnmax`."""
-    return {each.name: getattr(event, each.name) for each in fields(MechanismParameters)}
-
-
-def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tuple[Unit | None, Relation | None]:
-    """Return the unit and the relation that all ``events`` share; (None, None) for no events.
-
-    ValueError if they differ, and, for a cost that is to be ``published``, if an event contains votes; TypeError for an
-    event type without a registered Renyi curve.
-    """
+def _require_common_guarantee(events: Sequence[Event], *, published: bool = False) -> None:
+    """Raise ValueError unless all ``events`` share one unit and relation, and, for a cost that is to be ``published``,
+    for an event that contains votes; TypeError for an event type without a registered Renyi curve."""
     for event in events:
         if event_rdp.dispatch(type(event)) is event_rdp.dispatch(object):
             raise TypeError(
@@ -613,7 +664,6 @@ def _common_guarantee(events: Sequence[Event], *, published: bool = False) -> tu
             f"Expected events under one unit and relation, got {sorted(guarantees)}; price them apart: compute one "
             "epsilon for each pair."
         )
-    return guarantees.pop() if guarantees else (None, None)
 
 
 # Relative error of the few float operations behind a limit: limits are lowered by it, to err on the side of refusing.
@@ -642,6 +692,13 @@ class RenyiFilter:
     target_epsilon: float
     target_delta: float
     orders_A: Sequence[float] | FloatArray = DEFAULT_ORDERS
+    limit_A: FloatArray = field(init=False, compare=False, repr=False)
+    """The largest cost at each order that converts to ``target_epsilon``, shape (A,); read-only.
+
+    It inverts the conversion of :func:`epsilon_of_curve`. Where that would be negative, at an order too small for the
+    target, the limit is -ln(1 - delta^2), which costs no epsilon: the total variation is then at most delta
+    (Bretagnolle and Huber 1979). Limits are rounded down in the last digits.
+    """
 
     def __post_init__(self) -> None:
         if self.orders_A is not DEFAULT_ORDERS:
@@ -653,24 +710,15 @@ class RenyiFilter:
             raise ValueError(f"Expected 0 <= target_epsilon < inf, got {self.target_epsilon}.")
         if not 0 < self.target_delta < 1:
             raise ValueError(f"Expected 0 < target_delta < 1, got {self.target_delta}.")
-
-    @cached_property
-    def limit_A(self) -> FloatArray:
-        """The largest cost at each order that converts to ``target_epsilon``, shape (A,); read-only.
-
-        It inverts the conversion of :func:`epsilon_of_curve`. Where that would be negative, at an order too small for
-        the target, the limit is -ln(1 - delta^2), which costs no epsilon: the total variation is then at most delta
-        (Bretagnolle and Huber 1979). Limits are rounded down in the last digits.
-        """
         orders = np.array(self.orders_A)
         # log1p keeps the digits of ln(1 - 1 / alpha) at large orders.
         surcharge_A = np.log1p(-1 / orders) - (math.log(self.target_delta) + np.log(orders)) / (orders - 1)
         slack_A = _ROUNDING * (self.target_epsilon + np.abs(surcharge_A))
         free = -math.log1p(-(self.target_delta**2)) * (1 - _ROUNDING)
         limit_A: FloatArray = np.maximum(self.target_epsilon - surcharge_A - slack_A, free)
-        # Cached, so every caller gets the same array.
+        # Every caller gets the same array.
         limit_A.setflags(write=False)
-        return limit_A
+        object.__setattr__(self, "limit_A", limit_A)
 
     def admits(self, spent_rdp_A: npt.ArrayLike, next_rdp_A: npt.ArrayLike) -> bool:
         """Return True if some order is still within its limit after the charge ``next_rdp_A``; curves have shape (A,).
@@ -774,13 +822,10 @@ def least_noise(
     """
     if target_epsilon == math.inf:
         raise ValueError("Expected a finite target_epsilon, got inf: any noise would do; give a number.")
-
-    def spent(noise: float) -> float:
-        return epsilon_of(events_of(noise), target_delta=target_delta, accounting=accounting)
-
+    price = partial(epsilon_of, target_delta=target_delta, accounting=accounting)
     # From much noise on, where loss distributions are quick to compose and epsilon falls about as the inverse.
     low = high = largest_noise
-    cost = spent(high)
+    cost = price(events_of(high))
     # `not >` refuses a NaN as well.
     if not target_epsilon > 0 or cost > target_epsilon:
         raise ValueError(
@@ -790,7 +835,7 @@ def least_noise(
     while not cost > target_epsilon and low > _SMALLEST_NOISE:
         left = target_epsilon / cost if cost else math.inf
         high, low = low, low / min(max(left / _CAREFUL, 2.0), _LARGEST_STRIDE)
-        cost = spent(low)
+        cost = price(events_of(low))
     if not cost > target_epsilon:  # even the smallest noise is enough
         return low
     # The ends have been priced (and cached) as they are; exp(log(noise)) would differ in the last digit.
@@ -800,10 +845,10 @@ def least_noise(
         # Epsilon falls about as the inverse of the noise: nearly a line in logarithms. Clipped, because it may be 0 or
         # inf.
         noise = ends.get(log_noise) or math.exp(log_noise)
-        return math.log(min(max(spent(noise) / target_epsilon, 1e-9), 1e9))
+        return math.log(min(max(price(events_of(noise)) / target_epsilon, 1e-9), 1e9))
 
     noise = math.exp(scipy.optimize.brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE / 4))
     # The root is found up to a tolerance, on either side; noise is only ever rounded up.
-    while spent(noise) > target_epsilon:
+    while price(events_of(noise)) > target_epsilon:
         noise *= 1 + _TOLERANCE / 2
     return noise

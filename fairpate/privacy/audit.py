@@ -5,8 +5,7 @@
 canary a score; an attacker guesses the coins of any number of canaries. Under (epsilon, delta)-privacy no more guesses
 are right than randomised response at epsilon would allow, up to a term in delta. Too many right guesses refute the
 epsilon. The number of guesses must be fixed before the coins are seen. Canaries may share one release or be spread over
-several, since releases of disjoint canaries are one mechanism for all of them. Guesses about the highest and the lowest
-scores prove more than Clopper-Pearson limits on the two error rates of one threshold.
+several, since releases of disjoint canaries are one mechanism for all of them.
 
 **If scores are Gaussian.** The scores of included canaries are shifted by mu standard deviations. The t statistic of
 included and other canaries has a noncentral distribution, which gives a limit for mu, and the trade-off curve of mu
@@ -137,7 +136,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """How far the scores of included canaries lie above those of the others: the two-sample t statistic."""
+    """The two-sample t statistic: how far the scores of included canaries are above those of the others."""
 
     num_included: int
     num_left_out: int

@@ -49,9 +49,36 @@ class OsEntropy:
         """Return this source itself: all draws from operating-system entropy are independent."""
         return self
 
+    def buffered(self) -> OsEntropy:
+        """Return a source for thousands of draws in one call. Never keep it: a forked process would repeat its bits."""
+        return _BufferedEntropy()
+
     def words(self, keys: Sequence[str], count: int) -> WordArray:
         """Draw fresh uniform 64-bit words, shape (len(keys), count)."""
         return np.frombuffer(os.urandom(8 * len(keys) * count), dtype=np.uint64).reshape(len(keys), count)
+
+
+class _BufferedEntropy(OsEntropy):
+    """Entropy of the operating system, read 4,096 bits at a time instead of once for every integer."""
+
+    def __init__(self) -> None:
+        self._bits, self._num_bits = 0, 0
+
+    def randbelow(self, n: int) -> int:
+        wanted = (n - 1).bit_length()
+        while True:
+            if self._num_bits < wanted:
+                # The bits that are left are dropped; whether they are depends on earlier ones only.
+                num_bytes = max(512, -(-wanted // 8))
+                self._bits, self._num_bits = int.from_bytes(os.urandom(num_bytes), "little"), 8 * num_bytes
+            drawn = self._bits & ((1 << wanted) - 1)
+            self._bits >>= wanted
+            self._num_bits -= wanted
+            if drawn < n:
+                return drawn
+
+    def buffered(self) -> OsEntropy:
+        return self
 
 
 class SeededSource:
@@ -75,6 +102,10 @@ class SeededSource:
         """Return an independent source for ``parts``; 1 and "1" give different ones, and so do ("ab",) and ("a",
         "b")."""
         return SeededSource(self._digest(parts).hexdigest())
+
+    def buffered(self) -> SeededSource:
+        """Return this source itself."""
+        return self
 
     def words(self, keys: Sequence[str], count: int) -> WordArray:
         """Return uniform 64-bit words, shape (len(keys), count); each row depends on the seed and its key alone."""
@@ -173,6 +204,7 @@ def discrete_gaussian(stddev: float, word: int, source: NoiseSource) -> int:
 def discrete_gaussians(stddev: float, words: WordArray, source: NoiseSource) -> IntArray:
     """Return :func:`discrete_gaussian` of every word, in the shape of ``words``."""
     if stddev == 0 or stddev > _WIDEST_TABLE:
+        source = source.buffered()
         draws = [discrete_gaussian(stddev, word, source) for word in words.ravel().tolist()]
         return np.array(draws, dtype=np.int64).reshape(words.shape)
     least, _, cuts = _word_cuts(stddev)

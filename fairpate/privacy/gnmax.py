@@ -115,10 +115,10 @@ class TheoremSix:
     def moments(
         self, rows: slice, powers_LA: FloatArray, runs: Sequence[slice], independent_A: FloatArray, *, logs: bool
     ) -> FloatArray:
-        """Return the moments, or with ``logs`` the exponents, of some rows of U, shape (B, A); a moment may be inf.
+        """Return the moments, or with ``logs`` their logarithms, for the values of log_q in ``rows``, shape (B, A).
 
-        ``powers_LA`` is (alpha - 1, 1), by which the lines are multiplied; ``runs`` are ranges of evenly spaced orders;
-        ``independent_A`` is the data-independent moment or exponent.
+        ``powers_LA`` has the rows alpha - 1 and 1, which a and b multiply by their coefficients; ``runs`` are ranges of
+        evenly spaced orders; ``independent_A`` is the data-independent moment or logarithm. A moment may be inf.
         """
         moment_BA: FloatArray
         if logs:
@@ -426,12 +426,6 @@ def confident_gnmax_rdp(
     return rdp_QA[0] if total else rdp_QA
 
 
-def gnmax_rdp_data_independent(*, noise_stddev_votes: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """Return the RDP of one noisy argmax for any votes, shape (A,). One vote changes the counts by sqrt(2) in L2
-    norm."""
-    return gaussian_rdp(2.0, "noise_stddev_votes", noise_stddev_votes, orders_A)
-
-
 def confident_gnmax_rdp_data_independent(
     *, threshold: float, threshold_stddev_votes: float, noise_stddev_votes: float, orders_A: npt.ArrayLike
 ) -> FloatArray:
@@ -444,7 +438,7 @@ def confident_gnmax_rdp_data_independent(
     orders = _checked_orders(orders_A)
     if threshold == math.inf:
         return np.zeros(len(orders))
-    argmax_A = gnmax_rdp_data_independent(noise_stddev_votes=noise_stddev_votes, orders_A=orders)
+    argmax_A = gaussian_rdp(2.0, "noise_stddev_votes", noise_stddev_votes, orders)
     if threshold == -math.inf:
         return argmax_A
     return argmax_A + gaussian_rdp(1.0, "threshold_stddev_votes", threshold_stddev_votes, orders)
@@ -520,8 +514,9 @@ def _log_answer_probability(
 def gaussian_rdp(squared_sensitivity: float, field: str, stddev: float, orders_A: npt.ArrayLike) -> FloatArray:
     """Return the RDP of Gaussian noise of standard deviation ``stddev``, for any votes, shape (A,).
 
-    ``squared_sensitivity`` is 1 for a threshold bit, since the largest count changes by at most 1. ``field`` names the
-    standard deviation in error messages.
+    ``squared_sensitivity`` is 1 for a threshold bit, since the largest count changes by at most 1, and 2 for a noisy
+    argmax, since the counts change by at most sqrt(2) in L2 norm. ``field`` names the standard deviation in error
+    messages.
     """
     orders = _checked_orders(orders_A)
     if not 0 <= stddev < math.inf:

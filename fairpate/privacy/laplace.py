@@ -1,112 +1,32 @@
-"""Pure differential privacy: exact Laplace noise, randomised response, the exponential mechanism, and their costs.
+"""Mechanisms of pure differential privacy: exact Laplace noise, randomised response, the exponential mechanism.
 
-**Cost.** One release of any of them is epsilon-DP. Two further facts give tighter compositions:
-
-- Any epsilon-DP release is a post-processing of randomised response between two values (Kairouz, Oh and Viswanath 2015,
-  arXiv 1311.0776): :class:`PureReleases`.
-- A vector moved by at most s in L1 under independent Laplace noise of scale 1 costs no more than one number moved by s:
-  :class:`LaplaceReleases`. The hockey-stick divergence of a move by a is 1 - exp((e - a) / 2) for ``|e| <= a``; that of
-  two numbers moved by a <= b is 1 - exp((e - a - b) / 2) (1 + a / 2) for ``|e| <= b - a``, and 1 - u (1 + (a + b - e) /
-  4) with u = exp((e - a - b) / 2) up to e = a + b, both below the divergence of one move by a + b. The bound extends to
-  more numbers one by one, as dominance is preserved by products. The Renyi curve is convex in s and 0 at s = 0, hence
-  superadditive.
+One release of any of them is epsilon-DP; :mod:`fairpate.privacy.accountant` has their events and costs.
 
 **Exactness.** :func:`add_laplace` rounds to a grid 2^24 times finer than the sensitivity and adds a discrete Laplace
 variable sampled from uniform integers (Canonne, Kamath and Steinke 2020, Algorithm 2). The noise is scaled for three
 grid units per coordinate more than the sensitivity: one for rounding, one for floating-point error in the values, one
 because a discrete Laplace of step h costs as much as a continuous one moved by 2 ln cosh(h / 2) more.
 
-Shapes: A orders, N records.
+Shapes: N records.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, CountedEvent, event_pld, event_rdp
+from fairpate.privacy.accountant import Accounting, LaplaceReleases, PureReleases, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, bernoulli_exp, sample_discrete_laplace
-from fairpate.privacy.loss_distributions import (
-    DEFAULT_INTERVAL,
-    Laplace,
-    LossDistribution,
-    on_poisson_sample,
-    randomised_response,
-    repeated,
-)
-from fairpate.types import FloatArray, IntArray, Relation, Unit
+from fairpate.privacy.loss_distributions import DEFAULT_INTERVAL
+from fairpate.types import FloatArray, IntArray
 
 _GRID_BITS = 24
 _SPARE_UNITS = 3
 _STEPS_PER_RELEASE, _TOLERANCE = 20, 1e-3  # of the search for an epsilon per release
-
-
-@dataclass(frozen=True, kw_only=True)
-class PureReleases(CountedEvent):
-    """``count`` releases by any mechanism, each ``epsilon``-DP for one ``unit`` under ``relation``.
-
-    ``epsilon`` may be ``inf``, which means no guarantee.
-    """
-
-    noun: ClassVar[str] = "release of pure differential privacy"
-    count: int
-    epsilon: float
-    unit: Unit = "sensitive attribute"
-    relation: Relation = "replace one"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaplaceReleases(PureReleases):
-    """``count`` vectors with independent Laplace noise; ``epsilon`` is the L1 sensitivity over the noise's scale."""
-
-    noun: ClassVar[str] = "release of sums with Laplace noise"
-
-
-@event_rdp.register
-def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
-    if not math.isfinite(event.epsilon):
-        return np.full(len(orders_A), math.inf)
-    if isinstance(event, LaplaceReleases):
-        # Mironov 2017 (arXiv 1702.07476), Proposition 6.
-        forth_A = np.log(orders_A / (2 * orders_A - 1)) + (orders_A - 1) * event.epsilon
-        back_A = np.log((orders_A - 1) / (2 * orders_A - 1)) - orders_A * event.epsilon
-        exponent_A = np.logaddexp(forth_A, back_A)
-    else:
-        # Any epsilon-DP release is a post-processing of randomised response between two values, and costs no more:
-        # ln of e^(alpha eps) + e^((1 - alpha) eps) over 1 + e^eps, in log space: alpha eps may overflow an exponential.
-        log_moment_A = np.logaddexp(orders_A * event.epsilon, (1 - orders_A) * event.epsilon)
-        exponent_A = log_moment_A - np.logaddexp(0.0, event.epsilon)
-    # A cost lies between 0 and epsilon at every order; only rounding leaves that range.
-    curve_A: FloatArray = event.count * np.clip(exponent_A / (orders_A - 1), 0.0, event.epsilon)
-    return curve_A
-
-
-@event_pld.register
-def _(event: PureReleases, interval: float) -> LossDistribution | None:
-    if not event.epsilon:
-        # No loss with certainty, however often.
-        return randomised_response(0.0, interval=interval)
-    if math.isinf(event.epsilon):
-        return None
-    if isinstance(event, LaplaceReleases):
-        step = on_poisson_sample(Laplace(scale=1 / event.epsilon), sampling_rate=1, interval=interval)
-    else:
-        step = randomised_response(event.epsilon, interval=interval)
-    return repeated(step, event.count)
-
-
-def pure_epsilon(events: Sequence[object]) -> float:
-    """Return the sum of the epsilons of all releases, which holds at every delta; ``inf`` unless all ``events`` are of
-    pure differential privacy."""
-    if not all(isinstance(event, PureReleases) for event in events):
-        return math.inf
-    return math.fsum(event.count * event.epsilon for event in events if isinstance(event, PureReleases) and event.count)
 
 
 @lru_cache
@@ -173,7 +93,7 @@ def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float,
     grid = 2.0 ** (math.floor(math.log2(l1_sensitivity)) - _GRID_BITS)
     units = math.ceil(l1_sensitivity / grid) + _SPARE_UNITS * exact.size
     # Exact rationals: no rounded real number decides an outcome.
-    scale = Fraction(units) / Fraction(epsilon)
+    scale, source = Fraction(units) / Fraction(epsilon), source.buffered()
     # Rounding moves two neighbours' values apart by at most one grid unit: one of the spare units pays for it.
     noisy = [int(value) + sample_discrete_laplace(scale, source) for value in np.rint(exact.ravel() / grid)]
     # A whole number that a float does not hold is rounded after the noise: post-processing.
@@ -195,7 +115,7 @@ def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: floa
     if math.isinf(epsilon):
         return codes.astype(np.int64)
     # The float's exact value, so that no rounding decides who answers what.
-    exponent = Fraction(epsilon)
+    exponent, source = Fraction(epsilon), source.buffered()
     responses_N = np.empty(len(codes), dtype=np.int64)
     for place, code in enumerate(codes.tolist()):
         while True:

@@ -144,7 +144,7 @@ def repeated(step: LossDistribution, count: int) -> LossDistribution:
 
 
 def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | None:
-    """Return the composition of one or more ``parts``, each of which may depend on the output of earlier ones.
+    """Return the composition of one or more ``parts``; a part may depend on the output of earlier ones.
 
     None if a part is None, which has no guarantee.
     """

@@ -3,13 +3,13 @@
 This module registers Renyi curves and loss distributions with :mod:`fairpate.privacy.accountant`: for steps of
 training, and for tables of the records' own votes, which have exact discrete Gaussian noise on whole numbers.
 
-Discrete noise is not continuous noise, so each pair of output distributions is computed from its definition. Let u be
-the noise of a count with standard deviation s. If one unit raises the count by one, the privacy loss is (1 + 2 u) / (2
-s^2). If it raises one count and lowers another, the loss is (d + 1) / s^2, where d is the difference of the two noises.
-A threshold check on the same sample adds a loss on a second lattice. A change of one count is a marginal of a change of
-two. Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any
-sample of the other records by joint convexity. Renyi curves of discrete Gaussians never exceed the continuous ones,
-which are used (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
+The pairs of output distributions under discrete noise are computed from their definition. Let u be the noise of a count
+with standard deviation s. If one unit raises the count by one, the privacy loss is (1 + 2 u) / (2 s^2). If it raises
+one count and lowers another, the loss is (d + 1) / s^2, where d is the difference of the two noises. A threshold check
+on the same sample adds a loss on a second lattice. A change of one count is a marginal of a change of two. Sampling is
+applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any sample of the
+other records by joint convexity. Renyi curves of discrete Gaussians never exceed the continuous ones, which are used
+(Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 
 **The best of a secret random number of private trials** and what its publication costs: Papernot and Steinke 2022,
 "Hyperparameter Tuning with Renyi Differential Privacy" (arXiv 2110.03620, ICLR 2022), Theorem 2. K is drawn from a
@@ -26,17 +26,16 @@ curve R, publication has, for every order b >= 1,
 A trial draws its settings at random, with replacement, from a list that was fixed beforehand. Its divergence at any
 order is at most the largest of the list. This cost holds only if K and the trials that were not chosen stay secret.
 
-**Publishing a data-dependent cost.** The cost of Confident-GNMax on given votes depends on the votes and must not be
-published as it is. Papernot et al. 2018 (arXiv 1802.08908, Section 5.2 and appendices) publish its Renyi cost at one
-order by the smooth sensitivity of Nissim, Raskhodnikova and Smith 2007: a bound on how far one record moves the cost,
-for votes up to d records away, discounted by exp(-beta d), scales Gaussian noise. One record moves at most one vote of
-every query at once; sensitivities are therefore maximised within a query and then added over queries. The cost is the
-sum over queries of threshold bit (Theorem 6 on two outcomes) and noisy argmax (Theorem 6), each charged for every query
-submitted: looser than the joint cost ``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both are the
-cost of queries that were fixed in advance; where later queries depended on earlier answers the sum is an estimate.
+**Publishing a data-dependent cost.** The cost of Confident-GNMax on given votes reveals something of the votes.
+Papernot et al. 2018 (arXiv 1802.08908, Section 5.2 and appendices) publish its Renyi cost at one order with Gaussian
+noise in proportion to its smooth sensitivity (Nissim, Raskhodnikova and Smith 2007): a bound on how far one record
+moves the cost, for votes up to d records away, discounted by exp(-beta d). One record moves at most one vote of every
+query at once, so sensitivities are maximised within a query and then added over queries. The cost is the sum over
+queries of threshold bit and noisy argmax (Theorem 6), each charged for every query submitted. It is above the joint
+cost ``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both hold for queries that were fixed in
+advance; where later queries depended on earlier answers they are estimates.
 
-Shapes: A orders, B orders b, Q queries, C classes, U distinct vote histograms, D numbers of moved votes 0 .. number of
-teachers.
+Shapes: A orders, B orders b, Q queries, C classes, U distinct vote histograms, D numbers of moved votes.
 """
 
 import math
@@ -920,30 +919,19 @@ def event_from(values: Mapping[str, Any]) -> Event:
     return event
 
 
-def merged(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return ``events``, in which those that differ only in their count are one event with the sum of the counts."""
-    return _recounted(lambda counts, _: counts, events)
-
-
-def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the union of two lists of events: each event with the larger of its two counts."""
-    # The union of two Counters takes the larger count of each key.
-    return _recounted(operator.or_, events, others)
-
-
-def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the part of ``events`` that ``others`` do not contain: the counts of ``others`` are subtracted."""
-    # Without others the events are unchanged: a subtraction would drop events of count 0.
-    return _recounted(operator.sub, events, others) if others else tuple(events)
-
-
 Counts = Counter[Event]
 
 
-def _recounted(
-    operation: Callable[[Counts, Counts], Counts], events: Sequence[Event], others: Sequence[Event] = ()
+def merged(
+    events: Sequence[Event],
+    others: Sequence[Event] = (),
+    *,
+    by: Callable[[Counts, Counts], Counts] = lambda counts, _: counts,
 ) -> tuple[Event, ...]:
-    """Combine two lists of events: the count of each event is what ``operation`` makes of its counts in both lists."""
+    """Return ``events``, in which those that differ only in their count are one event with the sum of the counts.
+
+    ``by`` combines the count of each event with its count in ``others``.
+    """
     both: tuple[Counts, Counts] = (Counter(), Counter())
     for counts, listed in zip(both, (events, others), strict=True):
         for event in listed:
@@ -954,12 +942,24 @@ def _recounted(
             else:
                 counts[event] += 1
     found: list[Event] = []
-    for event, count in operation(*both).items():
+    for event, count in by(*both).items():
         if hasattr(event, "count"):
             found.append(replace(event, count=count))  # type: ignore[type-var]
         else:
             found += [event] * count
     return tuple(found)
+
+
+def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
+    """Return the union of two lists of events: each event with the larger of its two counts."""
+    # The union of two Counters takes the larger count of each key.
+    return merged(events, others, by=operator.or_)
+
+
+def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
+    """Return the part of ``events`` that ``others`` do not contain: counts of equal events are subtracted."""
+    # Without others the events are unchanged: a subtraction would drop events of count 0.
+    return merged(events, others, by=operator.sub) if others else tuple(events)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from rich.table import Column
 from rich.text import Text
 
 from fairpate import __version__
-from fairpate.config import nearest
+from fairpate.config import fair_rule, nearest
 from fairpate.data.registry import layout_of
 from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
 from fairpate.fairness import rates
@@ -282,6 +282,7 @@ def assess_predictions(
         raise UsageError("--label: needs predicted classes, but --score was given; leave out one of the two options.")
     if least_cell < 1:
         raise UsageError(f"--least-cell: expected 1 or more, got {least_cell}.")
+    rule = fair_rule(FairRule() if fair_at is None else fair_at)
     columns = list(dict.fromkeys([*groups, score or prediction, *filter(None, (label, person))]))
     title, text = _text_columns(table, columns)
     known_N = np.all([text[name] != "" for name in groups], axis=0)
@@ -361,7 +362,7 @@ def assess_predictions(
                 least_cell=least_cell,
                 generator=np.random.default_rng(seed),
             )
-            measured = replace(measured, fair_at=fair_at or FairRule())
+            measured = replace(measured, fair_at=rule)
         divisions.append(Division(name=" and ".join(names), groups=chosen, measured=measured))
         codes.append(codes_N[kept_N])
     finest_alone = False
@@ -380,7 +381,7 @@ def assess_predictions(
         num_left_out=int((~kept_N).sum()),
         least_cell=least_cell,
         divisions=tuple(divisions),
-        fair_at=fair_at or FairRule(),
+        fair_at=rule,
         finest_alone=finest_alone,
     )
 

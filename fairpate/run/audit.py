@@ -45,10 +45,9 @@ from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, Wei
 from fairpate.methods.residual_votes import AdaSsp, RecordSums, ResidualVotes, indicators, votes_themselves
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy import mechanism_events
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, PoissonGaussians
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, LaplaceReleases, PoissonGaussians
 from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
-from fairpate.privacy.laplace import LaplaceReleases
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, PredictionTables, event_from, event_json
 from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, audit_page
 from fairpate.run import context

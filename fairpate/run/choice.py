@@ -40,9 +40,9 @@ from fairpate.data.dataset import Split
 from fairpate.files import PathIn, arrays_digest, private_folder, write_atomically
 from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream
 from fairpate.privacy import accountant, discrete_gaussian
-from fairpate.privacy.accountant import Event
+from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.laplace import PureReleases, choose_cheap
+from fairpate.privacy.laplace import choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
 from fairpate.run import context
 from fairpate.run import run as runs

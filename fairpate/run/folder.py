@@ -26,7 +26,7 @@ import numpy as np
 import yaml
 
 from fairpate import __version__
-from fairpate.config import DUMPER, ConfigError, DataConfig, read_yaml
+from fairpate.config import ConfigError, DataConfig, read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, embedded, read_embedding
@@ -122,7 +122,7 @@ def create_run_directory(config: Method) -> RunDirectory:
     if not run.config.exists() or context.changed_fields(read_yaml(run.config), values).keys() & {*_TESTED_BY}:
         # The configuration comes first: by it, the folder is recognised after a crash.
         run.root.mkdir(parents=True, exist_ok=True)
-        context.write_text(run.config, yaml.dump(values, Dumper=DUMPER, sort_keys=False))
+        context.write_text(run.config, yaml.safe_dump(values, sort_keys=False))
     if config.is_private:  # without privacy there is nothing to publish
         run.public.mkdir(exist_ok=True)
     private_folder(run.private)

@@ -242,6 +242,7 @@ def draw_table(
     if noisy_sum is not None:
         noisy = noisy_sum(table_BGYC.reshape(cells), stddev=stddev, name=PREDICTIONS, about=about)
     else:
+        source = source.buffered()
         noisy = table_BGYC.reshape(cells) + np.reshape(
             [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)], cells
         )

@@ -197,6 +197,11 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
                 f"{path}: missing; a card describes a published student, so finish the run first. A run of a method "
                 "without privacy publishes nothing."
             )
+    if "least_cell" not in context.read_json(run.metrics):
+        raise RunDirectoryError(
+            f"{run.metrics}: measured by an earlier version, which included groups of any size; repeat the run's "
+            "command, which measures the same model again and charges nothing."
+        )
     # Read as plain values: a card needs the method's name, not the package that defines it.
     config = read_yaml(run.config)
     trained_on = context.require_data(run)

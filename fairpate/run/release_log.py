@@ -52,9 +52,9 @@ from fairpate.privacy.accountant import (
     SpentError,
     epsilon_of_curve,
     least_adaptive_limit,
+    pure_epsilon,
 )
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.privacy.laplace import pure_epsilon
 from fairpate.privacy.loss_distributions import LEAST_DELTA
 from fairpate.privacy.mechanism_events import (
     beyond,
@@ -307,11 +307,13 @@ _READ = """
 _IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",), "sensitive attribute": ("record", "person")}
 
 
+@dataclass(frozen=True)
 class Odometer:
-    """The database of all releases of one operator. Processes may share it: each call is one transaction."""
+    """The database of all releases of one operator, in the operator's own ``folder``. Processes may share it: each call
+    is one transaction."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.path = (folder or state_folder()) / _FILE
+    folder: Path = field(default_factory=state_folder)
+    path = PathIn("folder", _FILE)
 
     def __str__(self) -> str:
         """Return a table of what was released so far, a line for each data set, unit and relation."""
@@ -362,11 +364,6 @@ class Odometer:
             database.execute(_STORE_PART, values)
         return release
 
-    def find(self, run: str) -> Release | None:
-        """Return the stored release of a run; None if it is unknown."""
-        with self.transaction() as database:
-            return next(iter(_rows(database, run=run)), None)
-
     def released(self, data: str) -> dict[str, Release]:
         """Return the stored releases on ``data`` by run, oldest first."""
         with self.transaction() as database:
@@ -381,12 +378,9 @@ class Odometer:
             }
         kinds = {(row.data, row.unit, row.relation) for row in rows}
         # A limit has its line even if everything charged to it was released under another unit.
-        kinds |= {
-            (row.data, unit, row.relation)
-            for unit in _IMPLYING
-            for row in _counted_by(unit, rows)
-            if (row.data, unit) in limits
-        }
+        for name, unit in limits:
+            on_data = [row for row in rows if row.data == name]
+            kinds |= {(name, unit, row.relation) for row in _counted_by(unit, on_data)}
         totals = []
         for name, unit, relation in sorted(kinds):
             same = [
@@ -502,11 +496,11 @@ def _admitted(
     ``rows``: the stored releases on the data set. ``plan`` as in :meth:`Odometer.record`. Return the release, with its
     plan if a limit admits it only as the single planned release.
     """
-    # A release without privacy adds to no sum, so that no limit applies to it; it is listed all the same.
-    if not release.is_private:
-        return release
     query = "SELECT unit, epsilon, delta FROM limits WHERE data = ? ORDER BY unit"
     limits = database.execute(query, (release.data,)).fetchall()
+    # A release without privacy adds to no sum, so that no limit applies to it; it is listed all the same.
+    if not limits or not release.is_private:
+        return release
     # Without its own earlier row, which this one replaces.
     others = [row.charged for row in rows if row.run != release.run and row.is_private]
     # A run that began without a plan has released what no plan covers: it is charged at the order for good.
@@ -515,7 +509,7 @@ def _admitted(
         whole = replace(release, events=planned, plan=(), rdp_A=_NEW)
         if not _fits(whole, others, limits, is_planned=True):
             release = replace(release, plan=planned)
-    if limits and release.plan and covering(release.plan, release.events) != release.plan:
+    if release.plan and covering(release.plan, release.events) != release.plan:
         raise LimitReachedError(
             f"{release.data}, unit {release.unit}: this run was admitted by its plan, and would now release more than "
             "was planned; raise the limit with `fairpate ledger limit` and start another run."
@@ -731,7 +725,7 @@ class ReleaseLog:
         self.id = receipt.run if receipt is not None else kept or secrets.token_hex(16)
         if receipt is None:
             return
-        if odometer.find(receipt.run) is None:
+        if self.stored(receipt.run) is None:
             _log.warning("%s: was released and is not in %s; counted again.", run.root, odometer.path)
             # Beyond a limit too: it was released, and a refusal would leave it out of the sum.
             odometer.record(receipt, enforce=False)
@@ -861,7 +855,7 @@ class ReleaseLog:
         """Charge stored releases that another run drew and that the odometer does not know; no receipt is written."""
         for run in dict.fromkeys(origin.id for _, origin in steps):
             events = merged([event for released, origin in steps if origin.id == run for event in released.events])
-            known = self._odometer.find(run)
+            known = self.stored(run)
             if known is None or covering(known.events, events) != known.events:
                 _log.warning(
                     "%s: learns from a release that is not in %s; counted.", self._run.root, self._odometer.path
@@ -978,14 +972,15 @@ class ReleaseLog:
         name = f"{rule}/{part}" if rule else ""
         return ReleaseLog(folder, self._odometer, data=self._data, method=self._method, part=name)
 
-    def stored(self) -> Release | None:
-        """Return the odometer's row of this run; None if it has none."""
-        return self._odometer.find(self.id)
+    def stored(self, run: str | None = None) -> Release | None:
+        """Return the odometer's row of this run, or of the ``run`` with another id; None if it has none."""
+        with self._odometer.transaction() as database:
+            return next(iter(_rows(database, run=run or self.id)), None)
 
     def _is_copy(self, receipt: Release) -> bool:
         """Return True if the folder that the odometer knows for this run still exists: then this folder is a copy, and
         is charged as another run."""
-        stored = self._odometer.find(receipt.run)
+        stored = self.stored(receipt.run)
         other = type(self._run)(root=Path((stored or receipt).path))
         if other.root == self._run.root.absolute():
             return False

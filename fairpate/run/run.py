@@ -70,9 +70,8 @@ from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
 from fairpate.pages import counted, delta_text, epsilon_text, percent
-from fairpate.privacy.accountant import Event
+from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run.context import (
@@ -464,7 +463,8 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
         threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=voting.noise_stddev_votes
     )
     right = float(noisy.right_probability(agreed_1C, np.zeros(1, dtype=np.int64))[0])
-    worth = worth_of(voting.labels, right, num_classes=num_classes)
+    # The labels without noise that teach as much.
+    worth = voting.labels * max(0.0, (right - 1 / num_classes) / (1 - 1 / num_classes)) ** 2
     share = 1 / num_classes if majority is None else majority.share
     if worth * (1 - share) >= 1:
         return None
@@ -474,13 +474,6 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
         f"{counted(voting.labels, 'label')} stand for {worth:.2g} without noise even if all voters are right, so for "
         f"{worth * (1 - share):.2g} of another class"
     )
-
-
-def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return the number of noiseless labels that teach as much as ``labels`` noisy ones, with a share ``right`` of
-    correct ones."""
-    chance = 1 / num_classes
-    return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)

@@ -38,7 +38,7 @@ from aggregator.service.api import Facts
 from aggregator.service.auth import LiveTokens, TokenStore
 from aggregator.service.server import Backend, Service, ServiceSettings, start_service
 from aggregator.session import AggregatorSession, PublicPool
-from aggregator.store import Head, Header, LedgerError, Place, Row, head_path, ledger_files, lock, shown
+from aggregator.store import Head, Header, LedgerError, Place, Row, head_path, is_database, ledger_files, lock, shown
 from fairpate.config import ConfigError, QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declaration import read_declaration
@@ -138,7 +138,9 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     terms = plan.terms(voters.ensemble)
 
     def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
-        log = ReleaseLog(run, Odometer(state), data=dataset.name, method=config.method, part=dataset.part)
+        log = ReleaseLog(
+            run, Odometer(state or state_folder()), data=dataset.name, method=config.method, part=dataset.part
+        )
         ledger_meter = LedgerMeter(log, terms, unit=plan.unit, planned=plan.counted_beforehand)
         if take_over:
             audit.note_action(run.actions, "take over")
@@ -186,8 +188,8 @@ def serve_aggregator(
     run, config = _run_with_votes(root)
     if not isinstance(config, OwnVotes):
         context.require_data_by_name(run)
-    is_in_folder = place_of(run).is_in_folder
-    if take_over and is_in_folder:
+    is_file = not is_database(place_of(run).ledger)
+    if take_over and is_file:
         raise UsageError(
             "--take-over: works for a ledger in a database, but this one is in its run's folder; leave it out."
         )
@@ -200,7 +202,7 @@ def serve_aggregator(
     data = config.data.model_copy(update={"data_dir": None if found is None else found.absolute()})
     with _ray(config.ray, detach=detach):
         resources = None
-        if detach and is_in_folder:
+        if detach and is_file:
             import ray
 
             # A ledger in files is on this node's disk, where Ray must start its service again. A node has 1 of this
@@ -412,7 +414,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
         # A writer of files keeps the head locked: under that lock nothing is charged.
         if head_path(run.ledger).exists():
             held.callback(os.close, lock(head_path(run.ledger)))
-        if not before.is_in_folder:
+        if is_database(before.ledger):
             # A database that is lost or damaged has no writer to keep out; that is when a copy is put back.
             is_readable = False
             with suppress(LedgerError):
@@ -443,7 +445,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                 f"{run.statement}; give a later copy."
             )
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
-        if target.is_in_folder:
+        if not is_database(target.ledger):
             # Renamed first: nothing is written over a ledger, and a crash in between leaves the old one whole.
             _set_aside(Path(target.ledger))
             back_end(target.ledger).write(target.ledger, header, rows)
@@ -455,7 +457,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                 back_end(target.ledger).write(target.ledger, header, rows)
         # Before the old files are set aside: a crash in between leaves them there unused.
         note_place(run, target)
-        if not target.is_in_folder:
+        if is_database(target.ledger):
             _set_aside(run.ledger)
     return shown(target.ledger)
 

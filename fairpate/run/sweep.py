@@ -53,7 +53,7 @@ from fairpate.data.dataset import locate
 from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, private_folder, write_atomically
 from fairpate.methods import base
-from fairpate.methods.base import Method, determining_values, find_method, read_of, refused, unread_by
+from fairpate.methods.base import Method, determining_values, find_method, read_and_unread, refused
 from fairpate.report.frontier import FAILED, Row
 from fairpate.run.context import RunDirectoryError
 from fairpate.types import RunRecord, UserError, strict
@@ -287,7 +287,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
         except ConfigError as error:
             faults[f"data_sets.{data}.file: {error}"] = None
             continue
-        unread = unread_by(list(here.values()), start or {})
+        _, unread = read_and_unread(list(here.values()), start or {})
         faults |= {f"data_sets.{data}: {fault}": None for path, value in unread for fault in refused(path, value)}
         tried = [
             _config(data, method, schema, start, [*layers, *last], faults)
@@ -355,7 +355,7 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
                 if word is not None:
                     yield f"{layer.place}.{field}: a sweep does not read it here; use {word}."
             try:
-                unread = list(unread_by(reading, _nested(layer)))
+                _, unread = read_and_unread(reading, _nested(layer))
             except ConfigError:
                 continue  # reported with the cells
             for path, value in unread:
@@ -412,13 +412,13 @@ def _config(
     except (ConfigError, DataError) as error:
         found.append(error)
         begun = {"data": {"name": data}}
-    values = merge(schema().model_dump(), read_of(schema, begun))
+    values = merge(schema().model_dump(), read_and_unread([schema], begun)[0])
     try:
         for layer in layers:
             if not isinstance(values["data"], dict):
                 break  # reported below; a merge would replace it unseen
             laid.append(layer)
-            values = merge(values, read_of(schema, _nested(layer)))
+            values = merge(values, read_and_unread([schema], _nested(layer))[0])
         config = parse_config(values | {"method": method}, schema)
         # Unread settings get the values that the cell's command starts from, so that they make no second cell.
         settings = flattened(config.model_dump(mode="json"))
@@ -426,7 +426,7 @@ def _config(
         unread = [
             path
             for path in flattened(values).keys() & beneath.keys()
-            if base.why_unread(config, path, settings) is not None
+            if unread_because_of(path, settings, config.unread)
         ]
         if unread:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
@@ -490,8 +490,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
             f"{path}: is a declaration of records, not a comparison; refer to it from one, as in `data_sets: {{NAME: "
             f"{{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data {path}`."
         )
-    for override in overrides:
-        apply_override(values, override)
+    apply_override(values, *overrides)
     # Before the values are checked, because that imports the class of a method of another package.
     methods = values.get("methods")
     for method in methods if isinstance(methods, dict | list) else ():

@@ -10,8 +10,7 @@ and Steinke 2021, arXiv 2102.06387). Site k sends, modulo 2^64,
 The pairwise masks cancel in the sum. Both secrets of a site, b_k and the seed of its mask key, are 16 bytes, and every
 site of the plan gets a Shamir share of each. For one list of survivors, which is signed by ``threshold`` sites, every
 site releases its share of b_k for each survivor k, and of the mask key for each participant that vanished. It never
-releases both, and it never signs a second list: two unmaskings with the same noise would expose a single site's
-numbers.
+releases both, and it never signs a second list: two unmaskings with the same noise would expose one site's numbers.
 
 :class:`Site` and :class:`Coordinator` read and write a :class:`Store`. With a durable store, either may be stopped at
 any moment and created again: a site then sends its earlier messages again, byte for byte. Neither depends on what the
@@ -170,7 +169,7 @@ class Draw:
 
     @property
     def num_honest(self) -> int:
-        """How many sites' noise remains unknown to an attacker if as many sites vanish and collude as the plan
+        """The number of sites whose noise an attacker does not know if as many sites vanish and collude as the plan
         allows."""
         return self.least - self.may_collude
 
@@ -352,8 +351,8 @@ class Site:
         return body + self._signed("shares", digest + body)
 
     def _members(self, members: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Split the list of participants ``members``: return the head of each one's first message, and the shares that
-        each encrypted for this site."""
+        """Split the list of participants ``members``: return the signed beginning of each one's first message, and the
+        shares that each encrypted for this site."""
         draw = self._draw
         parts = draw.parts(members, _HEAD + _SEALED, least=draw.least)
         heads = {place: part[:_HEAD] for place, part in parts.items()}
@@ -503,7 +502,8 @@ class Coordinator:
 
     @property
     def _heads(self) -> dict[int, bytes]:
-        """The head of each participant's first message, by place; empty while the list of participants is open."""
+        """The signed beginning (head) of each participant's first message, by the site's position in the plan; empty
+        while the list of participants is open."""
         flags = self._store.get("members") or b""
         return {place: self._messages["hello"][place][:_HEAD] for place, flag in enumerate(flags) if flag}
 

@@ -86,6 +86,7 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
         raise ConfigError(f"--by: {data.name} are pictures, which have no columns; leave it out.")
     order = np.random.default_rng(data.seed)
     site_N = _dealt(rows["private"], declared, order, sites=sites, by=by)
+    # The plan's settings are computed from this public number, by site, and not from the records.
     declared |= {"files": {part: f"{part}.parquet" for part in _PARTS}, "rows": max(1, len(site_N) // sites)}
     for number, party in enumerate([folder / "coordinator", *site_folders(folder, sites)], start=-1):
         party.mkdir(parents=True)
@@ -118,6 +119,7 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
         unit_N = np.arange(len(pooled))
         if person := _person_column(values):
             unit_N = np.unique(np.array(text_of(pooled[person]).to_pylist(), dtype=str), return_inverse=True)[1]
+        # Another stream than that which later deals the private records to sites.
         drawn = np.random.default_rng([data.seed, 1]).permutation(unit_N.max(initial=-1) + 1)
         rank_N = np.argsort(drawn)[unit_N]
         free = np.argsort(rank_N, kind="stable")
@@ -225,6 +227,7 @@ def simulate(
         # A file: a pipe is not read while the others work, and a full one would stop a party.
         state, turn = (party / "state").absolute(), turns[len(started) % len(turns)].absolute()
         command = [sys.executable, "-m", "fairpate", "site", *words, "--json"]
+        # Its own odometer, as each party would have on a machine of its own.
         environment = os.environ | {"FAIRPATE_STATE": str(state), TURN: str(turn)}
         with (party / f"{words[0]}.log").open("w") as log:
             process = subprocess.Popen(  # noqa: S603 - our own command
@@ -258,6 +261,7 @@ def simulate(
                 events=events,
             )
             Odometer().record(release)
+        # Chosen here: the sites are started with the port before the coordinator listens.
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
         own = ("--data", "data.yaml", "--out", "run", "--wait-s", _WAIT_S)

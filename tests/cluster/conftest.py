@@ -1,5 +1,6 @@
 """Real clusters: nodes of `ray start` on addresses of the loopback device, which needs no rights."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,5 +14,7 @@ from local_cluster import Cluster
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A head without CPUs for teachers, and two workers of one CPU."""
-    with Cluster(2, namespaces=False) as cluster:
+    cluster = Cluster(2, namespaces=False)
+    cluster.environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]  # without model.onnx, as other tests
+    with cluster:
         yield cluster

@@ -12,6 +12,8 @@ import cluster_faults
 import pytest
 from local_cluster import Cluster
 
+from fairpate.cli import main
+
 WITNESS = Path(__file__).parent / "witness.py"
 SLACK_BYTES = 2 * 2**20  # weights, and Ray's own
 
@@ -36,7 +38,12 @@ def test_a_shard_goes_to_the_node_that_trains_on_it_and_nowhere_else(cluster: Cl
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a run on this machine alone gives."""
-    return cluster_faults.undisturbed(tmp_path_factory.mktemp("alone") / "truth")
+    run = cluster_faults.make_run(tmp_path_factory.mktemp("alone") / "truth", None)
+    with pytest.MonkeyPatch.context() as patched:  # in this process: another one imports for seconds
+        patched.setattr(sys, "argv", ["fairpate", *run.command[len(cluster_faults.FAIRPATE) :]])
+        patched.setenv("FAIRPATE_STATE", str(run.folder / "state"))
+        main()
+    return run.result()
 
 
 def test_nodes_that_die_while_teachers_train_and_vote_and_one_that_joins_change_nothing(

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from method_kinds import quick_and_slow
 from PIL import Image
 
 from fairpate.data import entry_for, pictures
@@ -88,6 +89,8 @@ FOLKTABLES = {
     "POBP": "1", "RELP": "1", "WKHP": "40", "SEX": "1", "RAC1P": "1", "PINCP": "200",
 }  # fmt: skip
 POOLED = {"split": "pooled"}
+# By one attribute and by two, a name that is computed from columns, and another publisher.
+QUICK = ("adult by sex", "adult, sex seen", "heart", "acs by race")
 LAYOUTS = {
     "adult by sex": Layout(
         path="adult/adult.data", row=ADULT, varied="age", variants=("20", "30"), attribute="sex",
@@ -181,7 +184,7 @@ def drawn(records: LoadedRecords, kept: list[int], *, seed: int) -> tuple[dict[i
     return split_of, dict(zip(private.x[:, 0].tolist(), teachers.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", quick_and_slow(LAYOUTS, QUICK))
 def test_a_changed_attribute_changes_the_attribute_and_nothing_else(name: str, tmp_path: Path) -> None:
     layout, load = LAYOUTS[name], loader_of(name, tmp_path)
     rows = layout.rows()
@@ -199,7 +202,7 @@ def test_a_changed_attribute_changes_the_attribute_and_nothing_else(name: str, t
         assert after.records.z[place] != before.records.z[place]
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if not name.startswith("folktables")])
+@pytest.mark.parametrize("name", quick_and_slow((name for name in LAYOUTS if not name.startswith("folktables")), QUICK))
 def test_a_removed_record_moves_no_other_and_reaches_one_teacher(name: str, tmp_path: Path) -> None:
     """Though each is one of four that share all but the attribute, which a counter in file order tells apart."""
     load, everyone = loader_of(name, tmp_path), several_units(LAYOUTS[name])

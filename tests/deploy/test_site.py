@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.extend([str(ROOT / "docs"), str(ROOT / "benchmarks"), str(ROOT / "tests")])
 
 import generated  # noqa: E402
-import pictures  # noqa: E402
 import ten_minutes  # noqa: E402
 
 import fairpate  # noqa: E402
@@ -95,6 +94,7 @@ def test_every_public_name_is_in_the_reference():
         assert f":: fairpate.{name}\n" in text or name == "__version__"
 
 
+@pytest.mark.slow
 def test_the_live_frontier_holds_every_recorded_configuration_and_fetches_nothing(monkeypatch):
     cells = json.loads((ROOT / "docs" / "results" / "utkface.json").read_text(encoding="utf-8"))["cells"]
     page = generated.live_frontier()
@@ -170,7 +170,10 @@ def test_it_reads_from_files_and_asks_no_other_host(site, tmp_path, monkeypatch)
         assert tab.until("document.querySelectorAll('#search-results li').length > 5")
 
 
+@pytest.mark.slow
 def test_pictures_are_those_of_the_code(tmp_path):
+    import pictures  # with matplotlib, which no other test here needs
+
     pictures.main(tmp_path)
     drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     assert len(drawn) == 7

@@ -80,8 +80,8 @@ def write_clinic() -> None:
 
 
 def pages(kind: str) -> list[Any]:
-    """A page whose programs take more than ten seconds is slow: it trains on pictures, and makes a card and a plot."""
-    is_slow = {("python", "docs/python.md")}
+    """Pages whose programs take seconds are slow: they train on pictures, or make a card and a plot."""
+    is_slow = {("python", "docs/python.md"), ("python", "docs/training.md")}
     return [
         pytest.param(page, texts, id=page, marks=[pytest.mark.slow] if (kind, page) in is_slow else [])
         for page, texts in blocks(kind).items()

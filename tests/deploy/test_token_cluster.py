@@ -66,7 +66,8 @@ def cluster() -> Iterator[Cluster]:
 def cluster_at(home: Path) -> Iterator[Cluster]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    environment |= {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), "RAY_HEAD_IP": "127.0.0.1"}
+    python_path = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
+    environment |= {"HOME": str(home), "PATH": path, "PYTHONPATH": python_path, "RAY_HEAD_IP": "127.0.0.1"}
     environment |= {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"} | AWS_VARIABLES
     token = home / ".ray" / "auth_token"
     token.parent.mkdir()

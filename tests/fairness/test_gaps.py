@@ -98,7 +98,7 @@ def test_each_gap_is_its_definition(name: str, data: st.DataObject) -> None:
     assert ALL_GAPS[name](joint_GYC).value == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(tables(3, 2, smallest=1))
 def test_fairlearn_agrees_where_it_defines_the_gap(joint_GYC: np.ndarray) -> None:
     groups, labels, predicted = records_of(joint_GYC)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from method_kinds import quick_and_slow
 from parity_data import signal_records, weights
 from priced import priced
 from sklearn.base import clone
@@ -329,7 +330,7 @@ def test_cells_of_each_constraint() -> None:
     assert nobody[:, 3:].sum() == 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick_and_slow(MODES, ("all", "sens_secret_batches")))
 def test_the_regulariser_narrows_the_gap(mode: str) -> None:
     x, _, z = signal_records(3000, seed=5)
     base = BASE.model_copy(update={"epochs": 30})

@@ -153,7 +153,7 @@ def test_the_sensitivity_of_the_learners_sums_is_exact(num_groups: int, constrai
         assert max(moved) == pytest.approx(bound)
 
 
-@pytest.mark.parametrize("num_groups", [2, 3])
+@pytest.mark.parametrize("num_groups", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_released_counts_have_the_noise_of_their_sensitivity_and_add_up(num_groups: int) -> None:
     """One change moves one group's count when the other follows from public totals, and two with a third group."""
     x, y, z = records(3000, 6, num_groups=num_groups)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from method_kinds import quick_and_slow
 from scipy.special import softmax
 
 from fairpate.config import DataConfig, RayConfig
@@ -155,7 +156,7 @@ def test_several_ray_workers_give_the_bits_of_one_process(ray_session: None, mon
                 np.testing.assert_array_equal(there.total(left, norm=UNITS**2), here.total(left, norm=UNITS**2))
 
 
-@pytest.mark.parametrize("epsilon", [0.03, 1.0, 8.0])
+@pytest.mark.parametrize("epsilon", quick_and_slow([0.03, 1.0, 8.0], [0.03, 1.0]))
 def test_both_plans_cost_the_target_and_begin_with_the_same_release(epsilon: float) -> None:
     method = configured({"target": {"epsilon": epsilon, "delta": 1e-5}}, method="residual_votes")
     assert isinstance(method, ResidualVotes)

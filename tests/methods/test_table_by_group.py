@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from method_kinds import quick_and_slow
 
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_data
@@ -92,7 +93,7 @@ def test_one_record_moves_one_row_of_its_group_and_the_price_is_the_same(
     assert not alone.private_population.exists()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", quick_and_slow(METHODS, ("weighted_votes",)))
 def test_what_a_release_tells_needs_no_private_record_and_belongs_to_its_student(
     method: str, digits: Dataset, tmp_path: Path
 ) -> None:

@@ -22,8 +22,8 @@ CASES = [
     ("cnn", (3, 64, 64)),
     ("cnn", (3, 128, 128)),
     ("resnet18", (2, 32, 32)),
-    ("resnet50", (3, 32, 32)),
-    ("densenet121", (1, 32, 32)),
+    pytest.param("resnet50", (3, 32, 32), marks=pytest.mark.slow),
+    pytest.param("densenet121", (1, 32, 32), marks=pytest.mark.slow),
 ]
 
 

@@ -108,7 +108,13 @@ def test_what_is_altered_is_refused(name: str) -> None:
     assert refused(ALTERED[name]()).startswith("Module ")
 
 
-@pytest.mark.parametrize("name", get_args(ModelConfig.model_fields["name"].annotation))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("resnet50", "densenet121")))
+        for name in get_args(ModelConfig.model_fields["name"].annotation)
+    ],
+)
 def test_the_architectures_of_this_project_are_known(name: Any) -> None:
     model = build_model(ModelConfig(name=name), input_shape=(2, 32, 32), num_classes=3, generator_seed=0)
     assert unknown_module(model) is None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from method_kinds import quick_and_slow
 from pretrained import BACKBONES, published
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -116,7 +117,12 @@ def test_only_the_head_is_trained_where_asked(files: dict[str, Path]) -> None:
     assert [key for key, value in model.named_parameters() if value.requires_grad] == ["1.fc.0.weight", "1.fc.0.bias"]
 
 
-@pytest.mark.parametrize("form", ["safetensors", "old names", "head of another size", "no head", "half precision"])
+@pytest.mark.parametrize(
+    "form",
+    quick_and_slow(
+        ["safetensors", "old names", "head of another size", "no head", "half precision"], ["safetensors", "old names"]
+    ),
+)
 def test_a_file_may_differ_in_form(form: str, tmp_path: Path) -> None:
     state = published("densenet121").state_dict()
     path = tmp_path / ("file.safetensors" if form == "safetensors" else "file.pth")

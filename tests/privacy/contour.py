@@ -122,10 +122,11 @@ class Composed:
         total = np.zeros(3)
         for log_masses, losses, count in self.parts:
             exponents = log_masses + t * losses
-            log_sum = scipy.special.logsumexp(exponents)
-            weights = np.exp(exponents - log_sum)
-            mean = float(weights @ losses)
-            total += count * np.array([log_sum, mean, weights @ (losses - mean) ** 2])
+            largest = exponents.max()
+            weights = np.exp(exponents - largest)
+            whole = weights.sum()
+            mean = float(weights @ losses / whole)
+            total += count * np.array([largest + np.log(whole), mean, weights @ (losses - mean) ** 2 / whole])
         return float(total[0]), float(total[1]), float(total[2])
 
     def log_delta(self, epsilon: float) -> float:
@@ -152,12 +153,14 @@ class Composed:
         # fifth of it leave an error of about exp(-2 pi 5) = 2e-14.
         width = 1 / math.sqrt(variance + c**-2 + (c + 1) ** -2)
         total, step = 0.0, width / 5
+        # From term to term each output turns by the same angle: a product, far cheaper than its sine and cosine.
+        turned = [(weights.astype(complex), np.exp(1j * step * losses), count) for weights, losses, count in tilted]
         for number in itertools.count():
             t = complex(c, number * step)
             log_term = -1j * t.imag * epsilon
-            for weights, losses, count in tilted:
-                angles = t.imag * losses
-                log_term += count * np.log(complex(weights @ np.cos(angles), weights @ np.sin(angles)))
+            for outputs, angles, count in turned:
+                log_term += count * np.log(outputs.sum())
+                outputs *= angles
             term = np.exp(log_term) / (t * (t + 1))
             total += float(term.real) * (0.5 if not number else 1.0)
             if abs(term) * 200 < 1e-7 * abs(total) / (1 + number / 100) or number > 20_000:

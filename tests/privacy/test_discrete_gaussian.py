@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
 import mpmath
 import numpy as np
+import numpy.typing as npt
 import pytest
 from discrete_normal import masses
 from scipy import stats
 
 from fairpate.privacy.discrete_gaussian import (
+    OS_ENTROPY,
     OsEntropy,
     SeededSource,
     discrete_gaussian,
@@ -43,12 +46,39 @@ def test_noise_has_its_scale_and_no_other(stddev: float) -> None:
     assert not has_stddev(samples, stddev * 3 / 2)
 
 
-def test_noise_from_the_operating_system_has_its_scale() -> None:
-    source = OsEntropy()
+@pytest.mark.parametrize("source", [OsEntropy(), OsEntropy().buffered()], ids=["alone", "buffered"])
+def test_noise_from_the_operating_system_has_its_scale(source: OsEntropy) -> None:
     samples = [sample_discrete_gaussian(15, source) for _ in range(2000)]
     assert has_stddev(samples, 15)
     assert not has_stddev(samples, 10)
     assert not has_stddev(samples, 22.5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7, 2**12, 3 * 2**4094])
+def test_buffered_entropy_is_uniform(n: int) -> None:
+    source = OsEntropy().buffered()
+    assert source.label == OS_ENTROPY
+    drawn = [source.randbelow(n) for _ in range(5000)]
+    assert 0 <= min(drawn) <= max(drawn) < n
+    parts = min(n, 64)
+    observed = np.bincount([part * parts // n for part in drawn], minlength=parts)
+    assert parts == 1 or stats.chisquare(observed, _shares(n, parts) * len(drawn)).pvalue > 1e-6
+
+
+def _shares(n: int, parts: int) -> npt.NDArray[np.float64]:
+    """How much of 0 .. n - 1 is in each of ``parts`` intervals."""
+    starts = [-(-n * part // parts) for part in range(parts + 1)]
+    return np.array([(after - start) / n for start, after in itertools.pairwise(starts)])
+
+
+def test_no_two_buffers_have_the_same_bits() -> None:
+    """Each is of one call, so that a process that was forked between two calls draws others."""
+    drawn = [OsEntropy().buffered().randbelow(2**128) for _ in range(100)]
+    source = OsEntropy().buffered()
+    drawn += [source.randbelow(2**128) for _ in range(100)]
+    assert len(set(drawn)) == 200
+    words = np.zeros((4, 1), dtype=np.uint64)
+    assert not np.array_equal(*(discrete_gaussians(1e9, words, OsEntropy()) for _ in range(2)))
 
 
 @pytest.mark.parametrize("stddev", [0.4, 1.0, 3.3])

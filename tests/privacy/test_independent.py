@@ -18,12 +18,13 @@ from fairpate import privacy
 from fairpate.privacy import accountant, second_accountant
 from fairpate.privacy.accountant import (
     ConfidentGnmaxQueries,
+    LaplaceReleases,
     NoisyArgmaxes,
     PoissonGaussians,
+    PureReleases,
     ThresholdChecks,
     event_kinds,
 )
-from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     AttributeQueries,

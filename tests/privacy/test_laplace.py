@@ -17,17 +17,15 @@ from scipy import integrate, stats
 
 from fairpate.config import PrivacyTarget
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import EpsilonAtDelta, Event, PoissonGaussians
-from fairpate.privacy.discrete_gaussian import SeededSource, sample_discrete_laplace
-from fairpate.privacy.laplace import (
+from fairpate.privacy.accountant import (
+    Event,
     LaplaceReleases,
+    PoissonGaussians,
     PureReleases,
-    add_laplace,
-    keep_probability,
     pure_epsilon,
-    randomise_response,
-    release_epsilon_for,
 )
+from fairpate.privacy.discrete_gaussian import SeededSource, sample_discrete_laplace
+from fairpate.privacy.laplace import add_laplace, keep_probability, randomise_response, release_epsilon_for
 
 DELTA = 1e-6
 
@@ -222,9 +220,3 @@ def test_a_change_of_one_record_stays_within_the_promise() -> None:
     channel = np.full((num_values, num_values), other) + np.eye(num_values) * (keep - other)
     ratios = channel[:, None, :] / channel[None, :, :]
     assert ratios.max() == pytest.approx(math.exp(epsilon))
-
-
-def test_a_result_says_what_it_holds_for() -> None:
-    found = accountant.epsilon([LaplaceReleases(count=1, epsilon=1.0)], target_delta=DELTA)
-    assert isinstance(found, EpsilonAtDelta)
-    assert (found.unit, found.relation) == ("sensitive attribute", "replace one")

@@ -8,6 +8,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+from method_kinds import quick_and_slow
 from numpy.testing import assert_allclose
 from two_steps import threshold_sensitivity, two_step_rdp
 
@@ -43,7 +44,10 @@ def gaussian_divergence(order: float, noise: float, ratio: float, shift: float) 
 
 @pytest.mark.parametrize(
     ("order", "share", "noise"),
-    [(20.0, 0.49, 4.0), (20.0, 0.49, 20.0), (8.0, 0.32, 5.0), (2.0, 0.2, 3.0), (1.5, 0.01, 2.0)],
+    quick_and_slow(
+        [(20.0, 0.49, 4.0), (20.0, 0.49, 20.0), (8.0, 0.32, 5.0), (2.0, 0.2, 3.0), (1.5, 0.01, 2.0)],
+        [(20.0, 0.49, 4.0), (2.0, 0.2, 3.0), (1.5, 0.01, 2.0)],
+    ),
 )
 def test_the_price_of_noise_is_the_worst_divergence_that_smoothness_allows(
     order: float, share: float, noise: float
@@ -80,7 +84,6 @@ def test_a_release_is_an_event_of_the_data_independent_ledger() -> None:
     assert with_release[3] == math.inf
     before, after = (accountant.epsilon(events, target_delta=1e-5) for events in ([queries], [queries, RELEASE]))
     assert before.epsilon < after.epsilon < math.inf
-    assert (after.unit, after.relation, after.data_dependent) == ("record", "add or remove one", False)
 
 
 def votes_of_a_run() -> np.ndarray:

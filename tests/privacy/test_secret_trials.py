@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import PoissonGaussians, of_unit
+from fairpate.privacy.accountant import PoissonGaussians, PureReleases, of_unit
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat, mean_trials, part_of_unit
 from fairpate.report.records import described_event
 

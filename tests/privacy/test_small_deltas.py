@@ -24,8 +24,7 @@ from scipy.optimize import brentq
 from scipy.special import gammaln
 
 from fairpate.privacy import accountant, loss_distributions
-from fairpate.privacy.accountant import PoissonGaussians
-from fairpate.privacy.laplace import LaplaceReleases, PureReleases
+from fairpate.privacy.accountant import LaplaceReleases, PoissonGaussians, PureReleases
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     NeighbourVotes,

@@ -160,6 +160,7 @@ def press(tab, key, code, times=1):
             tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
 
+@pytest.mark.slow
 def test_the_command_is_four_actions_away_and_the_keyboard_is_enough(tab, tmp_path, comparison):
     """Choose the notion, the epsilon and the gap, and copy: from a file, without a network."""
     rows = [row for row in comparison() if row.record is not None]

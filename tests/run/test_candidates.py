@@ -7,7 +7,6 @@ import torch
 
 from fairpate.data import Dataset, Split
 from fairpate.methods.base import configured
-from fairpate.run.run import worth_of
 
 
 def pool_in_two_corners(num_public: int) -> Dataset:
@@ -49,9 +48,3 @@ def test_votes_on_a_label_are_those_of_hand_arithmetic() -> None:
     )
     assert neighbours.voting(dataset, 20).votes == 10
     assert neighbours.voting(dataset, 1000).votes == 30
-
-
-def test_worth_is_the_square_of_the_lead_over_chance() -> None:
-    assert worth_of(100, 0.75, num_classes=2) == pytest.approx(25)
-    assert worth_of(100, 1.0, num_classes=10) == 100
-    assert worth_of(100, 0.05, num_classes=10) == 0

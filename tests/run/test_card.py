@@ -12,8 +12,7 @@ import pytest
 
 from fairpate import cli
 from fairpate.methods.base import config_digest, configured
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
-from fairpate.privacy.laplace import PureReleases
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians, PureReleases
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     AttributeQueries,

@@ -145,6 +145,8 @@ def test_what_fails_for_another_reason_than_the_request_ends_in_exit_code_1(fair
         ("teachers: {num_teachers: 5, num_teachers: 6}\n", ["num_teachers is given twice"]),
         ("- a\n", ["mapping of sections", "list"]),
         ("[" * 1000, ["nested too deeply"]),
+        ("- " * 100_000, ["nested too deeply"]),
+        ("data: {name: adult\nseed: 1\n", ["line 2", "seed: 1"]),  # the line is quoted
         ("\0", ["cannot be read as YAML"]),
         ("1: 2\n", ["1: unknown field"]),
         ("data:\n", ["data", "expected a mapping"]),

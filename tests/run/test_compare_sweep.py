@@ -318,6 +318,7 @@ def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
     assert row.data == "clinic"
 
 
+@pytest.mark.slow
 def test_a_comparison_of_the_examples_reads_embedded_data_alone(
     fairpate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from method_kinds import quick_and_slow
 
 from fairpate import load_data
 from fairpate.cli import summaries
@@ -30,7 +31,7 @@ BESIDE = {
 KINDS = pytest.mark.parametrize("kind", BESIDE)
 
 
-@KINDS
+@pytest.mark.parametrize("kind", quick_and_slow(BESIDE, ("table", "embeddings")))
 def test_a_new_project_passes_its_own_test(fairpate, tmp_path, monkeypatch, kind):
     """Which reads the declaration, and trains with the configuration as it is written; what it trains is of use."""
     assert fairpate("new", "hospital", "--kind", kind)[0] == 0

@@ -9,6 +9,8 @@ import shutil
 import signal
 import sqlite3
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import ledger_terms
@@ -22,11 +24,12 @@ from aggregator.store import LedgerError
 from fairpate.privacy.accountant import (
     ConfidentGnmaxQueries,
     ConfidentGnmaxVotes,
+    LaplaceReleases,
     PoissonGaussians,
+    PureReleases,
     epsilon_pld,
     of_unit,
 )
-from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     AttributeQueries,
@@ -93,6 +96,25 @@ def test_queries_and_gradients_are_added_as_renyi_curves(odometer, meter):
     orders = np.linspace(1.01, 60, 20_000)
     epsilon = slope * orders + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (orders - 1)
     assert 0.9 * epsilon.min() <= total(odometer).epsilon <= 1.01 * epsilon.min()
+
+
+def test_a_process_that_imports_the_odometer_alone_prices_every_stored_event(odometer, meter):
+    """A kind of event is known once its module is imported: without it, the rows could not be read or priced."""
+    pure = {"count": 3, "epsilon": 0.2, "unit": "record", "relation": "add or remove one"}
+    meter("pure").record([PureReleases(**pure)], noise="os_entropy")
+    meter("laplace").record([LaplaceReleases(**pure)], noise="os_entropy")
+    meter("steps").record([gaussians(25)], noise="os_entropy")
+    meter("bank", "bank").record([PureReleases(**pure)], noise="os_entropy")
+    program = f"""import sys
+from pathlib import Path
+from fairpate.run.release_log import Odometer
+totals = Odometer(Path({str(odometer.path.parent)!r})).totals(delta=1e-5)
+print(*[total.epsilon for total in totals], "fairpate.privacy.laplace" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
+    of_adult, of_bank, has_mechanisms = done.stdout.split()
+    assert (float(of_adult), float(of_bank)) == (total(odometer).epsilon, total(odometer, "bank").epsilon)
+    assert 0.599 < float(of_bank) <= 0.6  # at a small delta hardly less than the plain sum
+    assert has_mechanisms == "False"
 
 
 def test_a_run_counts_once_however_often_it_is_told_and_stays_when_it_is_deleted(odometer, meter, tmp_path):
@@ -490,9 +512,8 @@ def submit(ledger, count):
 
 def held(odometer, data="adult"):
     """The count of queries in the one row of a data set."""
-    with sqlite3.connect(odometer.path) as database:
-        ((run,),) = database.execute("SELECT run FROM releases WHERE data = ?", (data,)).fetchall()
-    return odometer.find(run).events[0].count
+    (row,) = odometer.released(data).values()
+    return row.events[0].count
 
 
 def test_a_ledger_holds_room_before_it_charges_and_a_crash_counts_too_many(odometer, meter, tmp_path):

@@ -37,6 +37,15 @@ def test_labels_that_stand_for_fewer_than_one_of_another_class_teach_nothing(lab
         assert ("95.0" in said) == (share is not None)
 
 
+@pytest.mark.parametrize(("noise", "worth"), [(0.01, "5"), (10.0, "0.36"), (20.0, "0.061")])
+def test_labels_of_many_classes_stand_for_the_square_of_their_lead_over_chance(noise, worth) -> None:
+    """Right with probability 1, .340 and .200, by 400,000 draws: 5 ((p - .1) / .9)^2 noiseless labels."""
+    voting = ExpectedVotes(votes=10, noise_stddev_votes=noise, labels=5)
+    said = too_little_to_learn(voting, 10, Majority(share=0.99, source="the declaration"))
+    assert said is not None
+    assert f"stand for {worth} without noise" in said
+
+
 @pytest.fixture
 def clinic(tmp_path: Path):
     """One in twenty is ill."""

@@ -230,6 +230,7 @@ def test_accuracy_is_what_earlier_runs_measured_and_no_forecast(fairpate, tmp_pa
     assert "Accuracy is not forecast" in text
 
 
+@pytest.mark.slow
 def test_accuracy_is_forecast_from_published_runs_with_the_same_settings_alone(fairpate, tmp_path) -> None:
     def expected(*words: str, method: str = "weighted_votes", data: Path | str = "color_digits") -> list[float] | None:
         words = ("--method", method, "--data", str(data), "--epsilon", *words, "--dry-run", "--json")

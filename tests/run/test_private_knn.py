@@ -246,6 +246,7 @@ def test_a_query_that_a_crash_left_open_is_charged_and_sampled_again(finished: R
     assert read_statement(done).epsilon == read_statement(finished).epsilon
 
 
+@pytest.mark.slow
 def test_actors_find_what_one_process_finds(finished: RunDirectory, tmp_path: Path, ray_session: Any) -> None:
     done = run(config(tmp_path / "run", "ray.num_actors=1"))  # of several: tests/methods/test_residual_votes.py
     assert untimed(done.ledger) == untimed(finished.ledger)

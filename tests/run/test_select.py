@@ -26,9 +26,8 @@ from fairpate.data import Split, registry
 from fairpate.data.declaration import read_declaration
 from fairpate.methods.base import configured
 from fairpate.nn.models import build_model
-from fairpate.privacy.accountant import least_noise
+from fairpate.privacy.accountant import PureReleases, least_noise
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
-from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.run import choice, release_log
 from fairpate.run.bundle import verify_bundle, write_bundle

@@ -21,8 +21,8 @@ from test_select import DECLARATION, candidate, clinic, parts_counted  # noqa: F
 from fairpate.config import ConfigError, PrivacyTarget
 from fairpate.methods.base import configured
 from fairpate.privacy import accountant
+from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, flat
 from fairpate.run import choice
 from fairpate.run.bundle import verify_bundle, write_bundle
@@ -90,6 +90,7 @@ def test_trials_their_scores_and_metrics_cost_what_was_asked_for(
     assert "Tuning is part of ε" in run.public_report.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_bundle_of_it_is_verified_by_the_second_accountant(
     configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend, public_pool
 from fairpate.terminal import Output, Reporter
-from teachers.ensemble import collect_votes, train_ensemble
+from teachers.ensemble import BlockPool, collect_votes
 from teachers.ray_pool import BESIDE_WORK, ServingTeachers, VoterWatch
 
 
@@ -67,13 +67,7 @@ def url(served):
 def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
     run, config = finished
     dataset = load_data(config.data)
-    ensemble = train_ensemble(
-        dataset.private,
-        config.teachers_training(config.teachers),
-        num_classes=dataset.num_classes,
-        seed=config.seed,
-        checkpoint_dir=run.teachers,
-    )
+    ensemble = config.train_teachers(dataset, run.teachers, BlockPool())
     questions = [public_pool(dataset).questions[number] for number in range(75, 90)]
     x = np.stack([question.features for question in questions])
     expected = collect_votes(ensemble, torch.from_numpy(x))

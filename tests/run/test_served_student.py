@@ -86,6 +86,7 @@ def answered(url, process):
     raise AssertionError(process.returncode)
 
 
+@pytest.mark.slow
 def test_copies_on_ray_serve_are_refused_in_one_message_where_it_is_missing(trained):
     ended = subprocess.run(  # noqa: S603
         command(trained, "--replicas", "2"), capture_output=True, text=True, timeout=120, check=False

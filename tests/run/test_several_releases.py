@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from fairpate.data import Dataset
 from fairpate.methods.base import ReleasingMethod, Trained, Training, configured
-from fairpate.privacy.laplace import LaplaceReleases, add_laplace
+from fairpate.privacy.accountant import LaplaceReleases
+from fairpate.privacy.laplace import add_laplace
 from fairpate.run import release_log
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_statement
 from fairpate.run.release_log import LimitReachedError, Odometer, Released, read_receipt, read_release

@@ -24,7 +24,7 @@ from fairpate.run.folder import as_trained, create_run_directory
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import VoteBatch
-from teachers.ensemble import train_ensemble
+from teachers.ensemble import BlockPool
 
 QUIET = Reporter(quiet=True)
 NUM_ROWS, NUM_TEACHERS = 60, 4
@@ -96,13 +96,7 @@ def votes_on_attributes(dataset: Dataset, config: SfPate) -> tuple[npt.NDArray[n
     """SF_S: votes, and what names each teacher by its shard and training."""
     asked, given = attribute_questions(dataset), training(dataset, config)
     batch = config.collect_votes(asked, choose_queries(asked, config.queries), given.run.teachers, QUIET)
-    ensemble = train_ensemble(
-        asked.private,
-        config.teachers_training(config.teachers),
-        num_classes=2,
-        seed=config.seed,
-        checkpoint_dir=given.run.teachers,
-    )
+    ensemble = config.train_teachers(asked, given.run.teachers, BlockPool())
     return batch.votes_QC, [Path(block.checkpoint).name for block in ensemble.blocks]
 
 

@@ -52,8 +52,8 @@ def test_an_extra_that_is_not_installed_says_how_to_install_it(fairpate, monkeyp
 @pytest.mark.parametrize(
     ("extra", "package", "module"),
     [
-        ("serve", "grpc", "ray.serve"),
-        pytest.param("postgresql", "psycopg", "psycopg", marks=pytest.mark.slow),
+        pytest.param("serve", "grpc", "ray.serve", marks=pytest.mark.slow),
+        ("postgresql", "psycopg", "psycopg"),
         pytest.param("onnx", "onnxscript", "onnxscript", marks=pytest.mark.slow),
         pytest.param("traces", "opentelemetry", "opentelemetry.sdk", marks=pytest.mark.slow),
     ],

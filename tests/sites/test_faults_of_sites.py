@@ -43,7 +43,9 @@ def equal(found: Any, network: Network, sites: Any = None) -> bool:
     )
 
 
-@pytest.mark.parametrize("first", range(_REQUESTS))
+@pytest.mark.parametrize(
+    "first", [pytest.param(each, marks=[pytest.mark.slow] * (each % 2)) for each in range(_REQUESTS)]
+)
 def test_sites_that_were_killed_at_any_request_come_back_and_the_sums_are_the_same(first: int, tmp_path: Path) -> None:
     network = Network(tmp_path, 4)
     # All points in turn, each at another one of the four sites.
@@ -89,7 +91,13 @@ def failing(at: dict[Path, int], *, after: bool) -> Iterator[set[Path]]:
         yield failed
 
 
-@pytest.mark.parametrize(("first", "after"), list(itertools.product(range(math.ceil(_STORED / 4)), (False, True))))
+@pytest.mark.parametrize(
+    ("first", "after"),
+    [
+        pytest.param(first, after, marks=[pytest.mark.slow] * (after == first % 2))
+        for first, after in itertools.product(range(math.ceil(_STORED / 4)), (False, True))
+    ],
+)
 def test_a_disk_that_is_full_at_any_moment_stops_a_site_which_continues_with_the_same_sums(
     first: int, after: bool, tmp_path: Path
 ) -> None:
@@ -112,7 +120,14 @@ def test_a_disk_that_is_full_at_any_moment_stops_a_site_which_continues_with_the
     assert network.charges == [2 if number == _CHARGED and not after else 1 for number in numbers]
 
 
-@pytest.mark.parametrize("numbers", [(0, 1, 2, 3, 4), (5, 8, 9, 13), (10, 14, 17, 21), (22, 25, 30, 40)])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (0, 1, 2, 3, 4),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ((5, 8, 9, 13), (10, 14, 17, 21))),
+        (22, 25, 30, 40),
+    ],
+)
 def test_a_coordinator_whose_disk_is_full_at_any_moment_continues(numbers: tuple[int, ...], tmp_path: Path) -> None:
     network, path = Network(tmp_path, 4), tmp_path / "coordinator.sqlite"
     # The numbers of statements since the last failure; every start stores the plan once more.
@@ -143,7 +158,11 @@ def test_a_coordinator_whose_disk_is_full_at_any_moment_continues(numbers: tuple
     assert network.charges == [1] * 4
 
 
-@pytest.mark.parametrize("points", [range(_REQUESTS // 2), range(_REQUESTS // 2, _REQUESTS)], ids=["sent", "listed"])
+@pytest.mark.parametrize(
+    "points",
+    [pytest.param(range(_REQUESTS // 2), marks=pytest.mark.slow), range(_REQUESTS // 2, _REQUESTS)],
+    ids=["sent", "listed"],
+)
 def test_without_a_site_that_never_comes_back_the_others_have_a_sum(points: range, tmp_path: Path) -> None:
     """Lost after each of these requests, in plans of their own that wait at the same time."""
 
@@ -166,7 +185,10 @@ def test_without_a_site_that_never_comes_back_the_others_have_a_sum(points: rang
             assert all(np.array_equal(a, b) for a, b in zip(found[k], found["coordinator"], strict=True)), at
 
 
-@pytest.mark.parametrize("messages", [(1, 2, 1, 1, 4), (3, 5, 3, 5), (4, 9, 4), (9, 16)])
+@pytest.mark.parametrize(
+    "messages",
+    [(1, 2, 1, 1, 4), *(pytest.param(each, marks=pytest.mark.slow) for each in ((3, 5, 3, 5), (4, 9, 4))), (9, 16)],
+)
 def test_a_coordinator_that_was_killed_at_any_message_goes_on_where_it_was(
     messages: tuple[int, ...], tmp_path: Path
 ) -> None:

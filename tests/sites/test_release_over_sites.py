@@ -214,7 +214,13 @@ def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any
         pytest.param("weighted_votes", (), False, 1, marks=pytest.mark.slow),
         ("weighted_votes", ("weighted_votes.by_group=true",), False, 1),
         ("record_votes", ("record_votes.num_prototypes=10",), True, 1),
-        ("record_votes", ("record_votes.num_prototypes=10", "target.epsilon=0.3"), False, 1),
+        pytest.param(
+            "record_votes",
+            ("record_votes.num_prototypes=10", "target.epsilon=0.3"),
+            False,
+            1,
+            marks=pytest.mark.slow,
+        ),
         ("residual_votes", ("residual_votes.curvature=private",), True, 11),  # no public record anywhere
         pytest.param("residual_votes", ("residual_votes.curvature=public",), False, 6, marks=pytest.mark.slow),
         ("teacher_votes", TEACHERS, True, 1),

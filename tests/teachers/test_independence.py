@@ -47,7 +47,7 @@ TABLES = [
 PICTURE_MODELS = [
     ("logistic", ADAM | {"augment": CHANGING}, 16),
     ("hog_logistic", ADAM, 16),
-    ("lenet", ADAM, 16),
+    pytest.param("lenet", ADAM, 16, marks=pytest.mark.slow),
     ("cnn", MOMENTUM | {"augment": CHANGING}, 16),
     ("cnn", ADAM | {"precision": "bfloat16"}, 16),
 ]
