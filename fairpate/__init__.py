@@ -34,7 +34,7 @@ __all__ = ["__version__", *_MODULE_OF]
 
 
 def __dir__() -> list[str]:
-    """Return the public names, so that an editor can complete them before they are imported."""
+    """Return the public names, so that an editor can suggest them before they are imported."""
     return sorted(__all__)
 
 

@@ -7,7 +7,8 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Load the commands, and run the one on the command line. Ctrl-C during loading ends with exit code 130 too."""
+    """Load the commands, and run the command that the command line names. Ctrl-C during loading, too, ends with exit
+    code 130."""
     try:
         from fairpate import cli
     except KeyboardInterrupt:

@@ -1,14 +1,15 @@
-"""The sections of a configuration, and the functions that read it: one schema for YAML, the command line and Python.
+"""The sections of a configuration, and the functions that read it: one schema for YAML files, the command line and
+Python.
 
 Every field documents its unit, range and special values. :func:`parse_config` refuses unknown fields and impossible
 values before any work starts, and lists all of them. Sections are frozen and mean the same in every method. A field is
-not read if another one makes it irrelevant (:func:`unread_because_of`), such as the widths of an architecture that has
-none; ``Method.unread`` lists these fields for one method.
+not read if another one makes it irrelevant (:func:`unread_because_of`), such as the hidden widths of an architecture
+without hidden layers; ``Method.unread`` lists these fields for one method.
 
 A sweep (`fairpate compare`) runs cells: combinations of method, data set, seed and grid values. Everything in its
-``settings`` and ``grid`` is a field of some method. A cell starts from the configuration of `fairpate run`; the
-settings of the sweep, of the data set and of the method override it in this order, except those that the method does
-not read.
+``settings`` and ``grid`` is a field of some method. A cell starts from the configuration of `fairpate run`. The
+settings of the sweep, of the data set and of the method override it in this order; those that the method does not read
+are ignored.
 
 A configuration may name the user's own code as ``module:attribute``. Code that the user names in a command or in Python
 runs. A name in a *file* (a configuration, a sweep, the folder of a run or of an estimator) may come from anybody: its
@@ -61,7 +62,8 @@ from fairpate.types import (
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
-    """Return the end of an error message about an unknown ``value``: the most similar known name, and all of them."""
+    """Return the end of an error message about an unknown ``value``: the most similar known name, and the list of all
+    known names."""
     names = [str(name) for name in known]
     close = difflib.get_close_matches(str(value), names, n=1)
     guess = f"; did you mean {close[0]}?" if close else ";"
@@ -121,7 +123,7 @@ BACKBONES = ("resnet18", "resnet50", "densenet121")
 
 
 class ConfigError(UsageError, ValueError):
-    """An error in a configuration; the message lists every fault with its field, value and remedy."""
+    """Raised for an invalid configuration; the message lists every fault with its field, value and remedy."""
 
 
 Refused = Mapping[str, Callable[[Any], Any]]
@@ -150,7 +152,7 @@ def _refusals(schema: type[Section]) -> tuple[tuple[str, Callable[[Any], Any]], 
 
 
 def short_for(name: str) -> Any:
-    """Return a validator that accepts plain text for a section, and reads it as ``{name: text}``."""
+    """Return a pydantic validator that accepts plain text instead of a section, and reads it as ``{name: text}``."""
     return model_validator(mode="before")(lambda value: {name: value} if isinstance(value, str) else value)
 
 
@@ -201,7 +203,8 @@ EMBEDDED_NORM = 4.0
 
 
 class EmbeddingConfig(Section):
-    """The settings of an embedding: principal components of public records, by which every method reads the records.
+    """The settings of an embedding of records: principal components of public records, which replace the features for
+    every method.
 
     If a declared table has fewer than 100 public records, made-up records with declared values complete them.
     """
@@ -276,7 +279,8 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
-    """The settings of random changes of pictures that preserve labels, the same for teachers and students."""
+    """The settings of data augmentation: random changes of pictures that preserve labels, the same for teachers and
+    students."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
     translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
@@ -350,7 +354,8 @@ class NetworkConfig(Section):
 class BackboneConfig(Section):
     """The initial weights of ResNets and DenseNets, for teachers and for the published model.
 
-    With weights, BatchNorm layers keep the statistics in the file; without, the networks have GroupNorm.
+    With a file of weights, BatchNorm layers keep the statistics in the file; without one, the networks have GroupNorm
+    layers instead.
     """
 
     weights: WeightsConfig | None = Field(None, description="File of initial weights; null: random weights.")
@@ -454,19 +459,20 @@ class RayConfig(Section):
 
 
 class Terms(Section):
-    """The delta at which epsilon is stated. A method without privacy has it too, to be compared with private ones."""
+    """The delta at which epsilon is stated. A method without privacy has it too, so that its results can be compared
+    with those of private methods."""
 
     delta: float = Field(1e-5, gt=0, lt=1)
 
 
 class RecordTerms(Terms):
-    """The delta and the relation at which epsilon is stated for one record."""
+    """The delta and the neighbouring relation for which epsilon is stated, with one record as the privacy unit."""
 
     relation: Relation = "add or remove one"
 
 
 class PrivacyTarget(Terms):
-    """The guarantee to which noise is calibrated, and the accountant that computes its cost."""
+    """The guarantee to which noise is calibrated, and the accountant that computes the privacy cost."""
 
     epsilon: float = Field(
         3.0, gt=0, description="Epsilon of the guarantee; inf: no noise, for methods that can run without."
@@ -505,7 +511,8 @@ class DpfrConfig(Section):
 
 
 class PenaltyConfig(Section):
-    """The settings of the demographic-parity regulariser in a student's loss, on a separate public batch each step."""
+    """The settings of the demographic-parity regulariser in a student's loss, computed on a separate batch of public
+    records in each step."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
@@ -522,7 +529,8 @@ class CalibrationConfig(Section):
 
 
 class PublicDataConfig(Section):
-    """The settings for further uses of public records, with any method and at no privacy cost."""
+    """The settings for further uses of public records, such as self-labelling, with any method and at no privacy
+    cost."""
 
     pretrain: Count | None = Field(
         None, description="Epochs of pretraining on public images, by predicting how each one was rotated; null: none."
@@ -537,7 +545,8 @@ class PublicDataConfig(Section):
 
 
 def fair_rule(said: Any) -> FairRule:
-    """Parse the user's definition of fair: a largest demographic-parity gap, ``four-fifths``, or ``NOTION=LIMIT``.
+    """Parse the user's definition of fair: the largest allowed demographic-parity gap, ``four-fifths``, or
+    ``NOTION=LIMIT``.
 
     ValueError for another form, an unknown notion, or a limit that is not above 0 and at most 1.
     """
@@ -568,7 +577,7 @@ def fair_rule(said: Any) -> FairRule:
 
 
 class EvaluationConfig(Section):
-    """The settings for metrics of test records: how they are published, and which are left out."""
+    """The settings for metrics on test records: how they are published, and which numbers are left out."""
 
     metrics: MetricsKind = Field(
         "outside",
@@ -663,7 +672,7 @@ class BudgetConfig(Section):
         return "data_dependent" if self.accept_leak else "data_independent"
 
     def at(self, target_delta: float) -> Budget:
-        """Return this budget as :class:`fairpate.types.Budget`; its epsilon is stated at ``target_delta``."""
+        """Return this budget as :class:`fairpate.types.Budget`, whose epsilon is stated at ``target_delta``."""
         return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
 
 
@@ -682,7 +691,8 @@ class GateConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """The settings of queries in rounds: a student trained on earlier labels chooses the queries of the next round."""
+    """The settings of rounds of queries: after each round, a student trained on the labels so far chooses the queries
+    of the next."""
 
     rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
 
@@ -778,20 +788,22 @@ Settings = dict[str, Any]
 
 
 def axis_fields(axis: str) -> list[str]:
-    """Return the fields that an axis of a grid sets: one, or several that change together, as ``first, second``."""
+    """Return the fields that one axis of a sweep's grid sets: one, or several that change together and are written
+    ``first, second``."""
     return [field.strip() for field in axis.split(",")]
 
 
 def overlapping(one: str, other: str) -> bool:
-    """Return whether two axes, or two fields, set the same field or a part of it."""
+    """Return whether two axes of a grid, or two fields, by dotted names, set the same field or one of them sets a part
+    of the other."""
     # With a dot at the end: `noise` is no part of `noise_stddev`.
     pairs = itertools.product(axis_fields(one), axis_fields(other))
     return any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a, b in pairs)
 
 
 def _axes(values: Any) -> Any:
-    """Return the axes of a grid by dotted field names, also if they are given as nested sections. ValueError for axes
-    that share a field."""
+    """Return the axes of a sweep's grid by dotted field names; ``values`` may also have them as nested sections.
+    ValueError for axes that share a field."""
     if not isinstance(values, dict):
         return values
     flat = {str(axis): value for axis, value in flattened(values).items() if value != {}}
@@ -808,14 +820,15 @@ together."""
 
 
 class SweepPart(Section):
-    """The settings and grid that a sweep has for one method or one data set."""
+    """The settings and grid of a sweep that apply to one method or one data set."""
 
     settings: Settings = Field(default_factory=dict, description="Sections, or dotted fields, with one value.")
     grid: Grid = Field(default_factory=dict, description="Dotted fields with a list of values each.")
 
 
 class DataSetPart(SweepPart):
-    """The settings and grid of a sweep for one data set: the one that its key names, unless ``settings`` do."""
+    """The settings and grid of a sweep for one data set: the data set that the part's key names, unless ``settings``
+    name another."""
 
     file: Path | None = Field(
         None,
@@ -831,7 +844,8 @@ class MethodPart(SweepPart):
 
 
 class TasksConfig(Section):
-    """The resources that one cell of a sweep reserves on a node, and the limits on its run.
+    """The resources that one cell of a sweep (a method with its settings, a data set and a seed) reserves on a node,
+    and the limits on its run.
 
     ``ray.wait_for_nodes_s`` limits how long a cell waits for the resources.
     """
@@ -846,8 +860,8 @@ class TasksConfig(Section):
 class SweepConfig(Section):
     """The configuration of a sweep: methods x data sets x seeds x grids.
 
-    If several grids name the same field, the method's grid applies, then the data set's. A field of the sweep's or a
-    data set's grid varies only for methods that read it.
+    If several grids name the same field, the method's grid takes precedence, then the data set's. A field of the
+    sweep's or a data set's grid varies only for methods that read it.
     """
 
     out: Path | None = Field(None, description="Folder of the sweep; null: named after the file.")
@@ -943,8 +957,8 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection:
-    """Validate ``values`` and return the section. :class:`ConfigError` lists every fault as ``field: value:
-    remedy``."""
+    """Validate ``values`` and return them as a section of class ``schema``. :class:`ConfigError` lists every fault as
+    ``field: value: remedy``."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:
@@ -970,7 +984,8 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
 
 
 def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[str]:
-    """Return the field names of the section that contains ``location``; empty if that section accepts any name."""
+    """Return the names of all fields of the section in which the field at ``location`` is; empty if that section
+    accepts any name."""
     section: Any = schema
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
@@ -987,7 +1002,7 @@ def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[
 
 
 def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
-    """Read a YAML file and return its mapping of sections; :class:`ConfigError` if it cannot be read or has no mapping.
+    """Read a YAML file and return its top-level mapping; :class:`ConfigError` if it cannot be read or has no mapping.
 
     ``as_text`` reads every value as text, even `no`, `1.0` and `007`.
     """
@@ -1034,7 +1049,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Return how many values ``node`` has when every alias is expanded; ``counted`` caches these numbers by node id."""
+    """Return how many values the YAML ``node`` has when every alias is expanded; ``counted`` caches these numbers by
+    node id."""
     if id(node) in counted:
         if not counted[id(node)]:
             raise yaml.YAMLError("an anchor contains itself; write it out")
@@ -1071,7 +1087,7 @@ def _parsed(text: str, as_text: bool) -> Any:
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``defaults`` overridden by ``values``, section by section."""
+    """Return ``defaults`` with the fields in ``values`` replaced, also inside nested sections."""
     merged = dict(defaults)
     for name, value in values.items():
         # A value replaces a section as a whole, and so does a section a value.
@@ -1085,8 +1101,8 @@ Override = str | tuple[str, Any]
 
 
 def apply_override(values: dict[str, Any], *overrides: Override) -> dict[str, Any]:
-    """Set one field in ``values`` for each override, and return ``values``; the value in a text is parsed as YAML.
-    ConfigError for an invalid override."""
+    """Set one field in ``values`` for each override, and return ``values``. The value of an override that is text,
+    ``NAME=VALUE``, is parsed as YAML. ConfigError for an invalid override."""
     for override in overrides:
         if isinstance(override, str):
             dotted, separator, text = override.partition("=")
@@ -1106,7 +1122,9 @@ def apply_override(values: dict[str, Any], *overrides: Override) -> dict[str, An
                 section[name] = {}
             section = section[name]
             if not isinstance(section, dict):
-                raise ConfigError(f"--set {override}: {name} is a value, not a section; set it as a whole.")
+                raise ConfigError(
+                    f"--set {override}: {name} is a value without fields, not a section; set it as a whole."
+                )
         section[field] = value
     return values
 
@@ -1177,8 +1195,8 @@ def unread_because_of(
 ) -> str | None:
     """Return the setting that disables the field ``name``; None if the field may be read.
 
-    ``settings`` are the values of a configuration by dotted names. ``unread`` are the fields and sections that its
-    method leaves unread, each with the setting that disables it.
+    ``settings`` are the values of a configuration by dotted names. ``unread`` are the fields and sections that the
+    method does not read, each with the setting that disables it.
     """
     for disabled, cause in unread.items():
         # With a dot behind both, as the name of one field may begin that of another.

@@ -7,7 +7,7 @@ they are pictures. Features of tables become floats, pictures stay bytes. A colu
 is removed before anything is learned.
 
 A saved estimator is a folder without pickle and without records (but an embedding of pictures contains some public
-ones):
+records):
 
     student.safetensors      the published model, and
     config.yaml              its method and configuration, as in the folder of a run
@@ -79,7 +79,8 @@ _TYPES_OF_NOTHING = ("NAType", "NaTType", "NoneType")
 
 
 class SensitiveFeature(Section):
-    """The column of ``X`` that contains the groups; public ``edges`` divide a column of numbers into groups."""
+    """The column of ``X`` that contains the groups; public ``edges`` divide a column of numbers into intervals, which
+    are the groups."""
 
     column: str | int
     edges: tuple[float, ...] = ()
@@ -87,8 +88,8 @@ class SensitiveFeature(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class GivenRecords:
-    """The records that a caller passed in, checked and encoded: features ``x``, and labels, groups and persons (N,) if
-    known."""
+    """The records that a caller passed in, checked and encoded: features ``x`` (N, ...), and labels, groups and persons
+    (N,) if known."""
 
     x: Values
     groups: Values | None
@@ -97,8 +98,8 @@ class GivenRecords:
 
 
 def sensitive_column(said: Any) -> SensitiveFeature | None:
-    """Parse the parameter ``sensitive_feature``: a column's name, its position, or a mapping of ``column`` and
-    ``edges``."""
+    """Parse ``said``, the parameter ``sensitive_feature`` of a classifier: a column's name, its position, or a mapping
+    of ``column`` and ``edges``."""
     if said is None or isinstance(said, SensitiveFeature):
         return said
     column = said.item() if isinstance(said, np.integer) else said
@@ -116,8 +117,8 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
 def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fit: bool = False) -> GivenRecords:
     """Check features and groups, with ``is_fit`` labels too, and return them.
 
-    ``is_fit`` also sets the estimator's attributes on columns; without it, ValueError for columns other than those in
-    ``fit``.
+    With ``is_fit`` the estimator's attributes that describe columns, such as ``n_features_in_``, are set; without it,
+    ValueError for columns other than those in ``fit``.
     """
     column, found = sensitive_column(estimator.sensitive_feature), None
     is_picture = getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
@@ -160,7 +161,7 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
     width = table.shape[1]
     if width == 1:
         # With the words that scikit-learn's own checks look for.
-        raise ValueError("X: expected other features than the sensitive one, got 1 feature(s).")
+        raise ValueError("X: expected features in addition to the sensitive one, got 1 feature(s).")
     # By position: scikit-learn indexes frames and arrays alike.
     place = _place(names, column, width)
     values = np.asarray(_safe_indexing(table, place, axis=1))
@@ -184,7 +185,8 @@ def _place(names: Sequence[Any] | None, column: SensitiveFeature, width: int) ->
 
 
 def _groups_of(values: Values, column: SensitiveFeature) -> Values:
-    """Return the group of each value: the value itself, or, with edges, the name of its interval."""
+    """Return the group of each value of the sensitive column: the value itself, or, if the column has edges, the name
+    of its interval."""
     _require_known(values, "sensitive_feature")
     if not column.edges:
         return values
@@ -209,7 +211,7 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
         )
     groups: Values = column_or_1d(np.asarray(given))
     if len(groups) != count:
-        raise ValueError(f"Expected one of {name} per record, got {len(groups)} for {count} records.")
+        raise ValueError(f"{name}: expected one value per record, got {len(groups)} for {count} records.")
     _require_known(groups, name)
     return groups
 
@@ -220,7 +222,8 @@ def _require_known(groups: Values, name: str) -> None:
 
 
 def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
-    """Encode a frame by its declaration: numbers are scaled by their bounds, and each category has a feature.
+    """Encode a frame by its declaration: numbers are scaled by their declared bounds, and each category becomes a
+    feature of 0 or 1.
 
     DataError, a ValueError, names every column with undeclared values. ValueError for a declaration of pictures, or one
     that leaves rows out. ``name`` is the frame's name in errors.
@@ -261,7 +264,8 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
 
 
 def person_names(persons: Any, count: int) -> Names:
-    """Return the name of each record's person as text, empty without ``persons``. 7, 7.0 and " 7" name one person."""
+    """Return the name of each record's person as text; empty if ``persons`` is None. 7, 7.0 and " 7" name the same
+    person."""
     if persons is None:
         return Names()
     values = column_or_1d(np.asarray(persons)).tolist()
@@ -402,7 +406,7 @@ def parameters_of(method: str) -> dict[str, Any]:
 
 
 def _settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings in sections and mappings as (``section__setting``, value)."""
+    """Yield the settings in sections and mappings as pairs of name (``section__setting``) and value."""
     for name, value in sections.items():
         if prefix:
             yield f"{prefix}{name}", value
@@ -422,8 +426,8 @@ def _with_setting(section: Any, path: list[str], value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return sections and mappings as plain dicts, numpy values as Python's; of a section only the fields that were
-    set."""
+    """Return sections and mappings as plain dicts, numpy values as Python's; of a section only the fields that were set
+    explicitly."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, np.generic | np.ndarray):
@@ -442,12 +446,11 @@ def _seed_of(random_state: Any) -> int:
 
 
 def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
-    """Return the scikit-learn pipelines on the call stack, innermost first, each with the steps in front of the
-    estimator.
+    """Return the scikit-learn pipelines on the call stack, innermost first, each with its steps before the estimator.
 
-    A step that is fitted to private records, such as a scaler, reads them without an event, so no epsilon includes it;
-    and public records that do not pass through it are not comparable with private ones. Steps in another process, or
-    applied by hand before a fit, are not detected.
+    A step that is fitted to private records, such as a scaler, reads them without a privacy event, so no epsilon
+    includes it; and public records that do not pass through it are not comparable with private ones. Steps in another
+    process, or applied by hand before a fit, are not detected.
     """
     # A pipeline does not pass its other steps to the last one, so the stack is searched.
     found = []
@@ -496,7 +499,7 @@ _Setting = Mapping[str, Any] | Section | None
 class Parameters(TypedDict, total=False):
     """The parameters of :class:`FairClassifier` for every method of this package, for type checkers and editors.
 
-    A method accepts only those of its own sections (`fairpate methods NAME`).
+    A method accepts only the parameters that are sections of its own configuration (`fairpate methods NAME`).
     """
 
     epsilon: float | None
@@ -804,7 +807,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(np.asarray(y)[answered], np.asarray(labels)[answered], sample_weight=weights))
 
     def _labels(self, X: Any, y: Any) -> Any:
-        """Return ``y``, or the labels in a declared frame if ``y`` is None."""
+        """Return the labels ``y``, or, if ``y`` is None, those in the declared frame ``X``."""
         if y is None and self.declaration is not None:
             y = declared_records(self.declaration, X).labels
         if y is None:
@@ -937,7 +940,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return write_card(Path(folder), **use)
 
     def plot(self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, ax: Any = None) -> Any:
-        """Draw accuracy on test records, overall and by group, with that of always predicting the most common label.
+        """Draw the accuracy on test records, overall and by group, with the accuracy of always predicting the most
+        common label.
 
         The title shows accuracy, epsilon, disparity and coverage. Returns matplotlib's axes, ``ax`` or new ones.
         """
@@ -965,8 +969,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return ax
 
     def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
-        """Measure the model on test records. Return it, the records as a data set in the form that its network reads,
-        and their assessment."""
+        """Measure the model on test records. Return the model, the records as a data set in the form that its network
+        reads, and the assessment of its predictions."""
         records, labels = self._records(X, groups), column_or_1d(self._labels(X, y), warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
         if unknown or len(labels) != len(records.x):
@@ -997,8 +1001,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
-        """Return the published model. If ``fit`` got no groups, the model gets the names in ``groups``, by which it can
-        be measured."""
+        """Return the published model. If ``fit`` got no groups, the model is returned with the group names in
+        ``groups``, so that it can be measured by group."""
         if groups is None or len(self.groups_):
             return self.student_
         names = tuple(str(name) for name in np.unique(groups))
@@ -1102,7 +1106,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return config, embedded(dataset, config.data.embedding), classes, group_names
 
     def _configuration(self, *, num_records: int = 1, num_public: int = 1, seed: int | None = None) -> Method:
-        """Return the configuration that the parameters set; others are chosen by ``num_records`` and ``num_public``.
+        """Return the configuration in which the parameters set their sections; all other settings are chosen by
+        ``num_records`` and ``num_public``.
 
         ConfigError, a ValueError, lists every fault with its field.
         """
@@ -1192,8 +1197,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
-        """Return the code of each group: its index among the groups in ``fit``, or, if ``fit`` got none, among
-        ``groups``.
+        """Return the code (N,) of each record's group: its index among the groups in ``fit``, or, if ``fit`` got none,
+        among those in ``groups``.
 
         ValueError for a group that was not in ``fit``.
         """
@@ -1228,9 +1233,9 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
     If the ``estimator`` has an ``odometer``, all trials and scores are charged to the operator's odometer at once.
 
     After ``fit``: ``best_estimator_``, ``best_params_`` and ``best_score_`` (the noisy number of correct predictions),
-    ``classes_``, and as in :class:`FairClassifier` ``events_``, ``privacy_`` and ``statement_``, which says
-    ``tuning_accounted``. There is no ``cv_results_``: the guarantee does not cover results of other trials. Only the
-    running time of ``fit`` reveals K.
+    ``classes_``, and as in :class:`FairClassifier` ``events_``, ``privacy_`` and ``statement_``, in which
+    ``tuning_accounted`` is true. There is no ``cv_results_``: the guarantee does not cover results of other trials.
+    Only the running time of ``fit`` reveals K.
 
     >>> search = FairSearchCV(FairClassifier("dp_sgd"), {"dp_sgd__learning_rate": [0.1, 0.5]}, epsilon=2.0)
     """
@@ -1481,8 +1486,8 @@ _BY_NAME = {
 def expected_failed_checks(estimator: FairClassifier) -> dict[str, str]:
     """Return the names of scikit-learn's checks that ``estimator`` does not pass, each with the reason.
 
-    ``sklearn.utils.estimator_checks.check_estimator`` takes them as ``expected_failed_checks``. The checks fit small
-    tables without groups and without public records, so an estimator that needs either must be made with
+    Pass the result to ``sklearn.utils.estimator_checks.check_estimator`` as ``expected_failed_checks``. The checks fit
+    small tables without groups and without public records, so an estimator that needs either must be made with
     ``sensitive_feature`` and with a number for ``public_X``.
     """
     named = _BY_NAME if type(estimator) is FairClassifier else {}

@@ -1,4 +1,4 @@
-"""Write files on a disk or in an object store, so that a file is complete or absent even after a crash.
+"""Write files on a disk or in an object store, so that each file is complete or absent even after a crash.
 
 A local file is written under a temporary name, flushed to the disk and renamed. A :class:`Storage` is a folder that
 pyarrow.fs can access: a local or network folder, S3, Google Cloud Storage. An object appears there when its upload is
@@ -30,7 +30,8 @@ CACHE_VARIABLE = "FAIRPATE_CACHE"
 
 
 class PathIn:
-    """An attribute of a class that is a path: the file ``name`` in the folder that the attribute ``of`` holds."""
+    """A descriptor for a class attribute that is a path: the file ``name`` in the folder to which the attribute ``of``
+    of the same object points."""
 
     def __init__(self, of: str, name: str) -> None:
         self._of, self._name = of, name
@@ -42,7 +43,7 @@ class PathIn:
 
 
 class PlaceError(UsageError, OSError):
-    """An error for a path to which nothing can be written; the message names the option, the path and the remedy."""
+    """Raised for a path to which nothing can be written; the message names the option, the path and the remedy."""
 
 
 def cache_dir() -> Path:
@@ -51,10 +52,11 @@ def cache_dir() -> Path:
 
 
 def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise PlaceError unless ``path`` is, or could be created as, a folder that accepts files. No file is left behind.
+    """Raise PlaceError unless ``path`` is a folder in which files can be created, or could be created as one. No file
+    is left behind.
 
-    With ``is_file``, raise it unless ``path`` can be written as a file whose folder exists, and whose name ends in one
-    of ``suffixes`` (if any). ``option`` names the path in messages.
+    With ``is_file``, raise PlaceError unless ``path`` can be written as a file, its folder exists, and its name ends in
+    one of ``suffixes`` (if any). ``option``: the name of the option that gave the path, for messages.
     """
     if suffixes and path.suffix not in suffixes:
         raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}.")
@@ -74,7 +76,7 @@ def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tu
             raise PlaceError(f"{option}: {path} is a file, expected a folder; give another path.")
         return
     if path.is_dir():
-        raise PlaceError(f"{option}: {path} is a folder, expected a file; add a name.")
+        raise PlaceError(f"{option}: {path} is a folder, expected a file; add a file name.")
     if path.exists() and not path.is_file():  # a device would be replaced
         raise PlaceError(f"{option}: {path} is a device, expected a file; give another path.")
     if not path.parent.is_dir():
@@ -131,15 +133,15 @@ _UNUSABLE = (
 
 
 class StorageError(UserError, OSError):
-    """The shared storage cannot be used; the message names the field, the value and the remedy."""
+    """Raised if the shared storage cannot be used; the message names the field, the value and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
     """A folder that every node of a cluster reaches by the same URI; opened by :func:`open_storage`.
 
-    ``identity`` is the content of the folder's marker file; a different folder at the same path on another node lacks
-    it.
+    ``identity`` is the content of a marker file in the folder, by which a node detects that another folder has the same
+    path there.
     """
 
     uri: str
@@ -207,7 +209,7 @@ def read(location: Location) -> bytes:
 def exists(location: Location) -> bool:
     """Return whether a file exists at ``location``, without reading it.
 
-    A place that cannot be reached raises as in :func:`read`; a missing file does not.
+    For a location that cannot be reached, errors as in :func:`read`; none for a missing file.
     """
     place = _place(location)
     if isinstance(place, Path):
@@ -238,8 +240,8 @@ def _place(location: Location) -> Path | tuple[FileSystem, str]:
 
 
 def file_version(path: Path) -> tuple[int, ...]:
-    """Return numbers that change when a file is replaced, edited or gets other permissions; empty if it is not
-    accessible."""
+    """Return numbers that identify the state of a file: they change when it is replaced, edited or gets other
+    permissions. Empty if the file is not accessible."""
     try:
         found = path.stat()
     except OSError:

@@ -134,19 +134,19 @@ LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
 
 
 class Tokens(Protocol):
-    """The tokens that a service accepts now; they may change while it runs."""
+    """Interface to the tokens that a service accepts at present; they may change while it runs."""
 
     @property
     def needs_token(self) -> bool:
         """True if callers must send a token."""
 
     def caller(self, token: str | None) -> KnownCaller | None:
-        """Return the owner of ``token``; None for an unknown token."""
+        """Return the caller who owns ``token``; None for an unknown token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRate:
-    """A limit of ``per_s`` requests per second, and ``burst`` at once; inf: no limit.
+    """A limit on requests: ``per_s`` per second on average, and ``burst`` at once; inf: no limit.
 
     ValueError unless per_s > 0 and burst >= 1.
     """
@@ -166,7 +166,8 @@ STRANGERS = RequestRate(per_s=2.0, burst=20.0)
 
 @dataclass(eq=False)
 class Buckets:
-    """Rate limits by name: one token bucket each, full at first; only the most recently used names are stored."""
+    """Rate limits for many names by one token bucket each, which is full at first; only the most recently used names
+    are stored."""
 
     rule: RequestRate
     _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict, init=False)
@@ -188,7 +189,7 @@ class Buckets:
 
 
 class FaultError(HTTPException):
-    """The refusal of a request with one error; FastAPI turns this exception into a response wherever it is raised."""
+    """Raised to refuse a request with one error; FastAPI turns it into a response."""
 
     def __init__(
         self, status: int, field: str, value: object, remedy: str, headers: Mapping[str, str] | None = None
@@ -213,7 +214,8 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
 def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_records: int) -> int:
     """Return the most bytes that a request body with ``most_records`` records of this shape may have.
 
-    It is at most 2 MiB, or the size of one record if that is more. ``is_bytes``: the features of a record are bytes.
+    The result is at most 2 MiB, or the size of one record if that is more. ``is_bytes``: the features of a record are
+    bytes, not floats.
     """
     record = _BYTES_PER_RECORD + (_BYTES_PER_BYTE if is_bytes else _BYTES_PER_FLOAT) * math.prod(record_shape)
     return max(record, min(_MAX_BODY_BYTES, most_records * record))
@@ -223,11 +225,11 @@ def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_re
 class Guard:
     """ASGI middleware in front of all routes: checks tokens, roles, request rates, and size and time of bodies.
 
-    ``tokens`` None: all callers are admitted. ``max_body_bytes`` is called for each request. Sets
-    ``scope["state"]["caller"]`` (None if all callers are admitted) and ``scope["state"]["is_admitted"]``, a function
-    that returns whether the caller would still be admitted. If a service with ``tokens`` needs no token at present, it
-    accepts only this machine's names in the Host header, so that a web page cannot reach it through a host name that
-    resolves to this machine (DNS rebinding).
+    ``tokens`` None: all callers are admitted. ``max_body_bytes``, called for each request, returns the limit on its
+    body. The middleware sets ``scope["state"]["caller"]`` (None if all callers are admitted) and
+    ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted. If a service
+    with ``tokens`` needs no token at present, it accepts only this machine's names in the Host header, so that a web
+    page cannot reach it through a host name that resolves to this machine (DNS rebinding).
     """
 
     app: ASGIApp
@@ -284,7 +286,7 @@ class Guard:
                 except ClientDisconnect:
                     return
                 except TimeoutError:
-                    raise FaultError(408, "request", "no complete body", "Too slow; send it at once.") from None
+                    raise FaultError(408, "request", "no complete body", "Sent too slowly; send it at once.") from None
                 if large:
                     # A pause before a large body is parsed lets the event loop answer other requests.
                     async with self._turn:
@@ -311,7 +313,9 @@ class Guard:
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
-                raise FaultError(400, "Host", host, "Without tokens only this machine may ask; send it to 127.0.0.1.")
+                raise FaultError(
+                    400, "Host", host, "Without tokens only this machine is answered; send the request to 127.0.0.1."
+                )
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
         caller = None if is_ambiguous or tokens is None else tokens.caller(token)
@@ -329,11 +333,13 @@ class Guard:
                 remedy = "Send a bearer token of this service in the Authorization header."
                 raise FaultError(401, "Authorization", "(not shown)", remedy, {"WWW-Authenticate": "Bearer"})
             if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
-                raise FaultError(403, "Authorization", caller.role, "Only for operators; send an operator's token.")
+                raise FaultError(
+                    403, "Authorization", caller.role, "This path is for operators; send an operator's token."
+                )
         elif caller is None and tokens is not None:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
-            raise FaultError(411, "Transfer-Encoding", coding, "Send Content-Length instead.")
+            raise FaultError(411, "Transfer-Encoding", coding, "Not supported; send a Content-Length header.")
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
         if length > (most := self.max_body_bytes()):
@@ -389,10 +395,10 @@ def new_app(
     """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``; the caller adds its
     own routes.
 
-    :class:`Guard` and, around it, :class:`Observed` are in front of all routes, and get the arguments that they share
-    with this function. ``reasons`` returns why the service cannot answer now; None: it always can. ``field_name``
-    returns the name of a field from its path in a pydantic error; ``unrouted`` ends the remedy for a path without a
-    route.
+    All requests pass :class:`Observed` and then :class:`Guard`; both get those arguments of this function that they
+    also have. ``reasons`` returns the reasons why the service cannot answer at present; None: it always can.
+    ``field_name`` returns the name of a field from its path in a pydantic error; ``unrouted`` ends the remedy for a
+    path without a route.
     """
     app = FastAPI(
         title=title,
@@ -523,7 +529,7 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
 
 
 def tracer_to(processor: Any = None) -> Any:
-    """Return a tracer that passes the service's spans to ``processor``.
+    """Return an OpenTelemetry tracer that passes the service's spans to the span processor ``processor``.
 
     ``processor`` None exports spans as the environment variables OTEL_EXPORTER_OTLP_* specify. ImportError without the
     OpenTelemetry packages.
@@ -543,9 +549,10 @@ def tracer_to(processor: Any = None) -> Any:
 
 @dataclass(eq=False)
 class Observed:
-    """The outermost ASGI middleware: gives a request its id, log line and span, and every response its headers.
+    """The outermost ASGI middleware: gives every request an id, a log line and a trace span, and every response its
+    common headers.
 
-    Sets ``scope["state"]["request_id"]``: the caller's ``X-Request-Id`` if it is one plain word, else a random id.
+    Sets ``scope["state"]["request_id"]``: the header ``X-Request-Id`` if it is one plain word, else a random id.
     """
 
     app: ASGIApp
@@ -623,7 +630,8 @@ _EVICTED_SHARE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """Limits on the number of connections, the size of a request's head, and the time for each part of a request.
+    """Limits on the number of connections, the size of a request's header section, and the time for each part of a
+    request.
 
     ``body_timeout_s`` is for the whole body, ``write_timeout_s`` for a response that the client does not fetch.
     """
@@ -639,7 +647,7 @@ class ConnectionLimits:
 class LimitedProtocol(H11Protocol):
     """The protocol of one connection, with :class:`ConnectionLimits` on what a client may send and when.
 
-    ``phase`` says what the connection waits for: the headers (``head``) or ``body`` of a request, the application's
+    ``phase`` is what the connection waits for: the headers (``head``) or ``body`` of a request, the application's
     ``answer``, the next request (``idle``), or, after a refusal, the end of what the client sends (``closing``).
     """
 
@@ -711,7 +719,7 @@ class LimitedProtocol(H11Protocol):
             self._enter("idle")
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, even one whose client does not fetch its last response."""
+        """Close an idle connection, even if its client has not fetched the last response."""
         super().timeout_keep_alive_handler()
         self._enter("closing")
 
@@ -727,7 +735,7 @@ class LimitedProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not HTTP, or a head that is too large."""
+        """Refuse a request that is not valid HTTP, or whose header section is too large."""
         size, most = len(self.conn.trailing_data[0]), self._limits.max_head_bytes
         if size > most:
             self._refuse(431, fault("headers", f"{size} bytes", f"Expected at most {most} bytes; send fewer."))
@@ -777,14 +785,18 @@ class LimitedProtocol(H11Protocol):
         if self.phase == "head" and not self.conn.trailing_data[0]:
             self.abort()  # the client has sent nothing
             return
-        self._refuse(408, fault("request", f"no complete {self.phase}", "Too slow; send it at once."))
+        self._refuse(408, fault("request", f"no complete {self.phase}", "Sent too slowly; send it at once."))
         # The application may be waiting for the rest of the body.
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
     def _refuse(self, status: int, found: dict[str, str]) -> None:
-        """Write an error response directly, without the parser, which has no request to answer."""
+        """Write an error response directly to the connection, because the HTTP parser has no complete request to
+        answer.
+
+        ``found`` is the error, a :class:`Fault` as JSON.
+        """
         response = faults_response(status, [found], {"Connection": "close"})
         headers = [*response.raw_headers, *_HEADERS[self.scheme or "http"]]
         head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
@@ -811,8 +823,8 @@ class TlsFiles:
 
     @classmethod
     def given(cls, cert: Path | None, key: Path | None) -> TlsFiles | None:
-        """Return the files of the options --tls-cert and --tls-key; None if neither was given. ValueError if only one
-        was."""
+        """Return the files named by the options --tls-cert (``cert``) and --tls-key (``key``); None if neither was
+        given. ValueError if only one was."""
         if (cert is None) != (key is None):
             raise ValueError(
                 "--tls-cert and --tls-key: expected both, got one; give both, or neither and let a proxy terminate TLS."
@@ -839,7 +851,7 @@ _TICKS_PER_LOOK = 20  # ticks of a tenth of a second
 
 
 class ServiceError(UserError, RuntimeError):
-    """An error of a service that cannot start or has ended; the message names the remedy."""
+    """Raised if a service cannot start or has ended by itself; the message names the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -890,8 +902,8 @@ class HttpServer:
     ) -> None:
         """Start to serve the application ``make_app(settings, tracer=tracer)``.
 
-        ``tracer`` creates a span for each request; None: one is made if ``settings.traces`` is set. A port in use is
-        waited for up to ``bind_timeout_s``.
+        ``tracer`` creates a span for each request; None: one is made if ``settings.traces`` is set. If the port is in
+        use, wait for it up to ``bind_timeout_s``.
         """
         # First: a port that is taken ends the start before anything else is opened.
         listening = bind(settings.host, settings.port, timeout_s=bind_timeout_s)
@@ -938,7 +950,7 @@ class HttpServer:
         self.is_alive = self._thread.is_alive
 
     def stop(self) -> None:
-        """Finish the requests under way, then stop the server."""
+        """Finish the requests that have begun, then stop the server."""
         # Streams first: a graceful stop waits for responses, and a stream may last for minutes.
         if hasattr(self._app.state, "streams"):
             self._app.state.streams.close()

@@ -1,4 +1,5 @@
-"""Histograms of oriented gradients: directions of a picture's edges, cell by cell, with nothing learned.
+"""Histograms of oriented gradients: features of a picture from the directions of its edges, computed without any
+training.
 
 After Dalal and Triggs 2005 ("Histograms of Oriented Gradients for Human Detection", CVPR): for each cell of a 10 x 10
 grid, a histogram of the directions of brightness gradients (without sign), weighted by their strength, relative to the
@@ -29,14 +30,15 @@ _ARCTANGENT = (
 
 
 def oriented_gradients(pixels: Tensor) -> Tensor:
-    """Return the features (N, directions * rows * columns), ``float32`` and at least 0, of pictures in bytes
-    (N, channels, H, W)."""
+    """Return the features of pictures (N, channels, height, width) of bytes: a value for each direction in each cell of
+    the grid, as (N, directions * grid rows * grid columns), ``float32`` and at least 0."""
     parts = [gradient_histograms(part.float().div_(255)) for part in torch.split(pixels, _PICTURES_AT_ONCE)]
     return torch.cat(parts) if parts else torch.empty(0, NUM_VALUES)
 
 
 def gradient_histograms(pictures: Tensor) -> Tensor:
-    """Return the features of :func:`oriented_gradients` for pictures (N, channels, H, W) of floats in [0, 1]."""
+    """Return the features of :func:`oriented_gradients` for pictures (N, channels, height, width) of floats in [0,
+    1]."""
     brightness = pictures.mean(dim=1, keepdim=True)
     # Central differences, padded to the picture's size: its border counts as flat.
     across = functional.pad(brightness[..., 2:] - brightness[..., :-2], (1, 1))

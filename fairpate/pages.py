@@ -40,7 +40,7 @@ _LEAD = "The terms on FairPATE's pages. The pages show the same definitions for 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """A term of the glossary: its name, other names, the labels on pages that it explains, and its meaning."""
+    """A term of the glossary: its name, synonyms, the labels on pages that it explains, and its meaning."""
 
     name: str
     also: tuple[str, ...]
@@ -80,7 +80,7 @@ def term_of(word: str) -> Term | None:
 
 
 def markdown() -> str:
-    """Return the text of ``docs/glossary.md``."""
+    """Return the glossary as Markdown, the text of ``docs/glossary.md``."""
     lines = [f"# {_TITLE}", "", _LEAD]
     for chapter, terms in glossary().items():
         lines += ["", f"## {chapter}"]
@@ -128,14 +128,15 @@ def most_detected(false_alarms: float, epsilon: float, delta: float) -> float:
 
 
 def strength(epsilon: float, delta: float) -> Strength:
-    """Return how strong a guarantee is: ``void`` if the attacker may be right 99.9 % of the time, ``weak`` if 95 %,
-    ``bounded`` otherwise."""
+    """Return a word for how strong a guarantee is: ``void`` if an attacker may be right 99.9 % of the time, ``weak`` if
+    95 %, ``bounded`` otherwise."""
     wrong = least_wrong(epsilon, delta)
     return "void" if wrong <= _VOID else "weak" if wrong <= _WEAK else "bounded"
 
 
 def most_often_right(epsilon: float, delta: float) -> str:
-    """Return the largest share of right guesses in per cent, rounded up; near 100 % with more digits."""
+    """Return the largest share of an attacker's guesses that are right, as text in per cent, rounded up; near 100 %
+    with more digits."""
     wrong = 100 * Decimal(least_wrong(epsilon, delta))
     if wrong < 100 * _NEVER:
         return "practically 100\u00a0%"
@@ -180,7 +181,7 @@ _NEARLY = 0.99  # of the worst case
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedCosts:
-    """The cost of queries compared with their worst case; for the operator only.
+    """The privacy costs of queries compared with their worst case; depends on votes, so for the operator only.
 
     ``of_worst_Q``: each cost as a share of the worst case, 0 to 1; NaN if the worst case is infinite, as without noise.
     ``varies``: whether votes change the cost of any query that was voted on. ``dearest``: indices of the most expensive
@@ -194,7 +195,7 @@ class ComparedCosts:
 
 
 def compared_costs(cost_Q: FloatArray, worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> ComparedCosts:
-    """Compare the cost of each query with its worst case. ``voted_Q`` marks the queries that were voted on."""
+    """Compare the privacy cost of each query with its worst case. ``voted_Q`` marks the queries that were voted on."""
     known_Q = np.isfinite(worst_Q) & (worst_Q > 0)
     of_worst_Q, total = np.full(len(cost_Q), math.nan), float(cost_Q.sum())
     of_worst_Q[known_Q] = np.clip(cost_Q[known_Q] / worst_Q[known_Q], 0, 1)
@@ -235,12 +236,13 @@ _MONTHS = (
 
 
 def count(value: int | None) -> str:
-    """Return a whole number with separators; None means a number that is too small to be shown."""
+    """Return a whole number as text with thousands separators; None is a number that is too small to be shown."""
     return "too few" if value is None else f"{value:,}"
 
 
 def counted(value: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun, such as ``1 seed`` or ``2 seeds``; ``plural`` if it is not the noun with an s."""
+    """Return a number with its noun, such as ``1 seed`` or ``2 seeds``; ``plural`` is needed unless the plural is the
+    noun with an s."""
     return f"{value:,} {noun if value == 1 else plural or f'{noun}s'}"
 
 
@@ -259,17 +261,18 @@ def decimal(value: float) -> str:
 
 
 def interval(found: Any, words: Callable[[float], str] = decimal) -> str:
-    """Return the interval of an estimate as text, ``low to high``; "undefined" if it has none (``low`` is NaN)."""
+    """Return the confidence interval of an estimate as text, ``low to high``; "undefined" if its ``low`` is NaN.
+    ``words`` formats a number."""
     return "undefined" if math.isnan(found.low) else f"{words(found.low)} to {words(found.high)}"
 
 
 def estimated(found: Any) -> str:
-    """Return an estimated share with its interval as text; without an interval, the share alone."""
+    """Return an estimated share with its confidence interval as text; if it has no interval, the share alone."""
     return percent(found.value) + ("" if math.isnan(found.low) else f" ({interval(found, percent)})")
 
 
 def estimate(found: Any) -> tuple[str, str]:
-    """Return the value and the interval of an estimated share, ratio or count, as text."""
+    """Return the value and the confidence interval of an estimated share, ratio or count, as two texts."""
     kinds: dict[str, Callable[[float], str]] = {
         "share": percent,
         "ratio": decimal,
@@ -296,7 +299,7 @@ def epsilon_text(value: float) -> str:
 
 
 def made_words(made_on: str | None, version: str) -> str:
-    """Return the last line of a page: the date on which it was made and the version of FairPATE.
+    """Return the last line of a page, with the date on which it was made and the version of FairPATE.
 
     ``made_on`` is an ISO 8601 date; None: unknown, and left out.
     """
@@ -314,7 +317,8 @@ def in_two_lines(measure: str) -> str:
 
 
 def place(value: float, *, largest: float) -> float:
-    """Return where a value lies on an axis from 0 to ``largest``, in per cent of its length, limited to 0..100."""
+    """Return the position of a value on an axis from 0 to ``largest``, in per cent of the axis's length, limited to
+    0..100."""
     return round(100 * min(max(value / largest, 0), 1), 1) if largest > 0 else 0.0
 
 
@@ -361,7 +365,8 @@ _PAGES.tests |= {"undefined_number": math.isnan, "finite_number": math.isfinite}
 
 
 def render(template: str, **view: Any) -> str:
-    """Render a template of ``fairpate/templates`` as one HTML document; ``view`` holds the names that it uses."""
+    """Render a template of ``fairpate/templates`` as one HTML document; ``view`` has the values of the template's
+    variables."""
     return _PAGES.get_template(template).render(**view)
 
 

@@ -36,7 +36,8 @@ direction."""
 
 
 class _Console(Console):
-    """A console that replaces control characters in printed text. BrokenPipeError if the output's reader has ended."""
+    """A console that replaces control characters in printed text. BrokenPipeError if the process that reads the output
+    has ended."""
 
     def on_broken_pipe(self) -> None:
         raise  # rich would exit with 1, as if the command had failed
@@ -67,8 +68,8 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def listing(*headers: str | Column) -> Table:
-    """Return an empty table whose first column is never wrapped; on a narrow terminal the others are wrapped, never
-    cut."""
+    """Return a table without rows whose first column is never wrapped; on a narrow terminal the other columns are
+    wrapped, never cut."""
     first, *others = (Column(header) if isinstance(header, str) else header for header in headers)
     folded = (replace(column, overflow="fold") for column in others)
     # Without edges, which are blank lines: `| head -1` shows the names.
@@ -77,7 +78,7 @@ def listing(*headers: str | Column) -> Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """The result of a command: ``facts`` for a program, ``words`` for a person.
+    """The output of a command: ``facts`` for a program (JSON), ``words`` for a person.
 
     ``words``: None prints a line for each fact, an iterator is printed line by line. ``code`` is the exit code;
     ``failure`` explains on standard error why the code is not 0.
@@ -91,7 +92,7 @@ class Output:
 
 @dataclass
 class _Document:
-    """The output stream for the command's one JSON document, and whether the document was written."""
+    """The stream to which the running command's only JSON document goes, and whether the document was written."""
 
     stream: TextIO
     is_written: bool = False
@@ -107,7 +108,8 @@ def is_for_program() -> bool:
 
 @contextmanager
 def speaking(*, to_program: bool) -> Iterator[None]:
-    """Choose the output inside the block: words for a person, or one JSON document for a program (``to_program``).
+    """Context manager: choose what is printed inside the ``with`` block, words for a person, or one JSON document for a
+    program (``to_program``).
 
     For a program, everything else that is printed goes to standard error.
     """
@@ -142,7 +144,8 @@ def show(output: Output) -> int:
 
 
 def fail(message: str, *, code: int = 1) -> int:
-    """Print an error message on standard error, with `--json` also as the JSON document; return the exit ``code``."""
+    """Print an error message on standard error, and with `--json` write it as the JSON document too; return ``code``,
+    the exit code."""
     tell_program({}, error=message, code=code)
     terminal(stderr=True).print(Text.assemble(("error", "bold red"), " ", message), soft_wrap=True)
     return code
@@ -154,8 +157,8 @@ def say(text: str) -> None:
 
 
 def tell_program(facts: Mapping[str, Any], *, error: str | None = None, code: int = 1) -> None:
-    """Write ``facts``, and the ``error`` if any, as the command's JSON document. Without `--json`, or if the document
-    was written before, do nothing."""
+    """With `--json`, write ``facts``, and the ``error`` if any, as the command's JSON document. Do nothing without
+    `--json`, or if the document was written before."""
     document = _document.get()
     # A second document would make neither of them readable.
     if document is None or document.is_written:
@@ -183,7 +186,7 @@ _LEAST_S = 1.0  # a pace over less time is not shown
 
 @dataclass
 class Pace:
-    """Estimates the remaining time of a loop from the pace of its steps since the first report."""
+    """An estimator of a loop's remaining time, from the pace of its steps since the first report."""
 
     clock: Callable[[], float] = lambda: time.monotonic()
     _first: tuple[float, int] | None = field(default=None, init=False)
@@ -192,7 +195,7 @@ class Pace:
     def left(self, done: int, total: int) -> str:
         """Record that ``done`` of ``total`` steps are done; return the remaining time in words, empty while unknown.
 
-        If ``done`` falls or ``total`` changes, the measurement starts again.
+        If ``done`` decreases or ``total`` changes, the measurement starts again.
         """
         now = self.clock()
         # Another loop has begun, whose steps take another time.
@@ -215,9 +218,11 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Displays the stages of a command: :meth:`stage` shows one with its progress, :meth:`note` prints a line under it.
+    """The progress display of a command: :meth:`stage` shows a stage with its progress, :meth:`note` prints a line
+    under it.
 
-    ``quiet``: display nothing. ``asks``: let :meth:`consent` ask the person at the terminal; otherwise it agrees.
+    ``quiet``: display nothing. ``asks``: :meth:`consent` asks the person at the terminal; otherwise it agrees without
+    asking.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, asks: bool = False) -> None:
@@ -226,10 +231,12 @@ class Reporter:
 
     @contextmanager
     def stage(self, name: str, *, patience_s: float = 0.0) -> Iterator[Advance]:
-        """Show a stage and its progress inside the block, including steps that loops report (:mod:`fairpate.types`).
+        """Context manager: show a stage and its progress inside the ``with`` block, including steps that loops report
+        (:mod:`fairpate.types`).
 
-        Yields the function ``advance(done, total)``, which reports progress. With ``patience_s``, a stage that takes
-        less time is not shown. With a quiet reporter, ``advance`` reports to the listener around this block, if any.
+        Yields the function ``advance(done, total)``, which reports progress. A stage that takes less than
+        ``patience_s`` is not shown. With a quiet reporter, ``advance`` reports to the listener around this block, if
+        any.
         """
         if self.console.quiet:
             yield tell
@@ -243,8 +250,8 @@ class Reporter:
             yield advance
 
     def consent(self, question: str) -> None:
-        """Ask the person at the terminal to agree, if this reporter ``asks``. UsageError if the person does not agree,
-        or without a terminal."""
+        """Ask the person at the terminal to agree to ``question``, if this reporter ``asks``. UsageError if the person
+        does not agree, or if there is no terminal."""
         if not self.asks:
             return
         if is_for_program() or not sys.stdin.isatty():
@@ -260,7 +267,8 @@ class Reporter:
 
 @contextmanager
 def waiting(name: str) -> Iterator[Advance]:
-    """Show the stage ``name``, but only if it takes longer than two seconds: for commands that usually end sooner."""
+    """Context manager: show the ``with`` block as a stage ``name``, but only if it takes longer than two seconds; for
+    commands that usually end sooner."""
     with Reporter().stage(name, patience_s=_PATIENCE_S) as advance:
         yield advance
 
@@ -296,8 +304,8 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 
 @contextmanager
 def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
-    """Print lines at the start and end of a stage, and in between, at growing intervals, its progress and remaining
-    time."""
+    """Context manager: print a line at the start and at the end of a stage, and in between, at growing intervals, its
+    progress and remaining time."""
     started, pace, next_line_s, is_shown = time.monotonic(), Pace(), _FIRST_LINE_S, patience_s == 0
     if is_shown:
         console.print(f"{name} started")
@@ -328,8 +336,8 @@ MODULES = {
 
 
 class MissingExtraError(UsageError):
-    """An error for an option that needs an optional package (an extra) which cannot be imported; the message says how
-    to install it."""
+    """Raised for an option that needs optional packages (an extra) which cannot be imported; the message says how to
+    install them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +352,7 @@ class ExtraFault:
 
 
 def extra_fault(extra: str) -> ExtraFault | None:
-    """Import the modules of ``extra``; return the fault of the first that cannot be imported, or None.
+    """Import the modules of the optional ``extra``; return the fault of the first that cannot be imported, or None.
 
     A module that is installed may still fail: `ray.serve` comes with Ray and needs packages that only the extra
     installs, and psycopg needs libpq.
@@ -365,6 +373,6 @@ def extra_fault(extra: str) -> ExtraFault | None:
 
 
 def require_extra(extra: str, option: str) -> None:
-    """Raise MissingExtraError unless ``extra`` can be imported; ``option`` is the option that needs it."""
+    """Raise MissingExtraError unless ``extra`` can be imported; ``option`` is the option that needs the extra."""
     if fault := extra_fault(extra):
         raise MissingExtraError(f"{option}: needs the extra {extra}, which is {fault.words}")

@@ -1,4 +1,5 @@
-"""Frozen records that pass from one stage to the next, errors of users, strict JSON values and progress reports.
+"""Frozen dataclasses that pass from one stage of a run to the next, errors that a user can fix, strict JSON values and
+progress reports.
 
 Every package may import this module; it documents the meaning, unit and range of shared values once. Long loops report
 their progress with :func:`tell` to the command that runs them. Libraries that take a second to import are imported when
@@ -142,33 +143,33 @@ READING_TELLS = (
 
 
 class UserError(Exception):
-    """An error that the user can fix: the message names the field or file, the value and the remedy."""
+    """The base class of errors that the user can fix: the message names the field or file, the value and the remedy."""
 
 
 class UsageError(UserError):
-    """An error in a request itself (an option, a name or a configuration), which would fail on any machine.
+    """Raised for a fault of the request itself (an option, a name or a configuration), which would fail on any machine.
 
     A command ends with exit code 2 for this error, and with 1 for other failures.
     """
 
 
 class DataError(UserError, ValueError):
-    """An error in records that cannot be used; the message names the file, column or option, the value and the
+    """Raised for records that cannot be used; the message names the file, column or option, the value and the
     remedy."""
 
 
 class DataSettingsError(DataError, UsageError):
-    """An error in a request for records: no files could provide such a data set, option or size."""
+    """Raised for a request for records that no files could fulfil: an unknown data set, option or size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateRule:
-    """The rule of the demographic-parity gate, for CF-GNMax, P_pre and IDP3.
+    """The rule by which a demographic-parity gate answers or rejects labels, in CF-GNMax, P_pre and IDP3.
 
-    ``max_disparity`` is the margin gamma, at least 0: a label is answered only if its tentative gap is strictly below
-    it; ``inf`` switches the gate off. ``min_count`` is M, at least 0: the number of answers before which the margin
-    does not apply, counted as ``cold_start`` says: per ``group`` (Algorithm 1 of FairPATE), per ``cell`` (group and
-    label), or in every group (``all_groups``).
+    ``max_disparity`` is the margin gamma, at least 0: a label is answered only if the gap that would result, its
+    tentative gap, is strictly below the margin; ``inf`` switches the gate off. ``min_count`` is M, at least 0: the
+    number of answers before which the margin does not apply, counted as ``cold_start`` says: per ``group`` (Algorithm 1
+    of FairPATE), per ``cell`` (group and label), or in every group (``all_groups``).
     """
 
     max_disparity: float
@@ -214,8 +215,8 @@ class Budget:
 
     ``data_independent`` stops before the data-independent cost of the submitted queries exceeds (``epsilon``,
     ``delta``), ``query_count`` after ``max_queries``. ``data_dependent`` stops by the cost that depends on votes, as
-    the paper does: when it stops is a function of private votes, and leaks. ``delta`` is also the delta at which costs
-    are stated.
+    the paper does: the point at which it stops is a function of private votes, and leaks information about them.
+    ``delta`` is also the delta at which costs are stated.
     """
 
     kind: BudgetKind
@@ -257,7 +258,7 @@ class VoteBatch:
             )
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """Return the votes on the queries in ``rows``."""
+        """Return the rows ``rows`` of ``votes_QC``: the votes per class on these queries."""
         return self.votes_QC[list(rows)]
 
     def take(self, rows: Sequence[int]) -> VoteBatch:
@@ -275,7 +276,7 @@ class LabelledSet:
     """The public records that were answered, in the order of their queries, with their released labels.
 
     ``counts`` (Q, C) are the noisy votes, if they were released with every label. ``chances`` (Q, C), if any, are the
-    probabilities of all classes given the release; a student learns from these instead of ``labels``.
+    probabilities of all classes given the release; a student learns from them instead of ``labels``.
     """
 
     record_ids: tuple[str, ...]
@@ -308,8 +309,8 @@ class LabelledSet:
 class QueryOutcomes:
     """The numbers of queries by outcome. Outcomes are released, so counting them has no privacy cost.
 
-    ``epsilon_submitted`` charges every query in the ledger in full, including those that were refused for free or left
-    open by a crash, because the number of free refusals depends on the released labels.
+    ``epsilon_submitted`` is the cost of all queries in the ledger at their full cost, including queries that were
+    refused for free or left open by a crash, because the number of free refusals depends on the released labels.
     """
 
     submitted: int
@@ -324,19 +325,20 @@ class QueryOutcomes:
 class PrivacyStatement:
     """The privacy claim that is published with a run of any method.
 
-    ``epsilon`` may be published; it holds at ``delta`` for the stated unit and relation; null: no guarantee. It is the
+    ``epsilon`` may be published and holds at ``delta`` for the stated unit and relation; null: no guarantee. It is the
     cost of ``events``, computed by ``accounting``. With ``queries`` it is the bound that was fixed before the first
-    query: more than ``queries.epsilon_submitted`` only if the number of queries may depend on released labels
-    (admission in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private.
-    ``not_protected``: what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's own number, if it
-    was requested; not a guarantee.
+    query. It exceeds ``queries.epsilon_submitted`` only if the number of queries may depend on released labels (queries
+    chosen in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private. ``not_protected``:
+    what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's own number, if it was requested; not a
+    guarantee.
 
-    ``earlier_releases`` is the number of releases on the same data set that the operator's odometer counted before this
-    one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the first;
-    ``epsilon_adaptive_with_earlier`` is the least limit of a filter that admits them if each was chosen after seeing
-    the results of earlier ones. All three are null if they are not to be published, or the run was not counted or is
-    not private. ``part_events`` used test or validation records, which no other event used: ``epsilon`` is then the
-    largest cost of all parts. ``remarks`` qualify the claim in words.
+    ``earlier_releases`` is the number of releases on the same data set that were charged to the operator's odometer
+    before this one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the
+    first; ``epsilon_adaptive_with_earlier`` is the least limit of a filter that admits them if each was chosen after
+    seeing the results of earlier ones. All three are null if they are not to be published, or if the run was not
+    charged to the odometer or is not private. ``part_events`` are the events on test or validation records, which no
+    other event read: ``epsilon`` is then the largest of the costs of training, test and validation records. ``remarks``
+    qualify the claim in words.
     """
 
     method: str
@@ -371,10 +373,10 @@ class PrivacyStatement:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One point of the frontier: a method, its configuration and the results of one run.
+    """The record of one run, from which frontiers are made: the method, its configuration and the results.
 
-    ``epsilon`` holds for ``unit``, ``relation`` and ``delta``; ``epsilon_is_data_dependent``: it must not be published.
-    Metrics that are undefined are null.
+    ``epsilon`` holds for ``unit``, ``relation`` and ``delta``; ``epsilon_is_data_dependent``: ``epsilon`` depends on
+    private votes and must not be published. Metrics that are undefined are null.
 
     ``fairness`` maps each notion's name (:mod:`fairpate.fairness.rates`) to its ``value``, ``low`` and ``high`` over
     answered test records; null: undefined. ``disparity`` is the value of demographic parity. ``majority_accuracy`` is
@@ -436,7 +438,7 @@ def strict(value: Any) -> Any:
 
 
 def worded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with infinities as the texts "inf" and "-inf", because JSON has no number for them."""
+    """Return ``values`` with infinities replaced by the texts "inf" and "-inf", because JSON has no number for them."""
     return {
         name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
     }
@@ -478,16 +480,17 @@ _LONG_S = 20.0
 
 
 def tell(done: int, total: int) -> None:
-    """Report to the listener, if any, that ``done`` of ``total`` steps are done."""
+    """Report to the listener (:func:`heard_by`), if any, that ``done`` of ``total`` steps are done."""
     advance, _ = _listener.get()
     if advance is not None:
         advance(done, total)
 
 
 def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
-    """Yield ``items`` in blocks of ``size``, and report each finished block as progress; ``what`` names the step.
+    """Yield ``items`` in blocks of ``size`` items, and report each finished block as progress; ``what`` names the loop
+    for the user.
 
-    After the first block, a step of 20 seconds or more is announced with its expected duration.
+    After the first block, a loop that will take 20 seconds or more is announced with its expected duration.
     """
     started_s, count = time.monotonic(), len(items)
     # One block even for no items: callers join the results, which needs at least one of the right shape.
@@ -502,7 +505,7 @@ def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
 
 
 def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
-    """Yield the items, and report each as done when the next one is requested."""
+    """Yield the items, and report each as a finished step when the next one is requested."""
     for number, item in enumerate(items, 1):
         yield item
         # By now the caller has worked on it.
@@ -511,10 +514,10 @@ def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
 
 @contextmanager
 def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[None]:
-    """Listen to the progress that loops report inside the block.
+    """Context manager: listen to the progress that loops report inside the ``with`` block.
 
-    ``advance(done, total)`` is called for every reported step, and ``announce(step, seconds)``, with the expected
-    duration, early in a long one.
+    ``advance(done, total)`` is called for every reported step, and ``announce(what, seconds)`` early in a long loop,
+    with its name and expected duration.
     """
     token = _listener.set((advance, announce))
     try:

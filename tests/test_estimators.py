@@ -136,7 +136,7 @@ def test_images_of_bytes_and_what_cannot_be_fitted() -> None:
     for estimator, given, message in (
         (FAIR_DP_SGD, {}, "fair_dp_sgd needs public records"),
         (FAIR_DP_SGD, {"public_X": X}, "together"),
-        (FAIR_DP_SGD, {**PUBLIC, "public_X": X}, "public_X: Expected one of sensitive_features per record, got 300"),
+        (FAIR_DP_SGD, {**PUBLIC, "public_X": X}, "sensitive_features: expected one value per record, got 300"),
         (FAIR_DP_SGD, {**PUBLIC, "public_X": PUBLIC_X[:, :1]}, "public_X: X has 1 features, but .* is expecting 2"),
         (FairClassifier("raco_dp", **PRIVATE), {}, "raco_dp reads groups: give sensitive_features"),
         (FairClassifier("raco_dp", **PRIVATE), {"sensitive_features": Z[:9]}, "one of sensitive_features per record"),

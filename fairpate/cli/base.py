@@ -1,4 +1,5 @@
-"""The parts that all commands share: `--json`, modes, checks of options, errors, exit codes and common options.
+"""The parts that all commands of the command line share: `--json`, modes, checks of options, errors, exit codes and
+common options.
 
 Every command is a function that returns an :class:`Output`; the help of an option is in the docstring of its command. A
 command with several modes consists of one function per mode (:func:`in_modes`), and an option that the chosen mode does
@@ -46,14 +47,15 @@ Function = Callable[..., terminal.Output | None]
 
 
 class Sets:
-    """An annotation of an option: the dotted fields of the configuration that it sets. `--set` may not set them too."""
+    """An annotation of an option that names the configuration fields, by dotted names, which the option sets; `--set`
+    may not set them too."""
 
     def __init__(self, *fields: str) -> None:
         self.fields = fields
 
 
 class Commands(typer.Typer):
-    """A typer application that gives every command `--json`, and the help in its docstring.
+    """A typer application in which every command has the option `--json`, and its help is its docstring.
 
     A command is a function that returns an :class:`Output`, or None if it has printed its output itself.
     """
@@ -88,8 +90,8 @@ class Commands(typer.Typer):
 
 
 def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[str, dict[str, inspect.Parameter]]:
-    """Split the docstring ``text`` of a command: return the command's help, and ``parameters`` with the help that the
-    ``Args:`` section has for them."""
+    """Split the docstring ``text`` of a command: return the command's help, and its ``parameters`` with the help texts
+    of the docstring's ``Args:`` section."""
     words, _, section = text.partition("\nArgs:\n")
     found = dict(parameters)
     for name, described in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE):
@@ -121,9 +123,10 @@ def _refuse_fields_given_twice(
 
 
 def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
-    """Return the name of each parameter on the command line, such as ``--data-dir``, by its name in Python.
+    """Return how each parameter of the running command is written on the command line, such as ``--data-dir``, by its
+    name in Python.
 
-    ``only_given``: only those of parameters that the user gave, there or in the environment.
+    ``only_given``: only for parameters that the user gave, on the command line or in the environment.
     """
     found = {}
     for each in ctx.command.params:
@@ -136,10 +139,11 @@ def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """One way to run a command: ``function`` reads the options that are its parameters, and no others.
+    """One way to run a command that has several modes: ``function`` reads the options that are its parameters, and no
+    others.
 
-    ``option`` selects this mode; it is a flag unless it is also a parameter of ``function``. None: the mode that runs
-    without such an option.
+    ``option`` selects this mode; it is a flag unless it is also a parameter of ``function``. None: the mode runs if no
+    other is selected.
     """
 
     function: Function
@@ -157,7 +161,7 @@ class Mode:
 
 
 def in_modes(name: str, words: str, *modes: Mode) -> Function:
-    """Return a function for a command ``name`` that has the options of all ``modes``; ``words`` is its help.
+    """Return the function of a command ``name`` that has the options of all ``modes``; ``words`` is the command's help.
 
     The function runs the first mode whose option is given, else the mode without an option. UsageError for an option
     that was given but that this mode does not read.
@@ -303,9 +307,10 @@ def _message(error: Any) -> str:
 
 @contextmanager
 def checked_arguments(option: str | None = None) -> Iterator[None]:
-    """Convert a ValueError inside the block to ConfigError, so that the command ends with exit code 2.
+    """Context manager: convert a ValueError in the ``with`` block to ConfigError, so that the command ends with exit
+    code 2.
 
-    The message begins with the name of the ``option``, if it is given.
+    The message begins with ``option``, the name of the option at fault, unless it is None.
     """
     try:
         yield
@@ -377,7 +382,7 @@ EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def example_files(name: str) -> tuple[Path, ...]:
-    """Return the files of the example ``name``. UsageError for an unknown one."""
+    """Return the paths of the files of the example ``name``. UsageError for an unknown example."""
     if name not in EXAMPLE_FILES:
         raise UsageError(f"--example: no example {name!r}{nearest(name, list(EXAMPLE_FILES))}.")
     return tuple(EXAMPLES / file for file in EXAMPLE_FILES[name])
@@ -387,8 +392,8 @@ _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", 
 
 
 def data_named(data: str | None) -> dict[str, Any]:
-    """Return the fields of a configuration that select a data set: by its registered name, or by the path of a
-    declaration (.yaml, .yml)."""
+    """Return the configuration fields, by dotted names, that select the data set ``data``: a registered name, or the
+    path of a declaration (.yaml, .yml); empty for None."""
     if data is not None and data.endswith(_TABLES):
         raise ConfigError(
             f"{data}: is a table of records, not a declaration; draft one with `fairpate data declare "

@@ -42,7 +42,8 @@ def demo(
 
 
 class RunCommand(TyperCommand):
-    """The command `run`, whose help lists the methods at `--method` without loading them for every command."""
+    """The command `run`, whose help for `--method` lists the methods; they are loaded only when this help is
+    printed."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from fairpate.methods.base import method_names
@@ -126,8 +127,8 @@ def run(
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
-    """Return the forecast of a run of ``config``; with ``overrides``, the user's settings, also those of methods with
-    other voters."""
+    """Return the forecast of a run of ``config``; with ``overrides``, the user's settings, also forecasts of methods
+    with other voters."""
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
@@ -304,7 +305,7 @@ def select(
 def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
     """Write the reports and model.onnx of a finished run again; nothing is trained or charged.
 
-    With --fair-at the reports judge the model by another rule of fairness, which is stored with the run.
+    With --fair-at the reports judge the model by another rule of fairness, which replaces the run's stored rule.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.run.folder import finished_run

@@ -60,7 +60,7 @@ def fetch_data(name: base.DatasetName, data_dir: base.DataDir = None, options: b
 
     target = data_dir or os.environ.get("FAIRPATE_DATA")
     if not target:
-        raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
+        raise ConfigError("--data-dir: missing; give the folder for the files, or set FAIRPATE_DATA.")
     # Which files there are may depend on the loader's own options.
     options_of_loader = base.data_config(name, options, None).options
     files = fetch(name, Path(target), options=options_of_loader, stage=Reporter().stage)
@@ -184,7 +184,7 @@ def audit_ledger(
         words = f"{check}: {count} lines, none changed; line {number} has the head, the last line has {last}"
         return Output(facts={"file": check, "lines": count, "head_line": number, "head": last}, words=words)
     if path is None:
-        raise UsageError("Give a run folder or a ledger file, or --check LOG --head HASH.")
+        raise UsageError("PATH: missing; give a run folder or a ledger file, or --check LOG --head HASH.")
     if out is not None:
         check_output(out, "--out", is_file=True)
     # JSON lines are read line by line; one document of an endless log would never be complete.
@@ -338,7 +338,8 @@ def _settings(
 ) -> Any:
     """Check the options of a service, and return them as :class:`aggregator.service.server.ServiceSettings`.
 
-    Tokens come from the files or the environment; an aggregator also accepts those of its run's token store.
+    Tokens are read from the files or from the environment; an aggregator also accepts the tokens in its run's token
+    store.
     """
     from aggregator.service.auth import read_tokens
     from aggregator.service.server import ServiceSettings
@@ -361,9 +362,9 @@ def _settings(
 
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function`` with the options of :func:`_settings` instead of its parameter ``settings``.
+    """Return ``function`` with its parameter ``settings`` replaced by the options of :func:`_settings`.
 
-    The attribute ``parts`` of the returned function is the pair of both.
+    The attribute ``parts`` of the returned function is the pair of ``function`` and :func:`_settings`.
     """
     # The options of both servers are declared once, so that neither can drop one.
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
@@ -433,7 +434,8 @@ serve = base.in_modes(
 
 
 class QueryCommand(TyperCommand):
-    """The command `query`, which reports a negative number as a wrong record number and not as an unknown option."""
+    """The command `query`, which reports a negative number, such as -1, as a wrong record number and not as an unknown
+    option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for word in args:

@@ -1,4 +1,5 @@
-"""Long outputs of commands: methods and their settings, finished runs, data sets, this installation, new projects."""
+"""Long outputs of commands: on methods and their settings, finished runs, data sets, this installation and new
+projects."""
 
 import csv
 import io
@@ -43,7 +44,7 @@ _WIDTH = 100  # columns; otherwise prose is as wide as its longest sentence
 
 
 def list_methods() -> Output:
-    """Return a table of all registered methods, each with its defaults: what it protects and needs."""
+    """Return a table of all registered methods: what each protects and needs with its default settings."""
     found, table = [], listing("name", "family", "protects", "needs")
     for name in method_names():
         try:
@@ -103,10 +104,10 @@ def describe_method(name: str) -> Output:
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield an entry for each field of a section and of the sections in it: its dotted name ``field``, ``default`` and
-    ``meaning``; ``set`` is the text to give to `--set` for the default.
+    """Yield a mapping for each field of a configuration section and of the sections in it: its dotted name ``field``,
+    ``default`` and ``meaning``; ``set`` is the argument of `--set` that sets the default.
 
-    A section with a description has its own entry, without a default.
+    A section with a description has a mapping of its own, without a default.
     """
     described = getattr(type(section), "model_fields", {})
     for name in described or [field.name for field in fields(section)]:
@@ -127,7 +128,8 @@ def as_yaml(value: Any) -> str:
 
 
 def outcome(run: RunDirectory) -> Output:
-    """Return the published numbers of a finished run, as facts and in words."""
+    """Return the published numbers of a finished run as the output of a command: facts for a program, words for a
+    person."""
     from fairpate.run.publication import read_claims
 
     record, statement, trained = read_json(run.record), read_statement(run), read_card(run.student).num_training_labels
@@ -168,8 +170,8 @@ def outcome(run: RunDirectory) -> Output:
 
 
 def check_table(check: Check, declaration: str, questions: int) -> Group:
-    """Return the outcome of checking a declaration: a table of rows by file and counts by column, then the faults, or
-    the command to run next.
+    """Return the printed result of checking a declaration: a table of rows by file and counts by column, then the
+    faults, or the command to run next.
 
     ``questions`` is the number of open questions in a draft.
     """
@@ -211,7 +213,7 @@ _LITTLE_DISK = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fact about this installation: its ``name`` and ``value``. ``level`` "fix": something does not work, and
+    """One fact about this installation: its ``name`` and ``value``. ``level`` is "fix" if something does not work; then
     ``value`` says what to do."""
 
     name: str
@@ -220,7 +222,7 @@ class Finding:
 
 
 def findings() -> Iterator[Finding]:
-    """Yield the versions, processors, folders and optional extras of this installation."""
+    """Yield a :class:`Finding` for each version, processor, folder and optional extra of this installation."""
     import torch
 
     found = environment()
@@ -270,8 +272,8 @@ _EXAMPLE_WIDTH = 32
 
 
 def _example_records(kind: Kind) -> Files:
-    """Return the files of a new project's example records: a CSV file for private, public and test records, with the
-    label as its last column, and their pictures or vectors.
+    """Return the contents, by file name, of a new project's example records: one CSV file each for private, public and
+    test records, with the label as last column, and the records' pictures or vectors.
 
     Groups differ a little in how often the label is yes, so that there is a gap to measure.
     """
@@ -336,17 +338,18 @@ _LONGEST = 64
 
 
 class ProjectError(UsageError, ValueError):
-    """An error: a new project cannot have this name; the message says why."""
+    """Raised if a new project cannot have the chosen name; the message gives the reason."""
 
 
 def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
-    """Write a new project to ``folder``, completely or not at all; return its data set's name, and its files.
+    """Write a new project to ``folder``, completely or not at all; return the name of its data set, and the paths of
+    its files.
 
     ProjectError for a name without a letter, with a control character, or of a known data set; PlaceError if something
     exists there already, or nothing can be written.
     """
     if not folder.name.isprintable():
-        raise ProjectError(f"NAME: {str(folder)!r} holds a character that cannot be shown; leave it out.")
+        raise ProjectError(f"NAME: {str(folder)!r} has a character that cannot be printed; leave it out.")
     name = re.sub(r"[^a-z0-9]+", "_", folder.name.lower()).strip("_")[:_LONGEST]
     if not re.match("[a-z]", name):
         raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")

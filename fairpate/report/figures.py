@@ -3,13 +3,14 @@
 The page embeds a specification and changes its parameters (level of epsilon, hidden methods, frontier only). For a
 paper vl-convert turns the same specification into PDF, SVG or PNG; it needs neither a browser nor a network.
 
-A method looks the same everywhere: shape by family, colour and dash within the family. The seven colours differ for
-every kind of colour vision (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light and
-dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
+A method looks the same in every chart: its family decides the shape, and within the family it has its own colour and
+dash. The seven colours differ for every kind of colour vision (least CIE76 distance above 25 under normal, protan,
+deutan and tritan vision, on light and dark ground), and no family has more methods. A hollow mark has an epsilon that
+depends on private votes.
 
-A point has four drawn coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. The area of a
-mark shows coverage. Bars show one standard deviation over seeds, for points on the frontier; dashed lines show the
-accuracies of baselines.
+A point (one configuration on one data set, over its seeds) has four drawn coordinates: its epsilon on a logarithmic
+axis, disparity, accuracy and coverage. The area of a mark shows coverage. Bars show one standard deviation over seeds,
+for points on the frontier; dashed lines show the accuracies of baselines.
 
 Shapes: N points, 4 drawn coordinates.
 """
@@ -52,7 +53,7 @@ SHAPES: Mapping[str, str] = _LOOKS["shapes"]
 class Family:
     """A family of similar methods, which share a shape in charts; ``methods`` maps each to the index of its colour.
 
-    ``take_when``: what the family suits, as the end of "choose it for ...".
+    ``take_when``: words for the use that the family suits, which complete "choose it for ...".
     """
 
     title: str
@@ -83,7 +84,8 @@ class SeriesStyle:
 def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
     """Return the style of each series of ``points``, sorted by family.
 
-    A method of this package always has the same style; those of other packages share out styles in alphabetical order.
+    A method of this package always has the same style; methods of other packages get the remaining styles in
+    alphabetical order.
     """
     methods = {point.series: point.method for point in points}
     known = {
@@ -113,7 +115,7 @@ _ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which 
 
 
 class EpsilonAxis:
-    """A logarithmic axis that shows every defined epsilon of ``points``; ``range`` are its ends as decimal logarithms.
+    """A logarithmic axis that shows every defined epsilon of some points; ``range`` are its ends as decimal logarithms.
 
     Zero is placed left of the smallest value, infinity right of the largest. ``ticks`` are pairs of position and label:
     the epsilons themselves if they are few and far enough apart, otherwise round numbers.
@@ -154,8 +156,8 @@ class EpsilonAxis:
 
 
 def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
-    """Return the levels of epsilon of ``points``: their guaranteed epsilons, ascending, without values that are up to
-    5 % below a larger one."""
+    """Return the levels of epsilon of ``points``: their guaranteed epsilons in ascending order, where values up to 5 %
+    below a larger one are merged with it."""
     # Noise that is calibrated to 1 costs a little less, by method: these are one level.
     values = {frontier.rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
     levels: list[float] = []
@@ -166,7 +168,8 @@ def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
 
 
 def middle_level(points: Sequence[Point]) -> int:
-    """Return the index of the middle one of the finite levels of epsilon (of two, the lower), at which pages begin."""
+    """Return the index of the middle one of the finite levels of epsilon (of two, the lower), which pages show
+    first."""
     return max((sum(map(math.isfinite, epsilon_levels(points))) - 1) // 2, 0)
 
 
@@ -177,7 +180,8 @@ def level_of(point: Point, levels: Sequence[float]) -> int:
 
 
 def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Return the points that a line joins in each series: its most accurate configuration at each level of epsilon.
+    """Return, by series, the points that a chart joins by a line: the series' most accurate configuration at each level
+    of epsilon.
 
     Degenerate and undefined points are left out; a series with one level has no line.
     """
@@ -194,8 +198,8 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
-    """Return the coordinates (N, 4) at which the points are drawn: position of epsilon, disparity, accuracy and
-    coverage."""
+    """Return the drawn coordinates (N, 4) of the points, one column each: position on the epsilon axis, disparity,
+    accuracy and coverage."""
     drawn_N4 = frontier.matrix(points, OBJECTIVES)
     drawn_N4[:, EPSILON] = [axis.position(epsilon) for epsilon in drawn_N4[:, EPSILON].tolist()]
     drawn_N4[:, [ACCURACY, COVERAGE]] = 1 - drawn_N4[:, [ACCURACY, COVERAGE]]
@@ -203,7 +207,8 @@ def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
 
 
 def extents(drawn_N4: FloatArray, axis: EpsilonAxis, accuracies: Sequence[float] = ()) -> list[tuple[float, float]]:
-    """Return the ends of the axis of each drawn coordinate; the accuracy axis also includes ``accuracies``.
+    """Return the pair of axis ends for each of the four drawn coordinates; the accuracy axis also includes
+    ``accuracies``.
 
     The disparity axis always begins at 0, and no axis of a share extends beyond 0 % or 100 %.
     """
@@ -226,11 +231,12 @@ def _with_room(low: float, high: float) -> tuple[float, float]:
 def shifts(
     drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int], diameters_N: Sequence[float]
 ) -> list[int]:
-    """Return horizontal shifts of the marks in a chart, in thousandths of the axis's length, so that none covers
+    """Return a horizontal shift for each mark of a chart, in thousandths of the axis's length, so that no mark covers
     another.
 
-    In the order of the points, each mark takes the nearest free position, without random numbers. If none is free,
-    because more marks meet than fit into twice ``MOST_SHIFT``, it takes the position farthest from the others.
+    ``plane``: the indices of the two drawn coordinates of the chart; ``ends``: the axis ends of all four. In the order
+    of the points, each mark takes the nearest free position, without random numbers. If no position within
+    ``MOST_SHIFT`` is free, it takes the one farthest from the other marks.
     """
     # Each row: a mark's horizontal and vertical position, and its diameter.
     marks_N3 = np.column_stack(
@@ -296,16 +302,17 @@ def class_label(privacy: PrivacyClass) -> str:
 
 
 def sound(points: Sequence[Point]) -> list[Point]:
-    """Return the points that are not degenerate."""
+    """Return the points whose predictors are not degenerate."""
     # A degenerate predictor's gap is meaningless, so it must dominate no other point.
     return [point for point in points if not point.degenerate]
 
 
 def on_frontier(points: Sequence[Point]) -> set[int]:
-    """Return the ``id`` of every point on the frontier of its panel: not degenerate, and no other point dominates it in
-    the four objectives.
+    """Return the ``id`` of every point on the frontier of its panel: those that are not degenerate and that no other
+    point dominates in the four objectives.
 
-    An epsilon that depends on private votes is a weaker claim, so published points are compared only among themselves.
+    An epsilon that depends on private votes is a weaker claim, so points with a publishable epsilon are compared only
+    with each other.
     """
     members = set()
     for found in by_panel(sound(points)).values():
@@ -316,7 +323,8 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
 
 
 def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> dict[str, Any]:
-    """Return all data for the script of a comparison's page, as strict JSON values: charts, and details of points.
+    """Return all data for the script of a comparison's page, as strict JSON values: specifications and data of the
+    charts, and details of points.
 
     Buttons and marks on the page refer to ``points[i]`` by its index. ``notions``: the notions of fairness among which
     the reader may choose.
@@ -444,7 +452,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return rows as a list of column names and a list of values for each row."""
+    """Return rows in a compact form: a list of column names, and for each row a list of its values."""
     # Repeated names would be most of a page's data.
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
@@ -463,8 +471,8 @@ def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_spread(point: Point, divisor: float = 1.0) -> list[str]:
-    """Return disparity, accuracy and coverage as texts: the mean ± the standard deviation over seeds, the latter
-    divided by ``divisor``."""
+    """Return disparity, accuracy and coverage as texts: the mean ± the standard deviation over seeds divided by
+    ``divisor``, such as the root of their number for a standard error."""
     _, disparity, error, refused = point.mean_O.tolist()
     _, *spreads = (point.spread_O / divisor).tolist()
     gap = "" if math.isnan(spreads[0]) else f" ± {decimal(spreads[0])}"
@@ -484,8 +492,8 @@ WIDTHS_IN: Mapping[int, float] = {1: 3.35, 2: 7.0}
 class FigureStyle:
     """The style of figures for a paper: their width, the size of their text in points, and the file formats.
 
-    ``columns``: 1 or 2, of a journal. ``width_in``: the width in inches; None: that of the columns. ValueError for
-    values out of range.
+    ``columns``: the width in columns of a journal, 1 or 2. ``width_in``: the width in inches; None: that of
+    ``columns``. ValueError for values out of range.
     """
 
     columns: int = 2
@@ -510,7 +518,7 @@ class FigureStyle:
 
 
 class PanelView:
-    """The contents of the charts of one panel (data set and privacy class): its points, axes, styles and baselines.
+    """All that the charts of one panel (data set and privacy class) show: its points, axes, styles and baselines.
 
     ``complete`` are the points without undefined values, and ``drawn_N4`` their coordinates. ``known``: the style of
     every series, including those in other panels.
@@ -531,11 +539,11 @@ class PanelView:
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
         """Return a row of chart data for each point without undefined values, in the order in which they are drawn.
 
-        Columns: ``i`` index of the point (by ``index_of`` its id, or its rank), ``s`` series, ``x0`` and so on its
-        horizontal position in each chart, ``e``, ``d``, ``a`` and ``c`` its coordinates, ``l`` level of epsilon, ``z``
-        area (``scale`` multiplies diameters), ``f`` on the frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a
-        line; ``a0`` and ``a1``, and likewise for ``d`` and ``c``, are the ends of the bar over seeds of a point on the
-        frontier.
+        Columns: ``i`` index of the point (``index_of[id(point)]``, or without it its rank), ``s`` series, ``x0`` and so
+        on its horizontal position in each chart, ``e``, ``d``, ``a`` and ``c`` its coordinates, ``l`` level of epsilon,
+        ``z`` area (``scale`` multiplies diameters), ``f`` on the frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined
+        by a line; ``a0`` and ``a1``, and likewise for ``d`` and ``c``, are the ends of the bar over seeds of a point on
+        the frontier.
         """
         levels = epsilon_levels(self.points)
         lines = {id(point) for line in joined(self.complete).values() for point in line}
@@ -574,10 +582,11 @@ class PanelView:
         return sorted(rows, key=lambda row: (row["f"], -row["z"]))
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
-        """Return rows of chart data for the attainment surfaces of each series over seeds, a row per corner.
+        """Return the chart data of each series' attainment surfaces: staircases that bound what all, half or one of its
+        seeds reach in the objectives ``pair``. There is a row for each corner.
 
-        Columns: ``s`` series, ``k`` the surface ("best", "median" or "worst"), ``o`` the corner's rank on it, ``x`` and
-        ``y``.
+        Columns: ``s`` series, ``k`` the surface ("best", "median" or "worst"), ``o`` the corner's rank on the surface,
+        ``x`` and ``y`` its position.
         """
 
         def drawn(objective: Objective, value: float) -> float:
@@ -682,7 +691,8 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
 def attained(
     view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], *, paper: bool = False
 ) -> dict[str, Any]:
-    """Return the Vega-Lite specification of the chart of what half of the seeds attain, over the rows ``stairs``."""
+    """Return the Vega-Lite specification of the chart that shows which values of two objectives half of the seeds
+    reach, drawn from the rows ``stairs``."""
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):
@@ -716,7 +726,11 @@ def attained(
 
 
 def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], **values: Any) -> dict[str, Any]:
-    """Return the Vega-Lite specification of layers over named data, with the parameters that a page may change."""
+    """Return the Vega-Lite specification that draws ``layers`` from the data set named ``data``, with the parameters
+    that a page may change.
+
+    ``shown``: the Vega expression that selects the rows to draw. ``values``: parameters whose value is not the default.
+    """
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": "container",
@@ -732,7 +746,8 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 
 
 def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) -> dict[str, dict[str, Any]]:
-    """Return the Vega-Lite channels by which series differ, such as colour, shape and dash; ``size`` scales dashes."""
+    """Return the Vega-Lite encoding channels by which series differ, such as colour, shape and dash; ``size`` scales
+    dashes."""
     names = list(known)
 
     def channel(values: Sequence[Any], *, is_shown: bool = True) -> dict[str, Any]:
@@ -767,8 +782,8 @@ def _marks(series: Mapping[str, Mapping[str, Any]], scale: float) -> dict[str, A
 def _axis(
     view: PanelView, coordinate: int, *, paper: bool, field: str, ends: tuple[float, float] | None = None
 ) -> dict[str, Any]:
-    """Return the Vega-Lite channel of one drawn coordinate, from ``ends[0]`` to ``ends[1]``; without ``ends`` the axis
-    covers the panel's points."""
+    """Return the Vega-Lite encoding channel of one drawn coordinate, read from the column ``field``, on an axis from
+    ``ends[0]`` to ``ends[1]``; without ``ends`` the axis covers the panel's points."""
     names = titles(view.points[0].notion)
     title = ["ε" if paper else names["epsilon"], names["disparity"], names["error"], names["refused"]]
     axis: dict[str, Any] = {"tickCount": 5}
@@ -800,8 +815,8 @@ _SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 
 
 def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
-    """Draw the figures of a paper, slices and attainment for each panel, in each format of ``style``; return the
-    contents of files by name."""
+    """Draw the figures for a paper: for each panel its slices (accuracy and coverage over the other objectives) and
+    what seeds attain. Return the contents of the files, one per figure and format of ``style``, by name."""
     style = style or FigureStyle()
     # Of all points: a method looks the same in every picture.
     known = looks(points)
@@ -830,7 +845,8 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
 
 
 def slices_picture(points: Sequence[Point]) -> bytes:
-    """Return the chart of the slices of one panel as a PNG, for a notebook."""
+    """Return a PNG for a notebook that shows the slices of one panel: three charts of accuracy and coverage over
+    epsilon and disparity."""
     style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
     view = PanelView(points, looks(points))
     return _pictures(view, _slices(view, style), style.width, style)["png"]
@@ -875,8 +891,8 @@ def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -
 def _pictures(
     view: PanelView, specification: Mapping[str, Any], width_in: float, style: FigureStyle
 ) -> dict[str, bytes]:
-    """Return the picture of a specification in each format of ``style``, ``width_in`` inches wide; one unit of the
-    drawing is one point on paper."""
+    """Return the picture of a Vega-Lite specification in each format of ``style``, by the format's name, ``width_in``
+    inches wide; one unit of the drawing is one point on paper."""
     import vl_convert
 
     planes = specification.get("hconcat") or specification.get("vconcat") or [specification]

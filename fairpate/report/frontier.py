@@ -7,13 +7,13 @@ Epsilons are compared as they are guaranteed, rounded up to hundredths: calibrat
 target, by an amount that depends on the method, and that must not decide.
 
 Points are compared only within a panel: one data set, unit of privacy, relation and delta. A point with an undefined
-objective (NaN) is in no set that uses the objective, but it is returned apart.
+objective (NaN) is in no set that uses the objective, but it is returned separately.
 
-Hypervolume (Zitzler and Thiele 1998) is the measure of what some points dominate below a reference point. The empirical
-attainment function (Grunert da Fonseca, Fonseca and Hall 2001) is the share of seeds whose points reach a pair of
-objectives; its level sets are the median, best and worst frontiers of a method. moocore computes both.
+Hypervolume (Zitzler and Thiele 1998) is the volume of the region that some points dominate, up to a reference point.
+The empirical attainment function (Grunert da Fonseca, Fonseca and Hall 2001) is the share of seeds whose points reach a
+pair of objectives; its level sets are the median, best and worst frontiers of a method. moocore computes both.
 
-Shapes: N points (M of another series), O objectives, S seeds, P corners.
+Shapes: N points (M of another series), O objectives, S seeds, P corners of a staircase.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class Row:
 
     ``digest`` identifies the configuration. ``record`` is None exactly if the run failed; then ``error`` is the cause
     in one line. ``command`` repeats the run in a shell. ``minutes`` is the wall-clock time of the run alone, NaN if
-    unknown. ``has_guarantee``: whether the configuration guarantees any privacy, even if the run failed. Time and error
-    depend on private records: a published row has no time, and ``FAILED`` for every error.
+    unknown. ``has_guarantee``: whether the configuration guarantees any privacy, even if the run failed. ``minutes``
+    and ``error`` depend on private records: in a published row ``minutes`` is NaN, and every error is the text
+    ``FAILED``.
     """
 
     digest: str
@@ -109,13 +110,14 @@ class Point:
     """The results of one configuration on one data set, over its seeds.
 
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
-    Their disparity is that of ``notion``; ``fairness_S`` holds the values of all notions for :meth:`seen_by`.
-    ``mean_O`` is where the point lies: the mean of each objective, but the largest epsilon. ``spread_O`` is the sample
-    standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an undefined
-    objective. ``settings`` is the flattened configuration without seeds and locations, ``commands[s]`` repeats run s
-    with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same records, NaN if
-    unknown. ``degenerate`` describes predictors of any seed whose gaps are meaningless; ``groups`` counts the seeds in
-    which a constant prediction would serve a group better, or a group had no answered test record.
+    Disparity is the value of the notion of fairness ``notion``; ``fairness_S`` has the values of all notions for each
+    seed. ``mean_O`` is the point's position: the largest epsilon, and the mean of each other objective. ``spread_O`` is
+    the sample standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an
+    undefined objective. ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
+    repeats run s with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same
+    records, NaN if unknown. ``degenerate`` has words for the predictors, of any seed, whose gaps are meaningless;
+    ``groups`` counts the seeds in which a constant prediction would serve a group better, or a group had no answered
+    test record.
     """
 
     method: str
@@ -165,7 +167,7 @@ class Point:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """Sentences on why a small gap says little about these predictors."""
+        """Sentences on why a small gap is weak evidence of fairness for these predictors."""
         return (*self.degenerate, *self.groups.words("seed"))
 
     def value(self, objective: Objective) -> float:
@@ -183,7 +185,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """The points of one panel, each in exactly one field: in the Pareto set (``members``), dominated, or undefined."""
+    """The points of one panel, sorted into three fields: those in the Pareto set (``members``), those dominated by
+    another point, and those with an undefined objective."""
 
     members: tuple[Point, ...]
     dominated: tuple[Point, ...]
@@ -194,7 +197,7 @@ class Frontier:
 def points_of(
     records: Sequence[RunRecord], *, commands: Sequence[str] = (), notion: NotionName = DEFAULT
 ) -> list[Point]:
-    """Join the records of each configuration over seeds to a point, in order of first appearance.
+    """Return a point for each configuration, which joins the records of all its seeds, in order of first appearance.
 
     Disparity is that of ``notion``. ``commands[i]`` repeats ``records[i]``; the commands of a point draw fresh noise.
     Of two records with the same configuration and seeds the later one is used. ValueError if there are commands, but
@@ -263,7 +266,7 @@ def notion_value(record: RunRecord, notion: NotionName) -> float | None:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a configuration by dotted names, without seeds and without the locations where it ran."""
+    """Return the settings of a configuration by dotted names, without seeds and without paths of files and folders."""
     left_out = _PLACES | {"seed"}
     return {path: value for path, value in flattened(dict(config)).items() if left_out.isdisjoint(path.split("."))}
 
@@ -284,7 +287,8 @@ def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
 
 
 def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Group the points by series: by method, and separately those whose epsilon depends on private votes."""
+    """Group the points by the name of their series: the method, where points whose epsilon depends on private votes are
+    a series of their own."""
     series: dict[str, list[Point]] = {}
     for point in points:
         series.setdefault(point.series, []).append(point)
@@ -292,7 +296,7 @@ def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def matrix(points: Sequence[Point], objectives: Sequence[Objective], *, guaranteed: bool = False) -> FloatArray:
-    """Return the values (N, O) of the ``objectives`` of the points; ``guaranteed``: with epsilons rounded up to
+    """Return the values (N, O) of the ``objectives`` of the points; with ``guaranteed``, epsilons are rounded up to
     hundredths."""
     columns = [OBJECTIVES.index(objective) for objective in objectives]
     values_NO = np.array([point.mean_O[columns] for point in points], dtype=np.float64).reshape(-1, len(columns))
@@ -309,7 +313,7 @@ def rounded_up(epsilon: float) -> float:
 
 
 def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:
-    """Split points into those with all objectives defined and those without."""
+    """Split points into two lists: those for which all ``objectives`` are defined, and the others."""
     lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1)
     return list(itertools.compress(points, ~lacking_N)), list(itertools.compress(points, lacking_N))
 
@@ -363,7 +367,8 @@ THEN: tuple[Objective, ...] = ("error", "disparity", "epsilon", "refused")
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionRule:
-    """The thresholds with which a configuration is chosen in the FairPATE paper's three settings; the paper gives none.
+    """The thresholds with which a configuration is chosen in the FairPATE paper's three settings. They are ours, as the
+    paper states none.
 
     A configuration is eligible if its coverage is at least ``min_coverage``, its accuracy at most ``max_accuracy_loss``
     below the best that a finite epsilon reaches in its panel, and if it is not degenerate. Values of the setting's
@@ -402,8 +407,8 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
 
 
 def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: float) -> frozenset[Threshold]:
-    """Return the thresholds that exclude a method from all settings: those that every one of its ``points`` misses, or
-    else all that some point misses.
+    """Return the thresholds of ``rule`` that exclude a method from all of the paper's settings: those that every one of
+    its ``points`` misses, or, if there is none, all that any point misses.
 
     Empty if a point is eligible; ``definition`` means that an objective is undefined.
     """
@@ -425,7 +430,8 @@ def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> f
 
 
 def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
-    """Return the least error among a panel's configurations whose coverage meets the rule; inf without any.
+    """Return the least error among those of a panel's configurations whose coverage is at least ``rule.min_coverage``;
+    inf if there are none.
 
     Configurations without a privacy guarantee count only if there are no others.
     """
@@ -468,8 +474,8 @@ def baselines(points: Sequence[Point]) -> Baselines:
 
 @dataclass(frozen=True, kw_only=True)
 class Dominance:
-    """The points of the series ``loser`` that some point of the series ``winner`` dominates: their number, their share
-    and their epsilons."""
+    """How one series dominates another: the number, share and epsilons of those points of ``loser`` that some point of
+    ``winner`` dominates."""
 
     winner: str
     loser: str
@@ -480,8 +486,8 @@ class Dominance:
 
 
 def dominance(points: Sequence[Point]) -> list[Dominance]:
-    """Return, for each ordered pair of series in one panel, how many points of the second a point of the first
-    dominates."""
+    """Return, for each ordered pair of series in one panel, how many points of the second series are dominated by some
+    point of the first."""
     require_one_panel(points)
     series = by_series(defined(points, OBJECTIVES)[0])
     values = {name: matrix(found, OBJECTIVES, guaranteed=True) for name, found in series.items()}
@@ -506,10 +512,11 @@ def dominance(points: Sequence[Point]) -> list[Dominance]:
 
 
 def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> float:
-    """Return the hypervolume that the points dominate below the reference, exactly, for 1 to 4 objectives.
+    """Return the exact volume of the region that the points dominate, up to the point ``reference_O``, in 1 to 4
+    objectives.
 
     A point that is not below the reference in every objective (for example with infinite epsilon) adds nothing. Only
-    volumes with the same reference are comparable.
+    volumes with the same reference point are comparable.
     """
     reference = np.asarray(reference_O, dtype=np.float64)
     return float(
@@ -539,7 +546,8 @@ def reference_point(points: Sequence[Point]) -> FloatArray:
 
 
 def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> FloatArray:
-    """Return the corners (P, 2) of the staircase that bounds the pairs attained by at least ``num_seeds`` sets.
+    """Return the corners (P, 2) of the staircase that bounds the pairs of objectives which at least ``num_seeds`` of
+    the sets attain. ``sets_SN2`` has the points of each seed.
 
     Corners are sorted by their first objective. ``num_seeds`` 1 is the best case over seeds, ``len(sets_SN2)`` the
     worst. Empty if no pair is attained that often; infinite values are never attained.

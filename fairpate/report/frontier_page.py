@@ -3,12 +3,12 @@ which methods dominate which, and what failed.
 
 The page shows one panel (data set, unit, relation, delta) at a time, because guarantees of different kinds are not
 comparable. A budget is a level of epsilon; every configuration that costs no more is within it. Degenerate predictors,
-undefined values, epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are
-counted.
+undefined values, epsilons that depend on private votes and runs without a finite epsilon are within no budget; the page
+states their number.
 
 The page is one HTML file with its scripts inside. The public page leaves out what depends on private votes, and results
-without privacy unless the data are public. The private page shows both, and marks the former with a dagger and hollow
-shapes.
+without privacy unless the data are public. The private page shows both, and marks epsilons that depend on private votes
+with a dagger and hollow shapes.
 """
 
 import base64
@@ -40,8 +40,8 @@ _RULE = frontier.SelectionRule()
 class BudgetFindings:
     """The best configurations within one level of epsilon: a sentence, and a table row for each method.
 
-    A row has the method, its number of seeds, its highest mean accuracy, and its smallest mean gap with the accuracy of
-    that configuration; means have standard errors.
+    A row has the method, its number of seeds, its highest mean accuracy, and its smallest mean fairness gap with the
+    accuracy of the configuration that has this gap; means have standard errors.
     """
 
     epsilon: float
@@ -53,8 +53,9 @@ class BudgetFindings:
 class Findings:
     """The sentences on one panel.
 
-    ``budgets``: on each level of epsilon, the middle one first. ``left_out``: on points that are not compared, with the
-    reason. ``unsaid``: on groups about which a small gap says little.
+    ``budgets``: the best configurations within each level of epsilon, the middle level first. ``left_out``: sentences
+    on points that are not compared, with the reason. ``unsaid``: sentences on groups for which a small gap is weak
+    evidence.
     """
 
     budgets: tuple[BudgetFindings, ...]
@@ -63,10 +64,12 @@ class Findings:
 
 
 def findings(points: Sequence[Point]) -> Findings:
-    """Return the sentences on one panel's points: on the middle budget, then on up to four others."""
+    """Return the sentences on one panel's points: on the middle level of epsilon as a budget, then on up to four other
+    levels."""
 
     def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
-        """Return the most accurate and the fairest point; ties are broken by the other objective."""
+        """Return the most accurate point and the fairest one; ties in accuracy are broken by disparity, and the
+        reverse."""
         pairs: tuple[tuple[Objective, Objective], ...] = (("error", "disparity"), ("disparity", "error"))
         accurate, fair = (min(found, key=lambda each: [each.value(name) for name in pair]) for pair in pairs)
         return accurate, fair
@@ -147,7 +150,7 @@ def _accuracy_words(point: Point) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Join names as ``a, b and c``, each once; of many names the first three and the number of others."""
+    """Return names as text, ``a, b and c``, each once; of many names the first three and the number of others."""
     names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
@@ -158,8 +161,8 @@ def ranked(points: Sequence[Point]) -> list[Point]:
     """Return the points among which the page's limits choose, the most accurate first, as `fairpate specify` ranks
     them.
 
-    Degenerate points, those whose epsilon depends on votes, those with an undefined value and those whose gap leaves
-    out a group are not offered.
+    Points that are degenerate, whose epsilon depends on votes, with an undefined value, or whose gap leaves out a group
+    are omitted.
     """
     offered = [
         point
@@ -171,7 +174,8 @@ def ranked(points: Sequence[Point]) -> list[Point]:
 
 
 def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
-    """Return one configuration per method of a panel for each of the paper's three settings, the best method first."""
+    """Return, for each of the FairPATE paper's three settings, the best configuration of every method of a panel, the
+    best method first."""
     least = frontier.best_error(points, _RULE)
     chosen = {}
     for setting, first in frontier.FIRST.items():
@@ -193,8 +197,8 @@ def baseline_words(found: frontier.Baselines) -> str:
 
 
 def left_out_words(points: Sequence[Point]) -> str:
-    """Return a sentence that names the series without a choice in any setting, with the thresholds that they miss;
-    empty if every series has one."""
+    """Return a sentence that names the series of which no configuration is chosen in any of the paper's settings, with
+    the thresholds that they miss; empty if there is no such series."""
     least = frontier.best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(_RULE.min_coverage)}",
@@ -227,7 +231,7 @@ def epsilons_words(epsilons: Sequence[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierReport:
-    """The contents of a comparison's page: the rows, and what the page shows of them.
+    """The contents of a comparison's page: the rows of results, and which of them the page shows.
 
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
     and counted, and so are rows without privacy unless ``publish_unprotected``. Only the operator's page says why a run
@@ -365,8 +369,8 @@ def _library() -> str:
 def _class_view(
     privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
 ) -> dict[str, Any]:
-    """Return the values for the page's section on one privacy class: its panels, and in ``seen`` what depends on the
-    notion of fairness, once for each notion in ``by_notion``."""
+    """Return the template values for the page's section on one privacy class: its panels, and in ``seen``, for each
+    notion of fairness in ``by_notion``, the values that depend on the notion."""
     panels: list[dict[str, Any]] = []
     # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):

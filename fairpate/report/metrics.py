@@ -9,21 +9,22 @@ the data set names them. A cell with at least 1 and fewer than ``least`` is smal
 group is left out of everything: of gaps, of totals, and of the records that other groups are compared with. The total
 number of test records may be public (``data.num_test``), so every small group leaves out exactly ``least``: its own and
 the last ones of the largest group. The number left out then reveals nothing, even if two groups are small. Counts by
-true label are shown for all groups or for none: if some were missing, they would follow from the others by totals. Two
-published evaluations of the same records also reveal their difference, so the records that only one of them includes
-must not form a small cell either.
+true label are shown for all groups or for none: if a few were missing, they could be computed from the others and the
+totals. Two published evaluations of the same records also reveal their difference, so the records that only one of them
+includes must not form a small cell either.
 
-*Degenerate models.* A model that answers almost nobody, predicts one class for nearly everyone or nearly all of a
-group, or is right no more often than the most common class has small gaps for that reason alone. The thresholds are
-ours: one class for ``NEARLY_ALL`` counts as one for all if true labels are at least twice as mixed, answers to fewer
-than ``HARDLY_ANY`` count as none, and groups of fewer than ``LEAST_RECORDS`` are not judged.
+*Degenerate models.* A model may have small gaps only because it answers almost nobody, predicts one class for nearly
+everyone or nearly all of a group, or is right no more often than always predicting the most common class. The
+thresholds are ours. A class with at least the share ``NEARLY_ALL`` of the predictions counts as the only one, if true
+labels outside the most common class are at least twice as frequent as predictions outside this class. Answering less
+than a share ``HARDLY_ANY`` counts as answering nobody, and groups of fewer than ``LEAST_RECORDS`` are not judged.
 
 *Reject option.* IDP3 (FairPATE, Algorithm 2) answers or refuses each prediction depending on earlier answers, so its
 numbers belong to one order of the records. Here the same predictions pass a fresh gate in several random orders, and in
 each bootstrap replicate.
 
-Shapes: N records, G groups, C classes, Y true labels, R replicates, A states of one order (before its first answer and
-after each).
+Shapes: N records, G groups, C classes, Y true labels, R bootstrap replicates, A states of the gate in one order of the
+records (before its first answer and after each answer).
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ _GIVEN_LABEL = frozenset({"eo_lowy", "eo_full", "equal_opportunity"})
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """The results of one group: its numbers of evaluated and of answered records, the share answered (``coverage``),
-    and the accuracy on answered records.
+    """The results of one group: the numbers of its evaluated and of its answered records, the share answered
+    (``coverage``), and the accuracy on answered records.
 
     Numbers are None and shares NaN for a group with too few records to be shown.
     """
@@ -87,8 +88,8 @@ class GapResult:
     """One fairness gap with its bootstrap percentile interval, widened to include the gap.
 
     ``min_cell_size``: the size of the smallest compared cell (a group, or a group and class). ``n_undefined``: the
-    number of cells left out. ``where``: the cell with the largest value, in words. A gap with a cell of too few records
-    is undefined, and its ``min_cell_size`` 0.
+    number of cells left out. ``where``: the cell whose rates differ most, in words. If a cell has too few records, the
+    gap is undefined and its ``min_cell_size`` is 0.
     """
 
     value: float
@@ -128,10 +129,10 @@ class WithoutPrivacy:
 
 
 class EvaluationWords(TypedDict):
-    """The words about measured numbers that all pages share.
+    """The words with which all pages describe measured numbers.
 
-    ``noun``: what is counted, records or persons. ``intervals``: the kind of intervals. ``covered``: whether a
-    guarantee covers the numbers. ``why_unknown``: why nothing is measured; meaningless if something is.
+    ``noun``: "records" or "persons", which are counted. ``intervals``: the kind of confidence intervals. ``covered``:
+    whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; without meaning if some were.
     """
 
     noun: str
@@ -145,7 +146,8 @@ class Evaluation:
     """The evaluation of predictions on ``num_records`` records: accuracy, coverage and fairness gaps.
 
     Accuracy, rates and gaps are over answered records. ``confusion_GYC[z][y][k]`` is the number of records (for
-    probabilities, their total) of group z with true label y and prediction k; ``rates_GC[z][k]`` is r(z, k).
+    probabilities, their total) of group z with true label y and prediction k; ``rates_GC[z][k]`` is the rate of
+    prediction k in group z.
 
     ``majority_accuracy`` is the accuracy of always predicting ``majority_class``, the most common true label of the
     same answered records; NaN and None if none was answered. ``degenerate`` holds predicates, such as "predicts 'no'
@@ -160,9 +162,9 @@ class Evaluation:
     down to tenths.
 
     ``metrics`` says whether a guarantee covers the numbers. Private ones are estimates from a table whose counts each
-    have noise of standard deviation ``noise_stddev``, in records; ``estimates`` are those with intervals that no other
-    field contains. ``per_person``: every person counts as one, divided among the person's records. ``fair_at`` is the
-    user's rule of fairness.
+    have noise of standard deviation ``noise_stddev``, in records; ``estimates`` are numbers with intervals that no
+    other field contains. ``per_person``: every person has a total weight of one, divided among the person's records.
+    ``fair_at`` is the user's rule of fairness.
     """
 
     num_records: int
@@ -192,7 +194,7 @@ class Evaluation:
 
     @property
     def words(self) -> EvaluationWords:
-        """The words about these numbers that all pages share."""
+        """The words with which all pages describe these numbers."""
         measured = "Measured on test records with their true labels and groups"
         people = " Every person counts as one, divided among the person’s records." if self.per_person else ""
         covered: Mapping[MetricsKind, str] = {
@@ -218,12 +220,12 @@ class Evaluation:
 
     @property
     def disparity(self) -> float:
-        """The gap of demographic parity, which is stated first."""
+        """The demographic-parity gap, which pages state first."""
         return self.measured("demographic_parity").value
 
     def measured(self, notion: NotionName) -> GapResult:
-        """Return the gap or rate of a notion of fairness; NOT_MEASURED if it was not evaluated, as by an earlier
-        version."""
+        """Return the gap or rate of a notion of fairness; NOT_MEASURED if it was not evaluated, for example by an
+        earlier version of this package."""
         return self.gaps.get(NOTIONS[notion].reading, NOT_MEASURED)
 
     @property
@@ -258,7 +260,7 @@ class Evaluation:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields and the derived ``not_measured`` as plain JSON values; undefined numbers are null."""
+        """Return all fields, and the property ``not_measured``, as plain JSON values; undefined numbers are null."""
         return strict(asdict(self) | {"not_measured": self.not_measured})
 
     @classmethod
@@ -286,11 +288,11 @@ def evaluate(
     """Return the evaluation of predictions: labels (N,), or probabilities (N, C).
 
     Records for which ``answered_N`` is False affect only coverage; their predictions are not read. ``generator`` draws
-    the bootstrap replicates for the gaps' intervals. If the reject option ``rule`` decided which records are answered,
-    it decides again in every replicate, of which there are then fewer. With ``persons_N``, the person of each record,
-    whole persons are resampled. Numbers from fewer than ``least_cell`` records, or persons, are left out; ``apart_N``
-    marks records that another published evaluation of the same records leaves out. ValueError for lengths or values
-    that do not fit.
+    the bootstrap replicates for the gaps' intervals. If a reject option with the gate ``rule`` decided which records
+    are answered, it decides anew in every replicate; fewer replicates are then drawn. With ``persons_N``, the person of
+    each record, whole persons are resampled. Numbers from fewer than ``least_cell`` records, or persons, are left out;
+    ``apart_N`` marks records that another published evaluation of the same records leaves out. ValueError for lengths
+    or values that do not fit.
     """
     groups, labels = np.asarray(groups_N), np.asarray(labels_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
@@ -388,8 +390,8 @@ def evaluate(
 def _drawn_apart(
     predictions_N: npt.NDArray[Any], records: Mapping[str, Any], drawn: Mapping[str, Any], num_replicates: int
 ) -> dict[str, FloatArray]:
-    """Return bootstrap replicates for those gaps that can be computed from shown counts, if an evaluation hides counts
-    by group and true label."""
+    """Return bootstrap replicates (R,) by notion, for an evaluation that hides counts by group and true label: only for
+    those gaps that can be computed from the counts that it shows."""
     # A seed may be public. Few tables agree with the shown counts, and the ends of an interval that was drawn from the
     # whole table would reveal which of them it was.
     if predictions_N.ndim != 1:
@@ -419,8 +421,9 @@ def _drawn_apart(
 
 
 def with_words(measured: Evaluation) -> Evaluation:
-    """Return ``measured`` with the fields that follow from its tables: the majority's accuracy, the gap of the true
-    labels, and what makes the model degenerate or worse than a constant for a group."""
+    """Return ``measured`` with the fields that are computed from its tables: the accuracy of the most common class, the
+    gap of the true labels, and words on what makes the model degenerate, or worse than a constant prediction for a
+    group."""
     table_GYC = np.asarray(measured.confusion_GYC)
     label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
@@ -458,7 +461,8 @@ def with_words(measured: Evaluation) -> Evaluation:
 
 
 def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
-    """Yield the predicates, such as "answers no record", that make a model's gaps meaningless; none without records."""
+    """Yield the predicates, such as "answers no record", that describe why a model's gaps are meaningless; nothing if
+    no record was evaluated."""
     if not measured.num_answered:
         yield from ["answers no record"] if measured.is_measured else []
         return
@@ -496,8 +500,12 @@ def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
 
 
 def _only_class(counts_YC: FloatArray) -> tuple[int | None, float, bool]:
-    """Return the class with nearly all predictions (None if there is none, or true labels are as uneven), the share of
-    the most predicted class, and whether that class has all predictions."""
+    """Return the class with nearly all predictions, the share of the most predicted class, and whether this class has
+    all predictions.
+
+    The first is None if no class has nearly all predictions, or if true labels are nearly as uneven. ``counts_YC``:
+    counts by true label and prediction.
+    """
     predicted_C, label_C = counts_YC.sum(axis=0), counts_YC.sum(axis=1)
     share = float(predicted_C.max() / predicted_C.sum())
     mixed = 1 - label_C.max() / label_C.sum()
@@ -511,8 +519,8 @@ def _percent(share: float) -> str:
 
 
 def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
-    """Return in words what a gap compares, such as "predicted 3, given true 5: red against green"; "undefined" for
-    None."""
+    """Return words for the rates that ``cell`` compares, such as "predicted 3, given true 5: red against green";
+    "undefined" for None."""
     if cell is None:
         return "undefined"
     negated = "" if cell.label_is else "not "
@@ -527,9 +535,11 @@ def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], c
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The records ``kept_N`` that public numbers may describe; they exclude the groups ``small_G``.
+    """Which numbers of an evaluation may be shown. Public numbers may describe only the records ``kept_N`` (a mask),
+    which exclude the groups ``small_G`` (a mask).
 
-    ``by_label`` and ``totals_by_label``: whether counts by true label may be shown, of each group and of all together.
+    ``by_label`` and ``totals_by_label``: whether counts by true label may be shown for each group, and for all groups
+    together.
     """
 
     kept_N: BoolArray
@@ -557,7 +567,8 @@ def shown_records(
     published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
 
     def small(cells_N: _Array, num_cells: int, of: list[BoolArray]) -> BoolArray:
-        """Return a mask of the cells that are small in any of the sets of records ``of``, by records or persons."""
+        """Return a mask of the cells that have too few records (or persons) in any of the sets of records ``of``, given
+        as masks. ``cells_N``: the cell of each record."""
         found = np.zeros(num_cells, np.bool_)
         for part in of:
             # Each unit once per cell: a person with ten records in a cell is one.
@@ -601,7 +612,8 @@ def shown_records(
 def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence[FloatArray]) -> Evaluation:
     """Return ``measured`` without the numbers that would reveal a small cell's size.
 
-    ``published``: the tables (G, Y, C) of all published evaluations of these records.
+    ``published``: the counts (G, Y, C) by group, true label and prediction of all published evaluations of these
+    records.
     """
     least = measured.least_cell
     hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < least}
@@ -659,11 +671,11 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
 
 
 def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
-    """Return True if predictions by group, and accuracies of all groups except ``hidden``, nearly reveal the number of
-    records of a class.
+    """Return True if the predictions by group, and the accuracies of all groups except ``hidden``, nearly reveal how
+    many records have some true label.
 
-    They do if they confine the number to a range of less than half of ``least``. ``with_totals``: the accuracy and most
-    common class of all groups together are known too.
+    They do if they restrict this number to a range narrower than half of ``least``. ``with_totals``: the accuracy and
+    most common class of all groups together are known too.
     """
     # One more record of each kind of error, and one less of each kind of right prediction, changes the size of a class
     # by 2.
@@ -684,7 +696,7 @@ def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, wit
 
 def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
     """Return True if predictions by group, and the accuracy and most common class of all groups together, nearly reveal
-    the number of records of a class, as in :func:`_labels_follow`. False for more than two classes."""
+    how many records have some true label, as in :func:`_labels_follow`. False for more than two classes."""
     if joint_GYC.shape[-1] != 2:
         return False
     moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
@@ -692,8 +704,8 @@ def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
 
 
 def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
-    """Return the range in which each count can lie, its largest less its smallest value, if the sum of ``count_G`` is
-    fixed and no count exceeds ``most_G``."""
+    """Return, for each group, the largest minus the smallest possible value of its count, if the sum of the counts
+    ``count_G`` is known and no count is negative or exceeds ``most_G``."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
     return up_G + np.minimum(count_G, room_G.sum() - room_G)
@@ -701,7 +713,8 @@ def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsTold:
-    """The groups about which a small gap says little, each with its number of runs out of ``num_runs``.
+    """The groups for which a small gap is weak evidence of fairness, each with the number of runs, out of ``num_runs``,
+    in which it is.
 
     In the runs of ``underserved`` a constant prediction would serve the group better; in those of ``unmeasured`` the
     group was not measured.
@@ -734,13 +747,13 @@ class GroupsTold:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderResult:
-    """The results of a reject option for one order of the records; gaps are ``dp_one_vs_rest`` over the records that
-    were answered so far.
+    """The results of a reject option for one order of the records; gaps are demographic-parity gaps ``dp_one_vs_rest``
+    over the records that were answered so far.
 
     ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number ``max_gap_from``
-    (from 1) on: by then every group that has records got ``rule.min_count`` answers, and at least as many as a cell
-    must have to be shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets that
-    many, or if there is only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
+    (from 1) on: by then every group that has records has got ``rule.min_count`` answers, and enough answers to be
+    shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets that many, or if there is
+    only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
     """
 
     accuracy: float
@@ -753,7 +766,7 @@ class OrderResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The mean, least and greatest value of a metric over orders of the records, NaN if no order has a value.
+    """The mean, least and greatest value of a metric over several orders of the records, NaN if no order has a value.
 
     ``n_undefined``: the number of orders without a value, which were left out.
     """
@@ -789,8 +802,8 @@ class RejectOptionSpread:
         object.__setattr__(self, "coverage_G", tuple(map(_spread, of_groups)))
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as plain JSON values; undefined numbers are null, and so is the margin of a gate that is
-        off."""
+        """Return all fields as plain JSON values; undefined numbers are null, and so is the largest disparity of a gate
+        that is switched off."""
         plain: dict[str, Any] = strict(asdict(self))
         # It follows from the rule and the least cell of the evaluation.
         del plain["answers_needed"]
@@ -810,8 +823,8 @@ def reject_option_spread(
     kept_N: npt.ArrayLike | None = None,
     least_cell: int = 1,
 ) -> RejectOptionSpread:
-    """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders; return the results of each
-    order and their spread.
+    """Pass the predicted ``labels_N`` through a fresh demographic-parity gate in each of ``num_orders`` random orders;
+    return the results of each order and their spread.
 
     ``true_labels_N`` are used only for accuracy. All records pass the gate, but only those in ``kept_N`` are measured.
     IndexError for a label or group that the gate does not know.
@@ -861,7 +874,8 @@ def resampled_reject_option(
     persons_N: npt.ArrayLike | None = None,
     num_replicates: int = 200,
 ) -> FloatArray:
-    """Pass bootstrap samples of the predictions through a reject option; return the answers as tables (R, G, Y, C).
+    """Pass bootstrap samples of the predicted ``labels_N`` through a reject option; return the counts (R, G, Y, C) of
+    answers by replicate, group, true label and prediction.
 
     With ``persons_N``, the person of each record, persons are drawn, each with all of its records.
     """

@@ -1,7 +1,7 @@
 """Claims about a published model: its guarantee and its measurements, and the words for both on all pages.
 
 A :class:`RunStatement` joins the privacy guarantee of a run with the evaluation on test records. Report, card, private
-report, terminal and notebook use its sentences, figures and rows: a verdict is decided in this module alone.
+report, terminal and notebook use its sentences, figures and rows, so that no other module decides a verdict.
 
 A guarantee is called private according to how often an attacker can guess rightly (:mod:`fairpate.pages`). A model is
 called fair if the whole interval of a gap lies at or below the user's limit (``evaluation.fair_at``; by default a
@@ -63,13 +63,14 @@ _UNITS: Mapping[Unit, tuple[str, str]] = {
 
 
 class GuaranteeWords(TypedDict):
-    """The words about a guarantee that all pages share.
+    """The words with which all pages describe a guarantee.
 
-    ``epsilon``: epsilon as text. ``noise``: its source, or why it is not private. ``why_not_private``: meaningless for
-    a private model. ``protected``: what is protected, by the unit. ``several_records``: a sentence on persons with
-    several records. ``attested``: what the operator attests, empty unless the operator declared the unit.
-    ``uncharged_tuning``: a warning, empty if epsilon covers the choice of settings. ``with_earlier``: a sentence on
-    epsilon together with earlier releases of the same data, empty if there were none.
+    ``epsilon``: epsilon as text. ``noise``: the source of the noise, or why it is not private. ``why_not_private``:
+    without meaning for a private model. ``protected``: what is protected, in terms of the privacy unit.
+    ``several_records``: a sentence on persons with several records. ``attested``: what the operator attests, empty
+    unless the operator declared the unit. ``uncharged_tuning``: a warning, empty if epsilon covers the choice of
+    settings. ``with_earlier``: a sentence on epsilon together with earlier releases of the same data, empty if there
+    were none.
     """
 
     epsilon: str
@@ -86,9 +87,9 @@ class GuaranteeWords(TypedDict):
 class Guarantee:
     """The published guarantee of a run, with an infinite epsilon if nothing is guaranteed.
 
-    ``events``: what read private records, in words. ``noise``: ``os_entropy``, or the reason why nothing is private.
-    ``not_protected``: what the model may reveal without noise. ``remarks`` qualify the guarantee. ``tells_size``: an
-    event reveals the number of private records. ``epsilon_with_earlier``: the epsilon of this release together with
+    ``events``: the privacy events, in words. ``noise``: ``os_entropy``, or the reason why nothing is private.
+    ``not_protected``: what the model may reveal without noise. ``remarks`` qualify the guarantee. ``tells_size``: the
+    guarantee reveals the number of private records. ``epsilon_with_earlier``: the epsilon of this release together with
     ``earlier_releases`` earlier ones of the same private data, if all were fixed beforehand;
     ``epsilon_adaptive_with_earlier``: the least limit that admits them if each was chosen after seeing the earlier
     ones. Either is None if not finite.
@@ -140,12 +141,12 @@ class Guarantee:
 
     @property
     def strength(self) -> tuple[str, Mood]:
-        """A word for the strength of the guarantee, and its mood (the colour of the word)."""
+        """A word for the strength of the guarantee, and the mood that decides the word's colour."""
         return STRENGTHS[pages.strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
 
     @property
     def words(self) -> GuaranteeWords:
-        """The words about the guarantee that all pages share."""
+        """The words with which all pages describe this guarantee."""
         # A unit that the operator declared means everything that belongs to it.
         attested = f"The operator attests that one {self.unit} touches one vote of a query at most."
         protected, several = _UNITS.get(self.unit, (f"everything about one {self.unit}", attested))
@@ -189,7 +190,8 @@ class Guarantee:
 
     @property
     def meaning(self) -> str:
-        """The bound on what an attacker can learn about one unit; without private noise, the bound for fresh noise."""
+        """Sentences on how much an attacker can learn about one privacy unit; if the noise is not private, on the bound
+        that fresh noise would give."""
         seen = "all that is published"
         bound = pages.meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
@@ -199,7 +201,7 @@ class Guarantee:
 
     @property
     def row(self) -> tuple[str, str]:
-        """The guarantee as a name and a value, for one line of a terminal or a notebook."""
+        """A heading and a sentence for the guarantee, which a terminal or a notebook shows in one line."""
         words = self.words
         if not math.isfinite(self.epsilon):
             return "epsilon", f"none: no guarantee ({words['noise']})"
@@ -210,7 +212,7 @@ class Guarantee:
 def described_events(
     events: Sequence[Mapping[str, Any]], part_events: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[str]:
-    """Return all events of a privacy statement in words, a line each; ``part_events``: those on test or validation
+    """Return a line of words for each privacy event of a statement; ``part_events``: the events on test or validation
     records."""
     parts = [(part, event) for part, of_part in part_events.items() for event in of_part]
     return [
@@ -220,7 +222,7 @@ def described_events(
 
 
 def described_event(event: Mapping[str, Any]) -> str:
-    """Return one event of a privacy statement in words, as a line."""
+    """Return a line of words for one privacy event of a statement."""
     # Four digits would show a large count in scientific notation.
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {f'{value:,.0f}' if 1e4 <= abs(value) < math.inf else f'{value:.4g}'}"
@@ -239,7 +241,8 @@ def described_event(event: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One number of the verdict: its ``name`` and ``value``, a ``word`` for it, and further sentences (``details``).
+    """One number on which the verdict is based: its ``name`` and ``value``, a ``word`` that judges it, and further
+    sentences (``details``).
 
     ``mood`` sets the colour of the word.
     """
@@ -253,7 +256,8 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredClaims:
-    """The claims about the measurements of one model; ``without_privacy`` is a baseline that is not to be published."""
+    """The claims about one model that rest on measurements; ``without_privacy`` is a baseline that is not to be
+    published."""
 
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
@@ -278,7 +282,8 @@ class MeasuredClaims:
 
     @property
     def _too_few(self) -> str:
-        """The reason why a small gap does not make the model fair yet; empty if there is no such reason."""
+        """The reason, such as too few records, why a small gap does not suffice to call the model fair; empty if there
+        is none."""
         # A few answers may be alike across groups just because the other records are refused.
         if self.measured.coverage < 0.5:
             return f"It is of the {percent(self.measured.coverage)} of the test records that the model answers."
@@ -407,7 +412,7 @@ class MeasuredClaims:
 
     @property
     def measured_rows(self) -> Rows:
-        """The measurements on test records, as pairs of name and words, or the reason why there are none."""
+        """The measurements on test records as pairs of heading and words, or the reason why there are none."""
         measured = self.measured
         if not measured.is_measured:
             return [("accuracy", f"unknown: {measured.words['why_unknown']}")]
@@ -498,7 +503,7 @@ class RunStatement(MeasuredClaims):
 
     @property
     def rows(self) -> Rows:
-        """The guarantee and what was measured, as pairs of name and words for a terminal or a notebook."""
+        """The guarantee and the measurements as pairs of heading and words, for a terminal or a notebook."""
         return [self.guarantee.row, *self.measured_rows]
 
 
@@ -508,14 +513,15 @@ def upper(words: str) -> str:
 
 
 def fair_words(rule: FairRule) -> str:
-    """Return the user's rule of fairness as a noun phrase."""
+    """Return the user's rule of fairness in words, as a noun phrase."""
     measure = rates.NOTIONS[rule.notion].measure
     named = ", the four-fifths rule" if rule == types.FOUR_FIFTHS else ""
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
 
 
 def _number(measured: Evaluation, number: int, which: str = "") -> str:
-    """Return a number of test records or persons in words; with private metrics it is an estimate."""
+    """Return words for a number of test records or persons, such as "about 300 test records"; with private metrics it
+    is an estimate."""
     return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.words['noun'])}"
 
 
@@ -562,7 +568,8 @@ class GroupEstimate:
     """Estimates for one group of private records: its number of ``records``, and shares of them.
 
     ``coverage``: the share that gets an answer. Of answered records: the share predicted correctly (``accuracy``), the
-    share with each prediction (``predicted``), and the recall of each true label (``found``).
+    share with each prediction (``predicted``), and the recall of each true label (``found``: the share of its records
+    that are predicted correctly).
     """
 
     name: str
@@ -586,7 +593,8 @@ class GapBetweenGroups(PopulationEstimate):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivatePopulation:
-    """Estimates of how a model treats the groups of the private population, from a release by group.
+    """Estimates of how a model treats the groups of the population of private records, computed from a release whose
+    sums are by group.
 
     The estimates are post-processing of what was released (:mod:`fairpate.fairness.rates`): they have no privacy cost
     and may be published, unlike metrics on test records. Each has an interval at ``level``; gaps are over answered
@@ -609,7 +617,7 @@ class PrivatePopulation:
 
     @property
     def words(self) -> str:
-        """The main estimates and their assumption, in two sentences."""
+        """Two sentences: the main estimates, and the assumption on which they rest."""
         parity, level = self.gaps["dp_one_vs_rest"], percent(self.level, digits=0)
         gap = "undefined" if math.isnan(parity.value) else f"{decimal(parity.value)} ({interval(parity)})"
         accuracies = (
@@ -633,7 +641,8 @@ class PrivatePopulation:
 def private_population(
     population: Population, *, group_names: Sequence[str], class_names: Sequence[str]
 ) -> PrivatePopulation:
-    """Return the estimates of how a model treats the groups of ``population``, whose last outcome is a refusal."""
+    """Return estimates of how a model treats the groups of private records, from their estimated counts by group, true
+    label and outcome (``population``); the last outcome is a refusal."""
     joint, draws = population.joint_GYJ, population.draws_RGYJ
     # Rates and gaps are over answered records: all outcomes but the last.
     answered = joint[..., :-1], draws[..., :-1]
@@ -689,14 +698,14 @@ Course = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQueries(QueryOutcomes):
-    """The publishable facts about the queries that teachers were asked: numbers by outcome, as in the statement, and
-    more.
+    """The publishable facts about the queries that teachers voted on: the numbers by outcome of the privacy statement,
+    and more.
 
-    At most ``num_teachers`` vote on a query; ``voters`` names them, ``teachers`` or ``neighbours``. ``mechanism``
-    describes how labels are released. ``epsilon_course`` is the data-independent epsilon after submitted queries, at
-    the guarantee's delta: it grows with every query, even if it is refused before the vote. ``outcomes_GO`` counts the
-    outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the released labels of each
-    group and class.
+    At most ``num_teachers`` vote on a query; ``voters`` is the word for them, ``teachers`` or ``neighbours``.
+    ``mechanism`` describes how labels are released. ``epsilon_course`` is the data-independent epsilon after submitted
+    queries, at the guarantee's delta: it grows with every query, even if it is refused before the vote. ``outcomes_GO``
+    counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the released labels
+    of each group and class.
     """
 
     mechanism: str
@@ -718,7 +727,7 @@ class PublicReport:
     ``reject_option`` has the results of a model that may refuse, over other orders of the test records; None for one
     that answers everything. ``num_training_labels`` counts the released labels that the student was trained on, which
     may be fewer than the ledger has; None if not known. ``private_population`` are estimates from a release by group.
-    ``made`` says when and by which version.
+    ``made`` states when and by which version of this package the report was made.
     """
 
     title: str
@@ -747,11 +756,12 @@ class PrivateReport:
 
     Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
     Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The courses
-    are data-dependent epsilons: ``epsilon_data_dependent_course`` charges everything that was computed,
-    ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts the voters
-    for the most popular label, ``runner_up_votes_Q`` those for the next, ``num_votes_Q`` all who voted. ``groups_Q``
-    are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the callers who asked (empty: the run
-    itself). ``without_privacy`` measures a model without noise that was trained on the same private records.
+    are data-dependent epsilons as they grow with the queries: ``epsilon_data_dependent_course`` charges every query for
+    which noise was drawn, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate.
+    ``plurality_votes_Q`` counts the voters for the most popular label, ``runner_up_votes_Q`` those for the next,
+    ``num_votes_Q`` all who voted. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known),
+    ``callers_Q`` the callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that
+    was trained on the same private records.
     """
 
     public: PublicReport

@@ -53,9 +53,9 @@ _HATCH = (
 
 
 def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, y_label: str, title: str) -> Markup:
-    """Return the drawing of up to three named lines through points (x, y), on linear axes from 0.
+    """Return an SVG drawing of up to three lines, given by name as points (x, y), on linear axes from 0.
 
-    A single line has its name at its end, several have a legend below the chart.
+    The name of a single line is at its end; names of several lines are in a legend below the chart.
     """
     points = [point for line in lines.values() for point in line]
     if not points or not all(math.isfinite(y) for _, y in points):
@@ -100,10 +100,10 @@ def histogram(
     title: str,
     ticks: Sequence[float],
 ) -> Markup:
-    """Return the drawing of a stacked histogram.
+    """Return an SVG drawing of a stacked histogram.
 
-    ``edges``: the ends of the bins. ``stacks`` maps names of colours (style sheet variables) to the counts in each bin,
-    in stacking order.
+    ``edges``: the ends of the bins. ``stacks``: for each part of the stack, by the name of its colour (a variable of
+    the style sheet), the counts in the bins.
     """
     rows = [
         {"stack": name, "order": order, "left": left, "right": right, "number": number}
@@ -222,8 +222,8 @@ def public_report(report: PublicReport) -> str:
 
 
 def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
-    """Return the values of the template ``run.html``, with which both reports open; ``without_privacy`` is for the
-    private one alone."""
+    """Return the values for the template ``run.html``, with which the public and the private report open;
+    ``without_privacy`` is for the private report alone."""
     voting, trained = report.voting, report.num_training_labels
     # The noise on votes is exact, that of training is in floating point.
     exact = "exact, " if voting and report.guarantee.noise == "os_entropy" else ""
@@ -250,13 +250,13 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
 
 
 def answered_words(measured: Evaluation) -> str:
-    """Return words for the records from which rates are computed: "all test records" or "answered test records"."""
+    """Return words for the records over which rates are computed: "all test records" or "answered test records"."""
     return "all test records" if measured.num_answered == measured.num_records else "answered test records"
 
 
 def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]:
     """Return the template values with which pages show how a model treats groups: names and marks, the end of the axis
-    of gaps, and functions and sentences on the records and predictions of each of the ``evaluations``.
+    of gaps, and for each of ``evaluations`` functions and sentences on its records and predictions.
 
     ``model``: what the sentences call the model.
     """
@@ -347,8 +347,8 @@ def private_report(report: PrivateReport) -> str:
 
 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
-    """Return the template values on single queries: charts and words on the cost of each as a share of its worst case,
-    and on how far voters agreed."""
+    """Return the template values on single queries: charts and words on the privacy cost of each query as a share of
+    its worst case, and on how many voters agreed."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
     # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
@@ -457,8 +457,8 @@ _KINDS = {"image": "pictures", "tabular": "rows of numbers"}
 class CardModel:
     """The published model as its card describes it: its method, its input and its output.
 
-    ``reject_option`` None: it answers everything. ``sha256``: the digest of the published file.
-    ``num_training_labels``: the number of released labels that it was trained on, if recorded. ``method_title``: the
+    ``reject_option`` None: the model answers everything. ``sha256``: the digest of the published file.
+    ``num_training_labels``: the number of released labels on which it was trained, if recorded. ``method_title``: the
     method's readable name. ``made_on``: an ISO 8601 date.
     """
 
@@ -496,7 +496,7 @@ class CardData:
 
 @dataclass(frozen=True, kw_only=True)
 class IntendedUse:
-    """The intended use of the model in the publisher's words; None is shown as not stated."""
+    """The intended use of the model in the publisher's words; the card shows None as not stated."""
 
     intended: str | None = None
     out_of_scope: str | None = None
@@ -618,7 +618,7 @@ class Card:
 
     @property
     def data_rows(self) -> records.Rows:
-        """The facts about the data set, as pairs of name and value."""
+        """The facts about the data set, as pairs of heading and value."""
         data = self.data
         unknown = "not known: the records were given from Python" if data.given_from_python else "not stated"
         rows = [
@@ -670,15 +670,15 @@ _bound = lru_cache(epsilon_lower_bound)
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """The result of an attack: its ``guesses``, and if scores are Gaussian how far those of included and excluded
-    canaries lie apart (``separation``)."""
+    """The result of an attack: the attacker's ``guesses`` which canaries were included, and, if scores are Gaussian,
+    how far the scores of included and excluded canaries lie apart (``separation``)."""
 
     guesses: Guesses
     separation: Separation | None = None
 
     def bounds(self, delta: float, confidence: float = 0.95) -> tuple[float, ...]:
-        """Return the lower bounds on epsilon: the one without assumptions, and if scores are Gaussian the one that
-        assumes this."""
+        """Return the lower bounds on epsilon: one without assumptions, and, if scores are Gaussian, one that assumes
+        this."""
         free = _bound(self.guesses, delta=delta, confidence=confidence)
         if self.separation is None:
             return (free,)
@@ -695,8 +695,8 @@ class AuditedRelease:
     """The results of the attack on one kind of release of the run.
 
     ``part``: the records that the release reads, ``private`` or ``test``. ``planned``: the median result of the ideal
-    attack. ``found``: the result of this attack. ``control``: its result with a share ``control_noise`` of the noise,
-    about half. ``canaries_each``: the number of canaries per release.
+    attack. ``found``: the result of this attack. ``control``: the attack's result on releases that have only the share
+    ``control_noise`` of the noise, about half. ``canaries_each``: the number of canaries per release.
     """
 
     part: str
@@ -717,7 +717,8 @@ class AuditedRelease:
 
     @property
     def noise_words(self) -> str:
-        """The noise of the control (a release that is made to fail the audit) in words, such as "half the noise"."""
+        """Words for the noise of the control, the releases with too little noise that should fail the audit, such as
+        "half the noise"."""
         return (
             "half the noise" if abs(self.control_noise - 0.5) < 0.01 else f"{percent(self.control_noise)} of the noise"
         )
@@ -729,7 +730,7 @@ class Audit:
 
     ``settings``: the digest of the settings that were audited. ``records``: whether the records other than canaries
     were ``made`` up or are the ``private`` ones; an audit with private ones must not be published. ``not_attacked``:
-    what the statement covers but the audit did not attack.
+    releases that the privacy statement covers but the audit did not attack.
     """
 
     method: str
@@ -754,7 +755,8 @@ class Audit:
 
     @property
     def has_power(self) -> bool:
-        """True if the attack exceeds the claim in every control, with about half the noise: it could find a fault."""
+        """True if the attack's lower bound exceeds the claim in every control, which has about half the noise: then the
+        audit could find a fault."""
         return all(max(each.control.bounds(self.delta)) > self.epsilon for each in self.releases)
 
     @property
@@ -772,7 +774,7 @@ class Audit:
 
     @property
     def power_words(self) -> str:
-        """A sentence on whether the audit would have detected missing noise, judged by its control."""
+        """A sentence on whether the audit would have detected missing noise, as the results of its controls show."""
         # The weakest control decides: a fault in that release could stay unseen.
         proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
         if self.has_power:

@@ -1,1 +1,2 @@
-"""The application: the only code that joins data, teachers, aggregator, student and evaluation."""
+"""Run a method from data to published files, and everything that reads or serves finished runs: the only package that
+joins data, teachers, aggregator, student and evaluation."""

@@ -5,16 +5,16 @@ and the person. Each column of groups divides the records and, with several colu
 
 *Selection rates* follow New York City's Local Law 144 of 2021 (6 RCNY 5-301): the share of a group that is selected, or
 that gets a score above the median of all records, and the impact ratio, which is the group's rate over the highest
-group's. A ratio below four fifths is pointed out (29 CFR 1607.4 D). A group with less than ``LEAST_SHARE`` of the
-records has no ratio and takes no part in the highest rate, as the rules allow.
+group's. The report points out a ratio below four fifths (29 CFR 1607.4 D). A group with less than ``LEAST_SHARE`` of
+the records has no ratio and takes no part in the highest rate, as the rules allow.
 
 *Small groups.* The finest division is by all columns together. A group there with fewer than ``least_cell`` records (or
 persons) is left out of every division, with enough other groups that no difference of shown totals reveals it
-(:mod:`fairpate.report.metrics`). Numbers by true label are shown for the finest division alone if those of the other,
-overlapping divisions would reveal numbers that a division hides.
+(:mod:`fairpate.report.metrics`). If numbers by true label in the other, overlapping divisions would reveal numbers that
+one division hides, only the finest division has numbers by true label.
 
-Intervals of rates are Wilson's and those of ratios MOVER's, as for private metrics without noise; where persons are
-named, both are bootstrap percentiles over persons.
+Intervals of rates are Wilson's and those of ratios MOVER's, as for private metrics without noise. If the table names
+persons, both are percentiles of a bootstrap over persons.
 
 Shapes: N records, G groups, R bootstrap replicates.
 """
@@ -75,7 +75,7 @@ class GroupSelection:
 
     @property
     def remark(self) -> str:
-        """The reason why the group stands out in the report; empty if it does not."""
+        """The reason why the report points out this group; empty if it does not."""
         if self.num_records is None:
             return "too few records to be shown"
         if self.is_rare:
@@ -87,7 +87,8 @@ class GroupSelection:
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """A division of the records by one column of groups, or by the intersections of several, with the results by group.
+    """The results by group for one division of the records: by one column of groups, or by the intersections of
+    several.
 
     ``measured``: accuracy and the fairness gaps of all notions; None without true labels.
     """
@@ -109,7 +110,7 @@ class Division:
 
     @property
     def words(self) -> str:
-        """The smallest impact ratio in a sentence, and the groups that are too rare to be compared."""
+        """Sentences on the smallest impact ratio, and on the groups with too few records to be compared."""
         least = self.least
         if least is None:
             return "No two groups can be compared."
@@ -125,7 +126,8 @@ class AssessedPredictions:
 
     ``selected`` says in words what counts as being selected. ``num_unknown`` records have no known group.
     ``num_left_out`` records are in groups that are too small to be shown, or were left out to protect these.
-    ``finest_alone``: only the finest division has numbers by true label, as others would have revealed small numbers.
+    ``finest_alone``: only the division by all columns together has numbers by true label, because those of other
+    divisions would have revealed hidden numbers.
     """
 
     title: str
@@ -140,8 +142,8 @@ class AssessedPredictions:
 
     @property
     def judged(self) -> tuple[Division, MeasuredClaims] | None:
-        """The division with the worst verdict by the user's rule (of several, the finest), and its measurements; None
-        without true labels."""
+        """The division of the records whose verdict by the user's rule of fairness is the worst (of several such
+        divisions, the finest), and its measurements; None without true labels."""
         # Finest first: among equal verdicts `min` returns the first one.
         found = [
             (each, MeasuredClaims(measured=each.measured))
@@ -258,14 +260,14 @@ def assess_predictions(
     fair_at: FairRule | None = None,
     seed: int = 0,
 ) -> AssessedPredictions:
-    """Report how predictions treat groups.
+    """Return a fairness report on predictions that were made elsewhere.
 
     ``table`` is a CSV, Parquet or Feather file, a pandas frame, or a mapping of columns. Its columns are named by
     ``groups`` (sensitive attributes), ``prediction`` (predicted classes, empty for a refusal), ``label`` (true classes)
-    and ``person`` (persons, who are then counted and resampled with all their records). ``selected`` is the class that
-    counts as being selected; default: of two classes the last in alphabetical order. With ``score``, a column of scores
-    instead of classes, a record is selected if its score lies above the median of all. Groups of fewer than
-    ``least_cell`` records or persons are left out. ``fair_at`` is the user's rule of fairness for the verdict, and
+    and ``person`` (persons, who are then counted and resampled with all their records). ``selected`` is the predicted
+    class that counts as being selected; default: of two classes the last in alphabetical order. With ``score``, a
+    column of scores instead of classes, a record is selected if its score lies above the median of all. Groups of fewer
+    than ``least_cell`` records or persons are left out. ``fair_at`` is the user's rule of fairness for the verdict, and
     ``seed`` seeds the bootstrap. UsageError, or DataError for a damaged file, says what is wrong.
 
     >>> found = assess_predictions(
@@ -393,10 +395,12 @@ def _hidden_follows(
     *,
     least: int,
 ) -> bool:
-    """Return True if a number by true label that a division hides can be computed from the shown ones.
+    """Return True if a number by true label that one division of the records hides can be computed from numbers that
+    are shown.
 
-    ``codes``: for each division the group of every record (N,), the finest division last. ``units_N``: the record or
-    person that a row belongs to. ``least``: numbers of fewer units are hidden.
+    ``evaluations``: the results of each division. ``codes``: for each division the group of every record (N,). In both
+    the finest division is last. ``units_N``: the record or person that a row belongs to. ``least``: numbers of fewer
+    units are hidden.
     """
     first_K = np.unique(codes[-1], return_index=True)[1]  # a record of each group of the finest division
     # Totals over all records are shown too.
@@ -425,8 +429,8 @@ def _hidden_follows(
 
 
 def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, npt.NDArray[np.str_]]]:
-    """Read ``columns`` of a table; return its name and the columns as text: whole numbers without a decimal point, and
-    empty where a value is missing."""
+    """Read ``columns`` of a table; return the table's name, and the columns as text by name: whole numbers without a
+    decimal point, and empty where a value is missing."""
     if isinstance(table, str | Path):
         path = Path(table)
         if not path.is_file():
@@ -452,8 +456,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
 
 
 def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Return the code of each record's group, and the names of all groups: a group is a combination of values of the
-    columns that occurs."""
+    """Return the code of each record's group, and the names of all groups. Each combination of values of ``columns``
+    that occurs is a group."""
     joined = [" · ".join(parts) for parts in zip(*(column.tolist() for column in columns), strict=True)]
     names, codes_N = np.unique(np.array(joined, dtype=np.str_), return_inverse=True)
     return codes_N.astype(np.int64), tuple(names.tolist())

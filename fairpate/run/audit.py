@@ -6,13 +6,14 @@ record is read, so the result may be published. With ``on_private`` the other re
 result must not be published. The attacker knows all made-up records and what every canary would add, and reads what a
 run publishes. Guesses about the coins give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
 
-    tables, sums      a canary has a cell or a direction of its own: likelihood ratio of the released numbers
-    teachers' votes   a canary flips its teacher's vote by a random code over the queries: correlation with the answers
-    SGD family        a canary has a feature of its own: how much the published model raised the odds of its label
+    tables, sums      a canary has a cell of the table or a direction of its own: likelihood ratio of the released
+    numbers teachers' votes   a canary flips its teacher's vote by a random code over the queries: correlation with the
+    answers SGD family        a canary has a feature of its own: how much the published model raised the odds of its
+    label
 
-**Power.** Before anything is drawn, the audit computes the bound that the ideal attack would reach with that many
-canaries. A control repeats the audit for the same method planned with half the noise: if the audit does not detect that
-the control exceeds the claim, it would not have detected a fault of the run either.
+**Power.** Before anything is drawn, the audit computes the bound that an ideal attack would reach with the chosen
+number of canaries. A control repeats the audit for the same method planned with half the noise: if the audit does not
+detect that the control exceeds the claim, it would not have detected a fault of the run either.
 
 Shapes: M canaries of one release, N records, Q queries, C classes, W numbers per class.
 """
@@ -76,16 +77,16 @@ _EVENTS_ALIKE = 0.01  # relative; a repeated search for the noise may end at a s
 
 
 class AuditError(UsageError):
-    """An error: the run cannot be audited, or the audit could prove nothing; the message gives reason and remedy."""
+    """Raised if a run cannot be audited, or if the audit could prove nothing; the message gives reason and remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shadows:
-    """An attack on shadow releases of one kind; ``attack`` describes it.
+    """An attack on simulated ("shadow") releases of one kind, such as noisy tables; ``attack`` describes it in words.
 
-    ``play`` draws one release with the canaries whose coins (M,) are true, and returns the attack's score of every
-    canary. ``events``: the accountant's events of one release. ``is_gaussian``: the scores are normally distributed, or
-    sums of many parts. ``is_pure``: the noise is Laplace.
+    ``play(coins)`` draws one release that includes the canaries whose coins (M,) are true, and returns the attack's
+    score (M,) of every canary. ``events``: the accountant's events of one release. ``is_gaussian``: the scores are
+    normally distributed, or sums of many terms. ``is_pure``: the noise is Laplace.
     """
 
     attack: str
@@ -101,8 +102,9 @@ def audit_run(
 ) -> tuple[Audit, Path]:
     """Audit the finished run in ``root``; write ``audit.json`` and ``audit.html``, and return the audit and its page.
 
-    Both files are written to ``public/``, or with ``on_private`` to ``private/``. AuditError for a run without a
-    guarantee, for a method without an attack here, and for too few canaries to detect half the noise.
+    Both files are written to ``public/``, or with ``on_private``, which adds the canaries to the private records, to
+    ``private/``. AuditError for a run without a guarantee, for a method whose releases no attack here applies to, and
+    for too few canaries to detect half the noise.
     """
     run, config = finished_run(root)
     statement = context.read_statement(run) if run.statement.is_file() else None
@@ -154,10 +156,12 @@ def _attacked(
     *,
     centred: bool,
 ) -> AuditedRelease:
-    """Plan the number of guesses, draw the releases of audit and control, and count the right guesses.
+    """Plan the number of guesses, draw the releases of audit (``shadows``) and control, and return how many guesses are
+    right.
 
-    ``centred``: subtract from each canary's score its mean over releases. AuditError if ``num_canaries`` are too few to
-    detect half the noise.
+    ``statement``: the claim. ``part``: the records that the releases read, "private" or "test". ``centred``: subtract
+    from each canary's score its mean over releases. AuditError if ``num_canaries`` are too few to detect half the
+    noise.
     """
     assert statement.epsilon is not None
     delta, num_releases = statement.delta, -(-num_canaries // shadows.num_canaries)
@@ -229,7 +233,7 @@ def _attacked(
 
 
 def _noises(event: Any) -> dict[str, float]:
-    """Return the scales of an event's noises by field name; for Laplace noise 1/epsilon."""
+    """Return the noise scales of a privacy event by field name; for Laplace noise 1/epsilon."""
     if isinstance(event, LaplaceReleases):
         return {"epsilon": 1 / event.epsilon}
     return {
@@ -241,7 +245,7 @@ def _noises(event: Any) -> dict[str, float]:
 
 
 def with_noise_share(event: Any, factor: float) -> Any:
-    """Return the event with ``factor`` times the noise on everything that it releases."""
+    """Return the privacy event ``event`` with all of its noise scales multiplied by ``factor``."""
     if isinstance(event, LaplaceReleases):
         return replace(event, epsilon=event.epsilon / factor)
     return replace(event, **{name: value * factor for name, value in _noises(event).items()})
@@ -291,7 +295,8 @@ def shadows_of(
 
 
 def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
-    """Return the features of ``count`` made-up records, random with a fixed seed, in the form of the run's records."""
+    """Return the features of ``count`` made-up records, which have the form of the run's records (``facts``) and are
+    random with a fixed seed."""
     generator, shape = np.random.default_rng(0), (count, *facts.record_shape)
     if facts.kind == "image":
         return torch.from_numpy(generator.integers(256, size=shape).astype(np.uint8))
@@ -318,7 +323,8 @@ def _joined(one: Split, other: Split) -> Split:
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowData:
-    """The data of shadow releases: ``dataset`` with its public records, and two kinds of private records.
+    """The data from which shadow releases are drawn: ``dataset`` with the public records, and two kinds of private
+    records.
 
     ``others`` are included in every release. ``canaries`` holds all canaries, each as ``copies`` consecutive records.
     """
@@ -329,7 +335,8 @@ class ShadowData:
     copies: int
 
     def with_canaries(self, included_M: Coins) -> Dataset:
-        """Return the data set with the canaries whose coins are true."""
+        """Return the data set with those canaries whose coins ``included_M`` are true, and all other private
+        records."""
         rows = np.flatnonzero(np.repeat(included_M, self.copies))
         return replace(self.dataset, private=_joined(self.others, self.canaries.take(rows.tolist())))
 
@@ -343,8 +350,9 @@ def _setting(
     loaded: Dataset | None,
     is_embedded: bool,
 ) -> ShadowData:
-    """Return the data of shadow releases: public records ``public_x``, ``canaries`` (x, y, z), and other private
-    records, which are those of ``loaded`` or, if None, ``num_others`` made-up ones."""
+    """Return the data of shadow releases: public records with features ``public_x``, ``canaries`` (their features,
+    labels and groups), and other private records, which are those of ``loaded`` or, if None, ``num_others`` made-up
+    ones."""
     sizes = len(facts.label_names), len(facts.group_names)
 
     def made(x: Tensor, name: str, **options: Any) -> Split:
@@ -379,7 +387,7 @@ def _setting(
 
 
 def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = None) -> Training:
-    """Return the context of a release that is neither charged to the odometer nor stored."""
+    """Return the context in which a method draws a release that is neither charged to the odometer nor stored."""
     return Training(
         dataset=dataset,
         model=model or torch.nn.Identity(),
@@ -399,13 +407,13 @@ def _declared_size(config: Method) -> int:
 
 def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
     """Return the log-likelihood ratio between ``released`` numbers with and without ``added`` in them, under Gaussian
-    noise of ``stddev``, summed over axis 0."""
+    noise of standard deviation ``stddev``, summed over the first axis."""
     return ((released - added / 2) * added / stddev**2).sum(axis=0)
 
 
 def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Dataset | None) -> Shadows:
-    """Return an attack on the tables of record_votes: one canary for each prototype and each label (and group, if the
-    method reads groups)."""
+    """Return an attack on the tables of record_votes: one canary for each prototype (a centre of public records) and
+    each label, and for each group if the method reads groups."""
     kept = read_release(run.released)[0].arrays
     num_classes, num_rows = len(facts.label_names), len(facts.label_names)
     if config.reads_groups:
@@ -453,8 +461,8 @@ def _sums(
     events: Sequence[Event],
     loaded: Dataset | None,
 ) -> Shadows:
-    """Return an attack on noisy sums of feature vectors, their products and residuals: one canary along each
-    coordinate."""
+    """Return an attack on noisy sums of feature vectors, of their products and of residuals: for each coordinate, one
+    canary whose features lie along it."""
     if isinstance(config, ResidualVotes):
         # The run's released sums chose the curvature; those of a shadow release might choose the other.
         kind = "private" if any(isinstance(event, mechanism_events.MomentSums) for event in events) else "public"
@@ -500,8 +508,8 @@ def _sums(
 def _sums_and_gains(
     config: WeightedVotes | ResidualVotes | AdaSsp, released: Released, canaries: Dataset
 ) -> list[tuple[Numbers, Numbers, float]]:
-    """Return each released sum, what all canaries add to it given the sums released before, and the standard deviation
-    of its noise."""
+    """Return three things for each released sum: its released values, what all canaries add to it given the earlier
+    released sums, and the standard deviation of its noise."""
     arrays, parts = released.arrays, list[tuple[Numbers, Numbers, float]]()
     if isinstance(config, AdaSsp):
         sums, moments, _ = (event.noise_stddev_votes for event in config.events())
@@ -534,7 +542,8 @@ def _sums_and_gains(
 
 
 def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
-    """Return an attack on published models of the DP-SGD family: each canary has a feature that no other record has."""
+    """Return an attack on published models of the DP-SGD family: each canary has a feature of its own, which is 0 in
+    every other record."""
     rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
@@ -592,8 +601,8 @@ def _votes(
     noise_share: float,
     on_private: bool,
 ) -> Shadows:
-    """Return an attack on answers to queries: a canary changes its teacher's vote from one of two classes to the other,
-    in every query, and a random code over the queries says from which."""
+    """Return an attack on answers to queries: in every query a canary changes its teacher's vote from one of two
+    classes to the other. Which of the two it changes to is random for each query and known to the attacker."""
     mechanism, target = config.mechanism, config.target
     if target.epsilon is not None:
         mechanism = mechanism_within(
@@ -655,8 +664,8 @@ def _votes(
 
 
 def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:
-    """Return an attack on the counts of DP-postprocessing: for every label and prediction there are canaries, whose
-    coin decides between two groups."""
+    """Return an attack on the counts of DP-postprocessing: for every label and prediction there are canaries, and the
+    coin of each decides to which of two groups it belongs."""
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     epsilon, pairs = config.target.epsilon, num_groups // 2
     pair_M, label_M, said_M = np.indices((pairs, num_classes, num_classes)).reshape(3, -1)
@@ -700,8 +709,8 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
 def _metrics(
     run: RunDirectory, facts: DataRecord, event: PredictionTables, config: Method, loaded: Dataset | None
 ) -> Shadows:
-    """Return an attack on the noisy table of private metrics: a canary for every group, label and prediction that the
-    model makes."""
+    """Return an attack on the noisy table of private metrics: a canary for every combination of group, true label and
+    prediction that the model makes."""
     # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     tried_x = _varied(facts, _MOST_EACH, scale=_LOUD)

@@ -74,11 +74,12 @@ _SENSELESS = (UserError, OSError, LookupError, TypeError, ValueError, AttributeE
 
 
 def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
-    """Write the bundle of the run in ``root`` to the zip file ``out`` (None: ``root / "bundle.zip"``); return its path
-    and the digest in its head.
+    """Write all published files of the run in ``root`` to the zip file ``out`` (None: ``root / "bundle.zip"``); return
+    its path and the digest in its ``head.json``.
 
-    The card is written first if it is missing or does not match the statement. RunFolderError for a folder without a
-    run, RunDirectoryError for a run that published nothing, PlaceError where ``out`` cannot be written.
+    The model card is written first if it is missing or does not match the privacy statement. RunFolderError for a
+    folder without a run, RunDirectoryError for a run that published nothing, PlaceError where ``out`` cannot be
+    written.
     """
     run = run_at(root)
     out = root / "bundle.zip" if out is None else out
@@ -137,16 +138,17 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
 
 
 def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the head of a bundle: the claim, the SHA-256 of every file by name (``files``), and one digest over
-    both."""
+    """Return the content of a bundle's ``head.json``: the privacy claim, the SHA-256 of every file by name (``files``),
+    and one digest over both."""
     plain = asdict(statement)
     bound = {"format": FORMAT, "claim": {name: plain[name] for name in CLAIM}, "files": dict(sorted(files.items()))}
     return bound | {"digest": hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()}
 
 
 def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict[str, Any]]:
-    """Return the events of the statement, or with ``part`` those on test or validation records, each with kind, unit
-    and relation. Events whose kind another package defines are returned unchanged."""
+    """Return the privacy events of the statement as JSON values, or with ``part`` ("test" or "validation") those on
+    these records, each with kind, unit and relation. Events of a kind that another package defines are returned
+    unchanged."""
     found = []
     for values in statement.events if part is None else statement.part_events[part]:
         try:
@@ -159,12 +161,14 @@ def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return ``value`` as strict JSON in bytes, the form of every file that is written for a bundle."""
+    """Return ``value`` as the bytes of a strict JSON document, in the format of every JSON file that is made for a
+    bundle."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def published_statement(run: RunDirectory) -> PrivacyStatement:
-    """Return the statement of a run that may be published; RunDirectoryError, with the reason, for any other run."""
+    """Return the privacy statement of a published run; RunDirectoryError, with the reason, if nothing of the run may be
+    published."""
     if not run.statement.is_file():
         raise RunDirectoryError(
             f"{run.statement}: missing, so there is nothing to bundle. A run of a method without privacy publishes "
@@ -185,8 +189,8 @@ def published_statement(run: RunDirectory) -> PrivacyStatement:
 
 
 def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
-    """Write the model card unless both of its files match this statement and student. The intended use that an earlier
-    card states is kept."""
+    """Write the model card, unless both of its files (HTML and JSON) match this statement and the run's student. The
+    new card repeats the intended use that an earlier one states."""
     use: Mapping[str, Any] = {}
     if run.card.is_file():
         card = read_json(run.card)
@@ -204,16 +208,16 @@ def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
 
 
 class BundleError(UsageError):
-    """An error: the path is not that of a bundle."""
+    """Raised for a path that is not that of a bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The result of checking a bundle.
 
-    ``differs`` lists every difference that was found; the claim holds if there is none. ``recomputed`` is the
-    independent accountant's epsilon, None if it could not compute one. ``not_checked`` lists what cannot be checked
-    from a bundle.
+    ``differs`` lists every difference between the bundle and what verification expects; the claim holds if there is
+    none. ``recomputed`` is the independent accountant's epsilon, None if it could not compute one. ``not_checked``
+    lists what cannot be checked from a bundle.
     """
 
     digest: str
@@ -279,7 +283,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
 
 @dataclass
 class _Check:
-    """Runs the checks of one bundle and collects their results."""
+    """The checks of one bundle, and their results so far."""
 
     bundle: RunDirectory
     checked: list[str] = field(default_factory=list)
@@ -292,8 +296,8 @@ class _Check:
     """The statement too, for the checks that run only after it was read, so that they need not ask for None."""
 
     def run(self, check: Callable[[], str | None]) -> None:
-        """Run one check; a malformed file counts as a difference. Until the statement is read, only the checks
-        ``files`` and ``claim`` run."""
+        """Run one check and store what it returns; a malformed file counts as a difference. Until the statement is
+        read, only the checks ``files`` and ``claim`` run."""
         if self.statement is None and check not in (self.files, self.claim):
             return
         before = len(self.differs)
@@ -313,8 +317,8 @@ class _Check:
     def require_claim(
         self, file: str, values: Mapping[str, Any], statement: PrivacyStatement, names: Iterable[str] = CLAIM[:-1]
     ) -> None:
-        """Add a difference for each of the fields ``names`` in which ``values`` of ``file`` do not equal the
-        statement."""
+        """Record a difference for each of the fields ``names`` in which ``values``, the content of ``file``, do not
+        equal the statement."""
         # By default without the noise, which record.json and audit.json do not state.
         for name in names:
             found, stated = values.get(name), getattr(statement, name)
@@ -421,7 +425,7 @@ class _Check:
         return f"the student {digest[:12]} is that of card and head"
 
     def release(self) -> str | None:
-        """Check that the statement lists all events of the release that the student learned from."""
+        """Check that the statement lists all privacy events of the release that the student learned from."""
         if not self.bundle.released.is_file():
             return None
         released, _ = read_release(self.bundle.released)
@@ -432,7 +436,8 @@ class _Check:
         return "the release's events are in the statement"
 
     def metrics(self) -> str | None:
-        """Check that private metrics follow from the noisy table, and that the statement lists the table's event."""
+        """Check that private metrics equal those computed here from the released noisy table, and that the statement
+        lists the table's privacy event."""
         measured, card = read_evaluation(self.bundle), read_card(self.bundle.student)
         stated = {"record.json": _json(self.bundle, "record.json").get("metrics", "outside")}
         stated["statement.json"] = "private" if "test" in self.said.part_events else measured.metrics
@@ -487,8 +492,8 @@ class _Check:
         return f"the settings are those that were chosen among {len(candidates)}"
 
     def audit(self) -> str | None:
-        """Check that an audit is of these settings, that its bounds follow from its counts, and that none exceeds the
-        stated epsilon."""
+        """Check that an audit is of the run's settings, that its lower bounds follow from its counts, and that none
+        exceeds the stated epsilon."""
         if not self.bundle.audit.is_file():
             self.require(not self.bundle.audit_page.is_file(), "audit.html: a page without audit.json")
             return None
@@ -508,7 +513,8 @@ class _Check:
         return f"an audit of these settings by made records: {audit.proved():.2f} is proved of the stated epsilon"
 
     def card(self) -> str:
-        """Check that card and page equal those computed here from statement, metrics and student."""
+        """Check that the model card and its page equal those that are computed here from statement, metrics and
+        student."""
         given = _json(self.bundle, "card.json")
         fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
         card = card_of(
@@ -555,13 +561,14 @@ def _json(bundle: RunDirectory, name: str) -> Any:
     # Bundles come from others: nothing is read that could fill the memory.
     path = bundle.public / name
     if path.stat().st_size > _MOST_TEXT:
-        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the most that is read")
+        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the most that is read of a file")
     return json.loads(path.read_bytes()) if name == EVENTS else read_json(path)
 
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[RunDirectory]:
-    """Yield the bundle at ``path`` as a folder; BundleError for anything that is not a bundle."""
+    """Context manager: inside the ``with`` block the bundle at ``path`` is a folder, which is yielded. BundleError for
+    anything that is not a bundle."""
     if path.is_dir():
         if not (path / HEAD).is_file():
             raise BundleError(
@@ -605,15 +612,15 @@ Kind = Literal["filled", "operator", "open"]
 
 
 class DossierError(UserError):
-    """An error: a dossier is damaged, or its signature is not valid."""
+    """Raised for a dossier that is damaged, or whose signature is not valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a dossier's form: its name or section in the form (``place``) and its ``value``.
+    """One line of a dossier: its name or section in the form (``place``) and its ``value``.
 
-    The value is computed only from the fields ``read_from``, each written ``FILE:NAME.NAME``. It is None unless the
-    line is filled; the ``note`` of an open line says what would fill it.
+    The value is computed only from the fields ``read_from``, each written ``FILE:NAME.NAME``. It is None if no file has
+    these fields or only the operator knows the value; the ``note`` of an open line says what would fill it.
     """
 
     place: str
@@ -624,8 +631,8 @@ class Line:
 
 
 def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Return the paths of the public files from which dossiers are filled in, and the values of those that are JSON,
-    both by file name."""
+    """Return the paths of a run's public files from which dossiers are filled in, and the contents of the JSON files
+    among them, both by file name."""
     run = run_at(root)
     require_card(run, published_statement(run))
     names = ("card.json", "metrics.json", "record.json", "statement.json", "audit.json")
@@ -662,14 +669,14 @@ def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
 
 
 def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the kinds of ``events`` whose noise is floating-point."""
+    """Return the kinds of those privacy events whose noise is floating-point."""
     kinds = {"PoissonGaussians", "PoissonGaussianLaplaces", "AttributeGaussians", "SecretBatchAttributeGaussians"}
     flat = [each for event in events for of in event.get("trials", [[event]]) for each in of]
     return sorted({event["kind"] for event in flat} & kinds)
 
 
 def _other_content(epsilon: float, delta: float, relation: str) -> float:
-    """Return the least share of wrong guesses of an attacker who guesses which of two contents one unit has."""
+    """Return the least share of wrong guesses of an attacker who guesses which of two contents one privacy unit has."""
     if relation == _ADDED:  # another content: one unit is taken out, and another one put in
         epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     return least_wrong(epsilon, delta)
@@ -693,11 +700,10 @@ def make_dossier(
     root: Path, form: Form, *, sign: Callable[[bytes], Mapping[str, str]] | None = None, out: Path | None = None
 ) -> tuple[dict[str, Path], dict[Kind, int]]:
     """Write the dossier of the published run in ``root`` as JSON and as text; return both paths, and the number of
-    lines of each kind.
+    lines of each kind (filled, operator, open).
 
     ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``. The text is written next to it. ``sign`` maps the
-    content to the operator's public ``key`` and ``ed25519`` signature. Errors as in
-    :func:`fairpate.run.bundle.write_bundle`.
+    content to the operator's public ``key`` and ``ed25519`` signature. Errors as in :func:`write_bundle`.
     """
     files, values = dossier_values(root)
     lines = dossier_lines(form, values)

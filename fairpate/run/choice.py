@@ -1,11 +1,12 @@
 """Choose settings within the privacy guarantee, by private validation records: models of one release, or trainings.
 
-**Among models that learn from one release** (:func:`select_settings`) training has no privacy cost, but scores have:
-one validation record may change the score of every candidate, so noise for one score would not suffice. The
-exponential mechanism (McSherry and Talwar 2007) costs no more for many candidates than for two. A unit adds to each
-score a whole number from 0 to ``WEIGHT``, and the probability of a candidate is proportional to exp(epsilon score /
-WEIGHT). An added unit lowers no score, so numerator and normaliser change in the same direction, each by a factor of at
-most exp(epsilon). If neighbours replace a unit, scores may change in both directions, and the exponent is half of that.
+**Among models that learn from one release** (:func:`select_settings`) training has no privacy cost, but scoring has:
+one validation record may change the score of every candidate model, so noise that suffices for one score would not
+suffice for all. The exponential mechanism (McSherry and Talwar 2007) costs no more for many candidates than for two. A
+unit adds to each score a whole number from 0 to ``WEIGHT``, and the probability of a candidate is proportional to
+exp(epsilon score / WEIGHT). An added unit lowers no score, so numerator and normaliser change in the same direction,
+each by a factor of at most exp(epsilon). If neighbouring data sets differ in a replaced unit, scores may change in both
+directions, and the exponent is half as large.
 
 **Among trainings that each read private records** (:func:`select_by_trials`) the best of a secret random number K of
 trials is published (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A trial draws its settings at random from
@@ -134,11 +135,11 @@ def _candidates(
     of_all: Callable[[AnyMethod], dict[str, Any]],
     why: str,
 ) -> list[AnyMethod]:
-    """Check the settings to choose from, and return them with the checksums of their weights files.
+    """Check the settings to choose from, and return them with the checksums of the files of their initial weights.
 
-    ConfigError unless there are at least two; unless all are of methods of the class ``kind`` (``words`` describes
-    them); unless ``of_all(config)`` is the same for all (``why`` it has to be); and without separate validation
-    records.
+    ConfigError if there are fewer than two, if a method is not of the class ``kind`` (``words`` describes the class),
+    if ``of_all(config)`` is not the same for all (``why``: the reason, for the message), and without separate
+    validation records.
     """
     # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
     found = [with_pinned_weights(config) for config in configs if isinstance(config, kind)]
@@ -159,8 +160,8 @@ def _candidates(
 
 
 def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntArray:
-    """Return what a right prediction on a record of each group adds to a score (G,), at most ``WEIGHT``: inversely
-    proportional to the group's share in the population, or the same for all groups without ``shares``.
+    """Return the weight (G,) that a right prediction on a record of each group adds to a score, at most ``WEIGHT``:
+    inversely proportional to the group's share in the population, or the same for all groups without ``shares``.
 
     ConfigError unless ``shares`` has a share in (0, 1] for exactly the groups of the data.
     """
@@ -195,7 +196,7 @@ def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSour
 
 
 class TrialsError(UserError):
-    """An error: every trial failed, so there is no model; the privacy cost was charged."""
+    """Raised if every trial failed, so that there is no model; the privacy cost was charged."""
 
 
 MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
@@ -204,7 +205,8 @@ MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Suppress progress, warnings and logs inside the block: they would reveal the number of trials or a losing one."""
+    """Context manager: suppress progress, warnings and logs inside the ``with`` block, as they would reveal the number
+    of trials or a losing trial."""
     # Restored afterwards, as the caller may have disabled some levels itself.
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -217,11 +219,11 @@ def unheard() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """The plan of a choice among trainings: the ``epsilon`` of one training, all ``trainings`` as one event, and all
-    ``scores`` as another.
+    """The plan of a choice among trainings: the ``epsilon`` of one training, all ``trainings`` as one privacy event,
+    and all ``scores`` as another.
 
-    Each of the two events costs the epsilon that the user asked for, on disjoint records. Each score has noise of
-    standard deviation ``noise_stddev_records``.
+    Each of the two events costs the epsilon that the user asked for; they read disjoint records. Each score has noise
+    of standard deviation ``noise_stddev_records``, in records.
     """
 
     epsilon: float
@@ -230,7 +232,7 @@ class Trials:
     noise_stddev_records: float
 
     def with_noise(self, exact: int, source: NoiseSource) -> int:
-        """Return the score ``exact`` plus the planned noise."""
+        """Return the integer score ``exact`` plus the planned noise, drawn from ``source``."""
         return exact + discrete_gaussian.sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
 
 
@@ -242,10 +244,11 @@ def with_epsilon(config: PrivateMethod, epsilon: float) -> PrivateMethod:
 def plan_trials(
     candidates: Sequence[tuple[Any, Dataset]], *, epsilon: float, delta: float, expected_trials: float
 ) -> Trials:
-    """Plan trials that together cost at most ``epsilon`` at ``delta``, and at least 99.5 % of it.
+    """Return a plan of trials that together cost at most ``epsilon`` at ``delta``, and at least 99.5 % of it.
 
     ``candidates``: the settings that trials draw from, each with its data set. ConfigError for a method whose events
-    are not known before training, for events without Renyi curves, and if no trial is cheap enough for the target.
+    are not known before training, for events without Renyi curves, and if even the least epsilon of one trial makes all
+    trials exceed the target.
     """
     of_one = epsilon
     # Step by step: no formula gives the cost of one trial from that of all.
@@ -290,8 +293,8 @@ def plan_trials(
 
 @dataclass(frozen=True, kw_only=True)
 class _TrialsFolder(RunDirectory):
-    """The paths of trials for their release log: the receipt lies in ``workplace``, because ``root``, the folder of the
-    published run, is created only after the last trial."""
+    """The paths of trials for their release log. The receipt (the record of what was charged) is in ``workplace``,
+    because ``root``, the folder of the published run, is created only after the last trial."""
 
     receipt = PathIn("workplace", "release.json")
 
@@ -319,9 +322,9 @@ def select_by_trials(
     """Publish the model of the best of a secret number of trials in ``out / "model"``; resumable.
 
     ``configs``: the settings that trials draw from; their own ``target.epsilon`` is not read. ``epsilon``: the privacy
-    cost of all trainings together, and also that of all scores, at their ``target.delta``. ``group_shares`` as in
-    :func:`select_settings`. ConfigError for settings whose events are not known before training or that read different
-    records, TrialsError if every trial failed; other errors as in :func:`fairpate.run.run.run_method`.
+    cost of all trainings together, and also the cost of all scores, at the settings' ``target.delta``. ``group_shares``
+    as in :func:`select_settings`. ConfigError for settings whose events are not known before training or that read
+    different records, TrialsError if every trial failed; other errors as in :func:`fairpate.run.run.run_method`.
     """
     run = RunDirectory(root=out / "model")
     candidates = _candidates(
@@ -334,7 +337,7 @@ def select_by_trials(
             "noise": config.noise,
             "evaluation": config.evaluation.model_dump(mode="json"),
         },
-        why="trials are charged together; give one value",
+        why="all trials are charged together; give these fields one value",
     )
     if candidates[0].noise != OS_ENTROPY:
         raise ConfigError(f"noise: a secret number of trials needs {OS_ENTROPY}, got {candidates[0].noise}; change it.")
@@ -451,9 +454,9 @@ def charge_trials(
 ) -> None:
     """Announce the ``cost`` of ``plan`` on the data set ``data``, then charge all trainings and all scores.
 
-    ``logs``: the release logs of trainings and of scores. ``also_tests``: private metrics follow, at the same ``cost``.
-    ``is_own``: the data set is the user's. LimitReachedError, with nothing charged, if a limit of the odometer would be
-    exceeded.
+    ``logs``: the release logs of trainings and of scores. ``also_tests``: private metrics on test records follow, at
+    the same ``cost``. ``is_own``: the data set is the user's own. LimitReachedError, with nothing charged, if a limit
+    of the odometer would be exceeded.
     """
     counted = list(zip(logs, (plan.trainings, plan.scores), strict=True))
     # All limits before the first charge: a refusal later would leave charges without a model.
@@ -474,7 +477,7 @@ def _best_trial(
     weights_G: IntArray,
     folder: Path,
 ) -> tuple[int, dict[str, Any]]:
-    """Run the trials that have no outcome in ``folder`` yet; return the index and the outcome of the best trial.
+    """Run the trials whose outcome is not stored in ``folder`` yet; return the index and the outcome of the best trial.
 
     ``drawn[i]`` is the index in ``planned`` of the settings that trial i trains with.
     """

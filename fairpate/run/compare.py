@@ -1,9 +1,9 @@
 """Compare methods: run the cells of a sweep as Ray tasks that share votes and releases, then report the frontier.
 
-A cell is one method with one setting, data set and seed. Cells that differ only in what follows the votes (mechanism,
-gate, budget, student) share the votes. Cells that differ only in what follows a release share it: it is drawn once and
-charged once. Votes and releases are stored under the digest of the settings that determine them, so that the next sweep
-finds them.
+A cell is one method with one setting, data set and seed. Cells that differ only in settings of the steps after the vote
+(mechanism, gate, budget, student) share the votes. Cells that differ only in settings of the steps after a release
+share the release: it is drawn once and charged once. Votes and releases are stored under the digest of the settings
+that determine them, so that the next sweep finds them.
 
 The driver alone writes results and charges releases to the odometer, so cells may run on any node with the same data
 files; models stay in the run directories of the node that trained them.
@@ -70,8 +70,8 @@ _ASSEMBLED_EVERY = 256
 class Comparison:
     """The outcome of a sweep: its ``folder``, and the rows of its tables, which are read on first access.
 
-    ``changed``: whether the tables changed. ``notion``: the notion of fairness that the pages show first. ``fair_at``:
-    the rule by which the user calls a model fair.
+    ``changed``: whether this call changed the tables. ``notion``: the notion of fairness that the pages show first.
+    ``fair_at``: the rule by which the user calls a model fair.
     """
 
     folder: SweepFolder
@@ -94,7 +94,7 @@ class Comparison:
 
     @property
     def withheld(self) -> list[Row]:
-        """The rows without privacy that are left out of the public table; empty if the sweep publishes them."""
+        """The rows of methods without privacy, which the public table leaves out; empty if the sweep publishes them."""
         unprotected = [row for row in self.operators_rows if row.is_unprotected and row.record is not None]
         return [] if self.folder.publish_unprotected else unprotected
 
@@ -209,8 +209,8 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
-    """Return whether a node is large enough for a cell; PoolError if there is none ``ray.wait_for_nodes_s`` seconds
-    after ``since``."""
+    """Return whether a node of the Ray cluster is large enough for a cell; PoolError if there is still none
+    ``ray.wait_for_nodes_s`` seconds after ``since``, a time of ``time.monotonic``."""
     tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:
@@ -223,8 +223,8 @@ def _require_room(sweep: SweepConfig, *, since: float) -> bool:
 
 
 def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
-    """Return the file that the cell may share with others: a release, or votes (a ``.parquet``); None if it shares
-    neither.
+    """Return the path of the file that the cell may share with other cells: a release, or votes (a ``.parquet``); None
+    if it shares neither.
 
     The file name is a digest of the settings that determine the content.
     """
@@ -252,8 +252,8 @@ def collect_shared_votes(
 ) -> dict[Path, str]:
     """Train missing teachers and collect their votes, one ensemble after the other, each on the whole cluster.
 
-    Votes and checkpoints are private. After an error the next ensemble is tried. Return the error messages, by the
-    path of the file of votes that could not be made.
+    Votes and checkpoints must not be published. After an error the next ensemble is tried. Return the error messages by
+    the path of the votes file that could not be made.
     """
     cell_of = {shared_file(cell, folder): cell for cell in cells}
     missing = {
@@ -275,7 +275,7 @@ def collect_shared_votes(
 
 
 def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPool | None = None) -> VoteBatch:
-    """Return the votes of the teachers of a cell that shares votes; checkpoints are stored in ``teachers``.
+    """Train the teachers of a cell and return their votes; checkpoints are stored in the folder ``teachers``.
 
     ``pool`` runs the training; None opens one by the cell's ``ray`` settings.
     """
@@ -330,8 +330,8 @@ def collect_shared_releases(
 
 
 def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
-    """Draw the release of ``config`` in ``out``, or read it if it exists; return its file's bytes and its row in the
-    odometer."""
+    """Draw the release of ``config`` in ``out``, or read it if it exists; return the bytes of the release's file and
+    its row in the odometer."""
     run = make_release(config.release_alone.model_copy(update={"out": out}), Reporter(quiet=True))
     release = read_receipt(run)
     assert release is not None
@@ -339,7 +339,8 @@ def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
 
 
 def count_cell(release: Release) -> None:
-    """Charge what a cell released to this machine's odometer, because a worker has an odometer of its own.
+    """Charge the release of a cell to this machine's odometer, because the worker that ran the cell has an odometer of
+    its own.
 
     LimitReachedError if it exceeds a limit that the worker did not know; the release is charged nevertheless.
     """
@@ -353,7 +354,7 @@ def count_cell(release: Release) -> None:
 
 
 class CellTimeoutError(RuntimeError):
-    """An error: a cell was interrupted because it ran longer than its time limit."""
+    """Raised in a cell that runs longer than its time limit, to interrupt it."""
 
 
 def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -361,7 +362,9 @@ def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> A
     worker's main thread."""
 
     def interrupt(*_: object) -> None:
-        raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
+        raise CellTimeoutError(
+            f"the cell ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise this limit, or train less."
+        )
 
     # A signal rather than a thread: it also interrupts a loop that never waits.
     signal.signal(signal.SIGALRM, interrupt)
@@ -387,8 +390,9 @@ def run_cells(
     """Run the ``missing`` cells on the running Ray; each result is written and charged as soon as it arrives.
 
     A cell fails at once if the file that it shares could not be made: ``faults`` has the messages by path. The tables
-    of all ``cells`` are written now and then, so that a driver that was killed leaves few files to read. Cells are
-    submitted before there is room for them, so that an autoscaler sees the demand; PoolError as in :func:`compare`.
+    of all ``cells`` are written from time to time, so that after a killed driver only few results have to be read from
+    files of single cells. Cells are submitted before there is room for them, so that an autoscaler sees the demand;
+    PoolError as in :func:`compare`.
     """
     import ray
 
@@ -468,8 +472,8 @@ def _compute(
 
 
 def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> list[Row]:
-    """Train and measure one cell in ``out``, without Ray. Return its public row, and, if its privacy cost depends on
-    votes, the row with that cost, which must not be published."""
+    """Train and measure one cell in ``out``, without Ray. Return its public row of results, and, if its privacy cost
+    depends on votes, a second row with that cost, which must not be published."""
     torch.set_num_threads(torch_threads)
     started = time.monotonic()
     config = with_pinned_weights(cell.config.model_copy(update={"out": out}))
@@ -496,7 +500,8 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
 
 
 def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
-    """Write the public page, its figures and the private page, unless both pages are newer than the tables."""
+    """Write a comparison's public page, the figures of that page, and its private page, unless both pages are newer
+    than the tables."""
     folder = comparison.folder
     pages, tables = (folder.report, folder.private_report), (folder.results, folder.private_results)
     if not comparison.changed and all(page.exists() for page in pages):
@@ -523,7 +528,8 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
 
 
 def comparison_outcome(comparison: Comparison) -> Output:
-    """Return the output of `fairpate compare`: the ranges of results by data set and method, warnings, and files.
+    """Return what `fairpate compare` prints: the ranges of results by data set and method, warnings, and paths of
+    files.
 
     As text: a table per data set with a line per method, at most 80 columns wide. Non-private results that may not be
     published are only counted.
@@ -658,11 +664,12 @@ group is refused much more often than another. This takes about a minute."""
 
 
 def demo(sweep: Path, out: Path) -> Output:
-    """Compare the methods of ``sweep`` in ``out``, or read what an earlier demo left there, and report the results.
+    """Compare the methods of the file ``sweep`` in the folder ``out``, or read the results of an earlier demo there,
+    and report them.
 
-    The private model with the highest validation accuracy is measured again with a reject option: a rule on its
-    answers, which reads no private record and so has no privacy cost. Each number of the table and of the sentences
-    below it is read from what the runs published.
+    The private model with the highest validation accuracy is measured again with a reject option: a rule that refuses
+    some predictions; it reads no private record, so it has no privacy cost. Each number of the table and of the
+    sentences below it is read from what the runs published.
     """
     say(_DEMO)
     comparison = compare_methods(sweeps.load_sweep(sweep), out=out, title="demo")
@@ -736,9 +743,9 @@ def claims_in_words(
 ) -> list[str]:
     """Return two sentences about the chosen ``method``; ``why`` says why it was chosen.
 
-    The first is on its guarantee and accuracy (``claims``), next to the accuracy of the same model ``without`` privacy;
-    the second on its parity gap without and with a reject option (``rejecting``), each with the verdict of the user's
-    rule.
+    The first is on its guarantee and accuracy (``claims``), compared with the accuracy of the same model ``without``
+    privacy. The second is on its demographic-parity gap without and with a reject option (``rejecting``), each with the
+    verdict of the user's rule of fairness.
     """
     guarantee, measured, less = claims.guarantee, claims.measured, rejecting.measured.measured(DEFAULT)
     gap = measured.measured(DEFAULT)

@@ -30,11 +30,11 @@ _ENSEMBLE = b"ensemble"
 
 
 class RunDirectoryError(UserError):
-    """An error: a file of the run is missing or damaged; nothing in the folder was changed."""
+    """Raised for a file of a run that is missing or damaged; nothing in the folder was changed."""
 
 
 class RunFolderError(RunDirectoryError, UsageError):
-    """An error: the folder contains no run, or a run of another configuration."""
+    """Raised for a folder that contains no run, or a run of another configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +127,8 @@ class RunDirectory:
         return read_json(self.environment).get("made_on") if self.environment.is_file() else None
 
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
-        """Raise RunDirectoryError if the statement, the student or its metrics are missing, or, as the arguments say,
-        the ledger or the votes."""
+        """Raise RunDirectoryError if the run's statement is missing, or its student with metrics, its ledger, or its
+        votes, as far as the arguments ask for them."""
         # Of a ledger in a database, only its place is in the folder.
         ledger = self.ledger_place if self.ledger_place.exists() and not self.ledger.exists() else self.ledger
         of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
@@ -149,7 +149,8 @@ def run_at(root: Path) -> RunDirectory:
 
 @contextmanager
 def sole_worker(folder: Path, command: str) -> Iterator[None]:
-    """Lock a folder that ``command`` writes to; RunDirectoryError if another process has locked it."""
+    """Context manager: lock ``folder``, to which ``command`` writes, inside the ``with`` block; RunDirectoryError if
+    another process has locked it."""
     with (folder / LOCK).open("a") as lock:  # not "w", which would empty a file that a link points to
         try:
             # The lock belongs to the open file: it ends with its process, so that a crash leaves no stale lock.
@@ -160,18 +161,20 @@ def sole_worker(folder: Path, command: str) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Write ``text`` atomically, as UTF-8; with ``private`` only the file's owner may read it."""
+    """Write ``text`` to ``path`` atomically, as UTF-8; with ``private`` only the file's owner may read it."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), private=private)
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
-    """Write strict JSON atomically; ValueError for NaN or infinity, which the caller must replace by null."""
+    """Write ``value`` to ``path`` as strict JSON, atomically; ValueError for NaN or infinity, which the caller must
+    replace by None."""
     # NaN is no JSON: browsers and other languages would refuse the whole file.
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", private=private)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read an object that :func:`write_json` wrote. RunDirectoryError for a missing or damaged file."""
+    """Return the JSON object in ``path``, which :func:`write_json` wrote. RunDirectoryError for a missing or damaged
+    file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -184,8 +187,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields in which two configurations differ, by dotted name in order, each with the words
-    ``name: before -> now``; a missing value is None."""
+    """Return the fields in which two configurations differ, as a mapping from dotted names, sorted, to texts ``name:
+    before -> now``; a missing value is shown as None."""
     # Earlier versions may not have written empty sections.
     old, new = ({path: leaf for path, leaf in flattened(values).items() if leaf != {}} for values in (before, now))
     names = sorted(old.keys() | new.keys())
@@ -193,7 +196,7 @@ def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def read_statement(run: RunDirectory) -> PrivacyStatement:
-    """Return the published statement; RunDirectoryError if it is missing or damaged."""
+    """Return the published privacy statement; RunDirectoryError if it is missing or damaged."""
     values = read_json(run.statement)
     try:
         return restored(PrivacyStatement, values)
@@ -252,7 +255,8 @@ def require_data_by_name(run: RunDirectory) -> None:
 
 
 def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
-    """Raise RunDirectoryError if the run's student was trained on other data than ``record`` describes."""
+    """Raise RunDirectoryError if the description of the run's ``student`` shows that it was trained on other data than
+    ``record`` describes."""
     # A model of other data with equal names and shape is not detected: its file holds no digest of records.
     words = ("label_names", "group_names", "sensitive_attribute")
     differing = [name for name in words if getattr(record, name) != getattr(student, name)]
@@ -266,7 +270,8 @@ def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCa
 
 
 def write_votes(batch: VoteBatch, path: Path) -> None:
-    """Write one row per query: record_id, group, and the number of votes per class. Metadata identify the ensemble."""
+    """Write votes to a Parquet file with one row per query: record_id, group, and the number of votes per class. The
+    file's metadata identify the ensemble of teachers."""
     # The type is given, because from no rows Arrow would infer the type null.
     votes = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
     table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": votes})
@@ -291,8 +296,8 @@ def read_votes(path: Path) -> VoteBatch:
 
 
 def write_labels(labelled: LabelledSet, path: Path) -> None:
-    """Write one row per answered query, in order of submission: record_id, group, label, and noisy counts if
-    released."""
+    """Write released labels to a Parquet file with one row per answered query, in order of submission: record_id,
+    group, label, and noisy counts if released."""
     columns = {"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels}
     if labelled.counts is not None:
         columns["counts"] = pa.array(labelled.counts.tolist(), type=pa.list_(pa.int64(), labelled.counts.shape[1]))

@@ -1,4 +1,4 @@
-"""Make the folder of a run for a configuration, or reopen it with the configuration and data set recorded in it.
+"""Make the folder of a run for a configuration, or reopen an existing one with its recorded configuration and data set.
 
 A folder that contains a run of another configuration is refused, with the fields that differ.
 """
@@ -72,7 +72,7 @@ class UnprotectedRun(ShownRun):
 
 
 def check_run_directory(config: Method) -> RunDirectory:
-    """Check that a run of this configuration may use its folder, and return the folder; nothing is written.
+    """Check that a run of ``config`` may use the folder ``config.out``, and return this folder; nothing is written.
 
     Errors as in :func:`create_run_directory`.
     """
@@ -111,7 +111,8 @@ def check_run_directory(config: Method) -> RunDirectory:
 
 
 def create_run_directory(config: Method) -> RunDirectory:
-    """Return the folder of this configuration: a new one, or that of an earlier, perhaps unfinished, run of it.
+    """Return the folder ``config.out``: a new one, or that of an earlier, perhaps unfinished, run of the same
+    configuration.
 
     RunFolderError, with the differing fields, if the folder holds a run of another configuration. PlaceError if the
     folder cannot be written.
@@ -140,7 +141,7 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
 
 
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:
-    """Return the finished run in ``root`` and its configuration. RunDirectoryError if a stage is missing."""
+    """Return the finished run in ``root`` and its configuration. RunDirectoryError if the run is not finished."""
     run, config = open_run_directory(root)
     run = run if config.is_private else UnprotectedRun(root=root)
     run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
@@ -150,8 +151,8 @@ def finished_run(root: Path) -> tuple[RunDirectory, Method]:
 def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool) -> None:
     """Record the data set that ``run`` is trained on; RunDirectoryError if another one was recorded before.
 
-    ``given_from_python``: the caller passed the data set in. It is then also compared by a digest of its records, which
-    is stored in ``private/``.
+    ``given_from_python``: the caller passed the data set in. Then a digest of its records, which is stored in
+    ``private/``, is compared too.
     """
     found = context.recorded_data(run)
     same = ("name", "kind", "label_names", "group_names", "sensitive_attribute", "unit")
@@ -206,8 +207,8 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
 
 
 def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
-    """Return ``dataset`` as the method reads it. If only the attribute is protected, records are reordered and renamed
-    so that neither order nor names reveal it.
+    """Return ``dataset`` as the method reads it. If the method protects only the sensitive attribute, records are
+    reordered and renamed so that neither order nor names reveal the attribute.
 
     The key of the order is drawn once per run and stored in ``private/``. With seeded noise it is derived from the
     seed.
@@ -233,7 +234,8 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
 
 
 def _digest(dataset: Dataset) -> str:
-    """Return a digest of all records in order. It is private, because it would confirm a guess about the records."""
+    """Return a digest of all records in order. The digest must not be published, because it would confirm a guess about
+    the records."""
     # Test records given with votes made elsewhere, where no record is private, may be named later.
     if not len(dataset.private):
         dataset = replace(dataset, test=dataset.private)
@@ -256,8 +258,8 @@ def _digest(dataset: Dataset) -> str:
 def read_student(run: RunDirectory, *, is_free: bool) -> Student:
     """Return the published student without its embedding, because :func:`load_for` embeds the records.
 
-    RunDirectoryError for a damaged file. ``is_free``: the error says that the student can be trained again at no
-    privacy cost.
+    RunDirectoryError for a damaged file. ``is_free``: the student can be trained again at no privacy cost, and the
+    error message says so.
     """
     from student.student import load_student  # with torch, which most readers of a run do not need
 
@@ -276,8 +278,8 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
 
 
 def environment() -> dict[str, Any]:
-    """Return what a run records about its environment: date, versions of this project and its libraries, machine, and
-    the git revision if known."""
+    """Return the environment that a run records, by name: date, versions of this project and its libraries, machine,
+    and the git revision if known."""
     return {
         "fairpate": __version__,
         "made_on": datetime.now(UTC).date().isoformat(),

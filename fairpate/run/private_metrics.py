@@ -1,7 +1,7 @@
-"""Metrics on test records: exact ones, or one noisy table of predictions and everything that is estimated from it.
+"""Metrics on test records: exact ones, or estimates from one noisy table of predictions.
 
 The table counts test records by group z, true label y and predicted label k, and for calibration by declared bins of
-the model's score, with exact discrete Gaussian noise on every cell, empty ones too
+the model's score, with exact discrete Gaussian noise on every cell of the table, empty ones too
 (:class:`fairpate.privacy.mechanism_events.PredictionTables`). A privacy unit has a total weight of ``WEIGHT``: a record
 adds it to one cell, a person divides it among the person's records. Rates, gaps and ratios are functions of the
 released table, so they have no further privacy cost.
@@ -16,15 +16,17 @@ names depend on content are refused for that relation.
 because its gate depends on earlier records, so that one record could change all later answers; it is simulated on
 records that are made up from the noisy table.
 
-**Intervals.** With A noisy hits in a cells among B noisy records in m cells, n of them real, A - p B has variance
-n p (1 - p) + s^2 (a (1 - p)^2 + (m - a) p^2) at the true share p: sampling, and noise of standard deviation s. The
-interval contains every p at which |A - p B| is at most z standard deviations: Wilson's interval without noise,
-Fieller's without sampling. n is estimated by B. It is undefined unless B itself is more than z standard deviations of
-its noise above 0. Differences join two such intervals by the distances of their ends from the estimate (Newcombe 1998;
-MOVER, Zou and Donner 2008), ratios do so in logarithms. The interval of a largest difference goes up to the largest
-upper end, and down to the largest lower end at a margin that is simulated (:func:`_low_of_largest`).
+**Intervals.** Let A be a noisy number of hits (the sum of a cells of the table) among B noisy records (the sum of m
+cells), and n the true number of these records. Then A - p B has variance n p (1 - p) + s^2 (a (1 - p)^2 + (m - a) p^2)
+at the true share p: sampling, and noise of standard deviation s. The interval contains every p at which |A - p B| is at
+most z standard deviations: Wilson's interval without noise, Fieller's without sampling. n is estimated by B. The
+interval is undefined unless B itself is more than z standard deviations of its noise above 0. Differences join two such
+intervals by the distances of their ends from the estimate (Newcombe 1998; MOVER, Zou and Donner 2008), ratios do so in
+logarithms. The interval of a largest difference goes up to the largest upper end, and down to the largest lower end at
+a margin that is simulated (:func:`_low_of_largest`).
 
-Shapes: N records, B bins of scores, G groups, Y true labels, C predicted classes, E events.
+Shapes: N records, B bins of scores, G groups, Y true labels, C predicted classes, E outcomes whose rates a notion of
+fairness compares (in code ``events``, where they are not privacy events).
 """
 
 from __future__ import annotations
@@ -72,13 +74,15 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
     """Raise ConfigError if the method or the data set does not allow metrics of the kind ``evaluation.metrics``."""
     if config.evaluation.metrics == "public" and dataset.parts and not dataset.parts.startswith(OWN_FILES):
         raise ConfigError(
-            "evaluation.metrics: public, but data.split=hashed draws the test records from private ones; set private."
+            "evaluation.metrics: public, but data.split=hashed draws the test records from private ones; "
+            "set it to private."
         )
     if config.evaluation.metrics != "private":
         return
     if not config.is_private:
         raise ConfigError(
-            f"evaluation.metrics: private, but {config.method} has no guarantee that metrics could share; leave it out."
+            f"evaluation.metrics: private, but {config.method} has no guarantee that could cover metrics; "
+            "leave evaluation.metrics out."
         )
     if not dataset.parts:
         raise ConfigError(
@@ -89,8 +93,8 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
 
 
 def require_kept_names(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError if a record that is replaced could move to another split, so that costs of splits would add
-    up."""
+    """Raise ConfigError if a record whose content is replaced could move to another split, so that the costs of the
+    splits would add up."""
     by_content = not dataset.keeps_names and not config.protects_attribute_only
     if by_content and getattr(config.target, "relation", None) == "replace one":
         raise ConfigError(
@@ -101,10 +105,10 @@ def require_kept_names(config: Method, dataset: Dataset) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """The evaluations of a student on test records by name; the first is the headline, which pages state.
+    """The evaluations of a student on test records by name; the first is the headline, the one that pages state.
 
     ``measured_N`` marks the test records over which the headline's accuracy is measured. ``reject_option``: with IDP3,
-    the spread over orders of the test records.
+    how much results vary over orders of the test records.
     """
 
     evaluations: dict[str, Evaluation]
@@ -113,11 +117,12 @@ class Assessment:
 
     @property
     def headline(self) -> Evaluation:
-        """The evaluation that pages and verdict state."""
+        """The evaluation that pages state and that the verdict judges."""
         return next(iter(self.evaluations.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the headline's metrics as JSON values, and with IDP3 also those without refusals and by order."""
+        """Return the headline's metrics as JSON values, and with IDP3 also the metrics without refusals and those for
+        several orders of the records."""
         values = self.headline.to_json()
         if self.reject_option is not None:
             unrefused = self.evaluations["student without refusals"]
@@ -128,8 +133,8 @@ class Assessment:
 def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, seed: int) -> Assessment:
     """Measure the student on the test records; with IDP3 also without refusals, and in other orders of the records.
 
-    Numbers are left out that count fewer than ``settings.least_cell`` test records of a group, or of a group and class.
-    A randomised student is measured in expectation; with IDP3 by its drawn labels, on which refusals depend.
+    Numbers that count fewer than ``settings.least_cell`` test records of a group, or of a group and class, are left
+    out. A randomised student is measured in expectation; with IDP3 by its drawn labels, on which refusals depend.
     """
     test, rule, least_cell = dataset.test, student.card.idp3, settings.least_cell
     groups, persons = test.z.numpy(), test.person_N
@@ -190,8 +195,8 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
 
 
 def table_event(cost: Price) -> PredictionTables:
-    """Return the event of a noisy table with the least noise at which it costs at most ``cost``, for the same unit,
-    relation and delta."""
+    """Return the privacy event of a noisy table of predictions, with the least noise at which the table costs at most
+    ``cost``, for the same unit, relation and delta."""
 
     def events(noise: float) -> tuple[PredictionTables, ...]:
         event = PredictionTables(
@@ -204,7 +209,7 @@ def table_event(cost: Price) -> PredictionTables:
 
 
 def stated_tables(run: RunDirectory, next_event: Callable[[], Event]) -> tuple[Event, ...]:
-    """Return the events of all noisy tables that the run drew; the last is that of the stored table, or
+    """Return the privacy events of all noisy tables that the run drew. The last event is that of the stored table, or
     ``next_event()`` if the table is still to be drawn."""
     if run.metrics_table.exists():
         return read_release(run.metrics_table)[0].events
@@ -251,8 +256,8 @@ def draw_table(
 
 
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
-    """Return the predicted label and the score of each record. Each is predicted by itself, so that it depends on no
-    other record."""
+    """Return the predicted label (N,) and the score (N,) of each record. Each record is predicted separately, so that
+    its prediction depends on no other record."""
     alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
     # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
     generator = np.random.default_rng(source.randbelow(2**63))
@@ -267,7 +272,7 @@ def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tup
 
 
 def records_of_unit(split: Split) -> IntArray:
-    """Return for each record how many records its person has; 1 where records are protected by themselves."""
+    """Return for each record (N,) the number of records of its person; 1 if the unit of privacy is a record."""
     if split.person_N is None:
         return np.ones(len(split), np.int64)
     person_N = split.person_N.numpy()
@@ -288,8 +293,8 @@ def release_table(
     """Return the noisy table stored with the run; if there is none, draw it from the test records and charge it to
     ``log``.
 
-    ``noise`` is the label of the noise source. Errors as in :meth:`ReleaseLog.step`: a table that was published and
-    then deleted is not drawn again.
+    ``event`` is the table's privacy event, ``noise`` the label of the noise source, such as ``os_entropy``. Errors as
+    in :meth:`ReleaseLog.step`: a table that was published and then deleted is not drawn again.
     """
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
@@ -325,7 +330,7 @@ def assess_privately(
     log: ReleaseLog,
     noisy_sum: NoisySum | None = None,
 ) -> Assessment:
-    """Return metrics from the noisy table (:func:`release_table`), whose event ``statement`` lists.
+    """Return metrics from the noisy table (:func:`release_table`), whose privacy event ``statement`` lists.
 
     ``noisy_sum`` adds up the tables of several sites, if test records are at several.
     """
@@ -344,8 +349,8 @@ def assess_privately(
 
 
 def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
-    """Return metrics from a released table, and with a reject option also those in other orders of records, which are
-    simulated from the table."""
+    """Return metrics from a released noisy table of predictions, and with a reject option also metrics for other orders
+    of the records, which are simulated from the table."""
     measured = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
     measured = replace(measured, fair_at=fair_at)
     nobody = np.zeros(0, np.bool_)
@@ -368,10 +373,11 @@ def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: 
 
 
 def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
-    """Return all metrics that a released table estimates; those that it does not determine are NaN."""
+    """Return all metrics that a released noisy table of predictions estimates; those that it does not determine are
+    NaN."""
     *_, event = released.events
     if not isinstance(event, PredictionTables):
-        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}; restore it.")  # noqa: TRY004 - of a file
+        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}; restore it from a copy.")  # noqa: TRY004 - of a file
     stddev, z = event.noise_stddev_records, _deviations()
     names: dict[str, Any] = {"group_names": tuple(group_names), "class_names": tuple(class_names)}
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
@@ -440,16 +446,17 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
-    """Return each group's rate of the prediction ``event`` over the highest rate of any group, with intervals.
+    """Return each group's rate of predicting class ``event`` divided by the highest rate of any group, with intervals.
 
-    ``table_GYC``: counts by group, label and prediction, with Gaussian noise of ``stddev``. The ratios are NaN if the
-    rates of fewer than two groups are known.
+    ``table_GYC``: counts by group, label and prediction, with Gaussian noise of standard deviation ``stddev``. The
+    ratios are NaN if the rates of fewer than two groups are known.
 
-    The largest share is that of some group, so a group's impact ratio is the smallest of its ratios to all groups. The
-    smallest lower end is valid as soon as that for the group with the largest share is. The smallest upper end is valid
-    only if all upper ends are, so it is corrected for the number of groups that may have the largest share
-    (Bonferroni). Together the two may miss the truth twice as often as one end of a single ratio does: if several
-    groups are nearly the largest, one of the ratios is underestimated, and the smallest lower end hardly ever misses.
+    The highest rate is that of some group, so a group's impact ratio is the smallest of its ratios to all groups. The
+    smallest of their lower ends is valid as soon as the lower end for the group with the highest rate is. The smallest
+    upper end is valid only if all upper ends are, so it is corrected for the number of groups that may have the highest
+    rate (Bonferroni). Together the two ends may miss the true ratio twice as often as one end of a single ratio does.
+    If several groups nearly have the highest rate, one of the ratios is underestimated, so the smallest lower end
+    hardly ever misses.
     """
     shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations())
     is_known_G = ~np.isnan(shares.value_EG[event])
@@ -470,14 +477,15 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
 
 
 def selections(table_GYC: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return each group's share of the second prediction in a table without noise, and its impact ratio: (3, G) each,
-    the value and its interval."""
+    """Return each group's share of predictions of the second class, and its impact ratio, in a table without noise:
+    each (3, G), where the rows are value, lower end and upper end of its interval."""
     shares, ratios = _Shares.of(rates.predicted, table_GYC, 0.0, z=_deviations()), impact_ratios(table_GYC, 0.0, 1)
     return np.stack([each[1] for each in shares]), np.stack([each[0] for each in ratios])
 
 
 def _ratios(shares: _Shares) -> _Shares:
-    """Return the ratios of each group's share to that of each other group, (E, G, G), with intervals."""
+    """Return the ratio of each group's share to each other group's share, with intervals: entry [e, i, j] of the arrays
+    (E, G, G) is for outcome e, group i over group j."""
     value, low, high = (np.maximum(each, _LEAST_SHARE) for each in shares)
     ratio = value[..., :, None] / value[..., None, :]
     # MOVER in logarithms: the low end joins the low end of a share and the high end of the other.
@@ -488,15 +496,15 @@ def _ratios(shares: _Shares) -> _Shares:
 
 
 def _low_of_largest(ends: Callable[..., _Shares], table_GYC: FloatArray, stddev: float) -> float:
-    """Return the lower end of the interval of the largest of all differences, at least 0.
+    """Return the lower end of the interval of the largest of all differences between groups, at least 0.
 
-    ``ends(z, table)`` returns every difference, and its interval's ends at z standard deviations, unless ``has_ends``
-    is False. If one difference is
-    far above all others, the largest upper end misses the truth with half of the probability that ``LEVEL`` allows; if
-    several are nearly equal, hardly ever, since one of them is then overestimated. The lower end uses up the remaining
-    probability. Its margin is a quantile of the largest error of differences that lie as far below the lower end as
-    they were estimated, or as they would lie if all shrank in proportion, whichever is nearer (moment inequalities:
-    Andrews and Soares 2010). Errors are simulated around the released table, so that anybody can repeat them.
+    ``ends(z, table)`` returns every difference with the ends of its interval at z standard deviations; with
+    ``has_ends=False`` without these ends. If one difference is far above all others, the largest upper end misses the
+    true value with half of the probability that ``LEVEL`` allows. If several are nearly equal, it hardly ever does,
+    since one of them is then overestimated. The lower end uses up the remaining probability. Its margin is a quantile
+    of the largest error of differences that lie as far below the lower end as they were estimated, or as they would lie
+    if all shrank in proportion, whichever is nearer (moment inequalities: Andrews and Soares 2010). Errors are
+    simulated around the released table, so that anybody can repeat them.
     """
     z = _deviations()
     alone = ends(z, table_GYC)
@@ -529,8 +537,8 @@ def _low_of_largest(ends: Callable[..., _Shares], table_GYC: FloatArray, stddev:
 
 @lru_cache(maxsize=2)  # all gaps of one table share the draws, and all levels those of its sum over groups
 def _drawn_around(table_GYC: bytes, shape: tuple[int, ...], stddev: float) -> FloatArray:
-    """Return ``_DRAWS`` simulated noisy tables: of records drawn anew from the population that ``table_GYC`` (its
-    bytes) estimates, with fresh noise."""
+    """Return ``_DRAWS`` simulated noisy tables: counts of records that are drawn from the shares in the table
+    ``table_GYC`` (an array of this ``shape``, as bytes), with fresh noise."""
     generator, table = np.random.default_rng(0), np.frombuffer(table_GYC)
     chances = np.maximum(table, _LEAST_SHARE)
     counts = generator.multinomial(max(1, round(table.sum())), chances / chances.sum(), size=_DRAWS)
@@ -543,8 +551,8 @@ def _deviations(comparisons: float = 1) -> float:
 
 
 class _Shares(NamedTuple):
-    """Shares (E, G) of E events among the records of G groups, with the ends of their intervals; NaN where a group's
-    size is not clearly above its noise."""
+    """The shares (E, G) of records in each group for which each of E outcomes holds, with the ends of their intervals;
+    NaN for a group whose noisy size is not clearly above its noise."""
 
     value_EG: FloatArray
     low_EG: FloatArray
@@ -561,8 +569,9 @@ class _Shares(NamedTuple):
         rest: bool = False,
         has_ends: bool = True,
     ) -> _Shares:
-        """Return the shares of each group, or with ``rest`` those of all other groups together, at z standard
-        deviations, in one or more tables (..., G, Y, C). Without ``has_ends`` each share is the end of its interval."""
+        """Return the shares in each group, or with ``rest`` in all other groups together, of one table (G, Y, C) or of
+        several stacked along leading axes. The ends of the intervals are at z standard deviations; if not ``has_ends``,
+        both ends equal the share."""
         found, cells = events(table_GYC), events(np.ones(table_GYC.shape[-3:]))
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
@@ -593,7 +602,7 @@ def gap_of(
 ) -> metrics.GapResult:
     """Return a fairness gap (or error rate) of a noisy table with its interval: the largest difference between groups.
 
-    ``described`` puts the cell with the largest difference into words.
+    ``described`` returns words for the groups and labels between which the difference is largest.
     """
     if metric.compare is rates.level:
         # Of all groups together, whose noises add up.

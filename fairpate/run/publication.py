@@ -1,8 +1,8 @@
-"""The products of a finished run: report, card, portable model, and the view in a notebook.
+"""The products of a finished run: report, model card, portable model, and the view in a notebook.
 
 The public and the private report are written at the end of a run, from its release and its evaluation. The card and the
-notebook's view read only the public part of a run directory, and the card the method and data set in its configuration.
-``model.onnx`` is made from the student and public facts: it has no privacy cost.
+notebook's view read only the public part of a run directory, and for the card also the method and data set in the run's
+configuration. ``model.onnx`` is made from the student and public facts: it has no privacy cost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
-    """Return the published evaluation of ``run`` on its test records. A damaged file raises errors of many kinds."""
+    """Return the published evaluation of ``run`` on its test records. A damaged file raises errors of many classes."""
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     metrics = read_json(run.metrics)
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
@@ -111,8 +111,8 @@ _MOST_PANELS = 12
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """Return the HTML of a comparison for a notebook: the report's sentences on publishable results, and a figure of
-    one data set."""
+    """Return the HTML of a comparison of methods for a notebook: the sentences of its report on publishable results,
+    and a figure of one data set."""
     # Not the report page itself, which would add a drawing library to the notebook.
     folder = comparison.folder
     report = FrontierReport(
@@ -164,8 +164,8 @@ def write_card(
 ) -> tuple[Path, Path]:
     """Write ``public/card.html`` and ``public/card.json`` of the run in ``root``, and return their paths.
 
-    A use that the caller leaves out is shown as not stated. RunFolderError for a folder without a run,
-    RunDirectoryError for a run that published nothing.
+    The card shows an argument that is None as not stated. RunFolderError for a folder without a run, RunDirectoryError
+    for a run that published nothing.
     """
     run = context.run_at(root)
     card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
@@ -178,7 +178,7 @@ def write_card(
 
 
 def card_values(card: Card) -> dict[str, Any]:
-    """Return the content of ``card.json``."""
+    """Return the content of ``card.json`` for ``card``."""
     plain = asdict(card) | {"evaluation": card.evaluation.to_json()}
     if card.refusals is not None and card.refusals.unrefused is not None:
         plain["refusals"]["unrefused"] = card.refusals.unrefused.to_json()
@@ -373,9 +373,10 @@ def write_reports(
 
 
 def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list[tuple[float, float]]:
-    """Return how epsilon grows with the queries: pairs (number of queries, epsilon after them), at up to 200 points.
+    """Return how epsilon grows with the queries: up to 200 pairs (number of queries, epsilon after this number).
 
-    ``price(start, end)`` returns the Renyi curve of the queries from start to end. The last query is among the points.
+    ``price(start, end)`` returns the Renyi curve of the queries ``start`` to ``end``. The last query is among the
+    points.
     """
     submitted = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))

@@ -9,8 +9,8 @@ A sum of epsilons holds for releases that were fixed beforehand. A limit bounds 
 chosen after seeing the earlier ones. It adds up their costs at one Renyi order
 (:class:`fairpate.privacy.accountant.AdaptiveLimit`), which is never better and mostly a little worse than the sum. A
 first run planned at exactly the limit's epsilon may therefore exceed the limit at this order. It is then admitted as
-the only release: its plan is stored and charged in full from then on. If a smaller charge left room for others, the
-released values would decide which of two bounds holds, and both deltas would add up.
+the only release: its plan is stored and charged in full from then on. If less were charged, other releases might be
+admitted too; the released values would then decide which of two bounds holds, and both deltas would add up.
 
 A data set may be split by a hash into disjoint parts (training, test and validation records), and a release may read
 one part alone. A unit is in one part of each split, so it pays for that part, for what reads all parts, and for parts
@@ -83,18 +83,18 @@ _SHOWN_DELTA = 1e-5  # of tables that name no other
 
 
 class OdometerError(UserError):
-    """An error: the odometer or a receipt cannot be read or written; nothing was released."""
+    """Raised if the odometer or a receipt cannot be read or written; nothing was released."""
 
 
 class LimitReachedError(UserError):
-    """An error: a release would exceed the limit of its data set; nothing was released."""
+    """Raised if a release would exceed the limit of its data set; nothing was released."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
     """Everything that one run has released so far; a row of the odometer.
 
-    ``num_queries``: the number of queries that its ledger is known to contain; 0 without a ledger. ``plan``: if a limit
+    ``num_queries``: the number of queries charged so far in the run's ledger; 0 without a ledger. ``plan``: if a limit
     admitted the run as the only release, all events that were fixed before the first of them, ``events`` included;
     limits charge the whole plan, however little of it was released. Empty: limits charge the events. ``rdp_A``: the
     composed Renyi curve at ``DEFAULT_ORDERS``, ``inf`` if an event has none. ``part``: the part of the data set that
@@ -126,7 +126,8 @@ class Release:
 
     @property
     def charged(self) -> Release:
-        """This release as limits charge it: if it has a plan, with the plan instead of its events."""
+        """This release with the events that limits charge: those of its plan, if it has one, instead of those released
+        so far."""
         return replace(self, events=self.plan, plan=(), rdp_A=_NEW) if self.plan else self
 
     @property
@@ -139,7 +140,7 @@ class Release:
 
 
 def release_values(release: Release) -> dict[str, Any]:
-    """Return a release as the plain values that a receipt stores."""
+    """Return a release as a mapping of JSON values, which a receipt stores."""
     values = {column.name: getattr(release, column.name) for column in fields(release) if column.name != "rdp_A"}
     return values | {name: list(map(event_json, values[name])) for name in ("events", "plan")}
 
@@ -157,7 +158,8 @@ def read_receipt(run: RunDirectory) -> Release | None:
 
 
 def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: bool = False) -> float:
-    """Return the epsilon of releases of one unit and relation together: the accountant's least bound, or ``inf``.
+    """Return the total epsilon of releases that have one privacy unit and relation: the accountant's least bound, or
+    ``inf``.
 
     It holds for releases that were fixed before the first of them. With ``is_adaptive`` it is instead the least limit
     that would have admitted them, in any order, although each may have been chosen after seeing the others; a single
@@ -183,9 +185,9 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
 
 
 def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], FloatArray]]:
-    """Return the releases that may have read one unit, with their summed Renyi curve.
+    """Return the sets of releases that may all have read the same privacy unit, each with its summed Renyi curve.
 
-    A unit is in one part of each split of the data: there is one entry for each combination of parts.
+    A unit is in one part of each split of the data, so there is one set for each combination of parts.
     """
     parts_of: dict[str, dict[str, None]] = {}
     for release in releases:
@@ -207,7 +209,8 @@ class Total:
     """The cost of all releases on one data set under one unit and relation.
 
     ``epsilon`` holds if all releases were fixed before the first of them; ``epsilon_adaptive`` is the least limit that
-    would have admitted them if each was chosen after seeing the earlier ones. ``epsilon_limit`` None: no limit.
+    would have admitted them if each was chosen after seeing the earlier ones. ``not_private`` of the ``releases`` have
+    no guarantee and are in no sum. ``epsilon_limit`` None: no limit.
     """
 
     data: str
@@ -233,8 +236,8 @@ COLUMNS = ("data set", "unit", "relation", "releases", "not private", "epsilon, 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The cost of a release together with all earlier ones on its data set, as in :class:`Total`; ``earlier`` is the
-    number of these."""
+    """The total cost of a release and all earlier ones on its data set, with both epsilons of :class:`Total`;
+    ``earlier`` is the number of earlier releases."""
 
     earlier: int
     epsilon: float
@@ -242,7 +245,7 @@ class Standing:
 
 
 def standing_remarks(standing: Standing | None, *, delta: float) -> tuple[str, ...]:
-    """Return the remark of a privacy statement on earlier releases; empty if there were none."""
+    """Return the remark on earlier releases of the same data for a privacy statement; empty if there were none."""
     if standing is None or not standing.earlier:
         return ()
     fixed, adaptive = epsilon_text(standing.epsilon), epsilon_text(standing.epsilon_adaptive)
@@ -309,14 +312,14 @@ _IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",), "sensitive att
 
 @dataclass(frozen=True)
 class Odometer:
-    """The database of all releases of one operator, in the operator's own ``folder``. Processes may share it: each call
-    is one transaction."""
+    """The database of all releases of one operator and of what they cost, in the operator's own ``folder``. Processes
+    may share it: each call is one transaction."""
 
     folder: Path = field(default_factory=state_folder)
     path = PathIn("folder", _FILE)
 
     def __str__(self) -> str:
-        """Return a table of what was released so far, a line for each data set, unit and relation."""
+        """Return the total costs of all releases as a text table, a line for each data set, unit and relation."""
         rows = [COLUMNS, *(total.cells for total in self.totals(delta=_SHOWN_DELTA))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -328,10 +331,10 @@ class Odometer:
         """Store durably what a run released or is about to release; return the stored row, with the plan that limits
         charge. A later call for the same run replaces its row.
 
-        ``plan``: all events of a new run that were fixed before the first of them; None: those of ``release`` are all;
-        empty: none were fixed. With ``holds`` limits charge the plan from now on, so that no other run can use its
-        share of the limit. With ``enforce``, LimitReachedError if a new release, or more of an old one, would exceed
-        the limit; a release that costs no more than the row that it replaces is admitted.
+        ``plan``: all events of a new run that were fixed before the first of them; None: the events of ``release`` are
+        all of them; empty: none were fixed. With ``holds`` limits charge the plan from now on, so that no other run can
+        use its share of the limit. With ``enforce``, LimitReachedError if a new release, or more of an old one, would
+        exceed the limit; a release that costs no more than the row that it replaces is admitted.
         """
         with self.transaction() as database:
             rows = _rows(database, data=release.data)
@@ -365,7 +368,7 @@ class Odometer:
         return release
 
     def released(self, data: str) -> dict[str, Release]:
-        """Return the stored releases on ``data`` by run, oldest first."""
+        """Return the stored releases on the data set ``data`` by the id of their run, oldest first."""
         with self.transaction() as database:
             return {row.run: row for row in _rows(database, data=data)}
 
@@ -405,7 +408,7 @@ class Odometer:
         return totals
 
     def limits(self, data: str) -> dict[Unit, float]:
-        """Return the limits on releases of ``data``, by unit."""
+        """Return the limits on epsilon of all releases on the data set ``data``, by privacy unit."""
         with self.transaction() as database:
             return dict(database.execute("SELECT unit, epsilon FROM limits WHERE data = ? ORDER BY unit", (data,)))
 
@@ -414,8 +417,8 @@ class Odometer:
         ones.
 
         Returns the least limit that would admit another release: the adaptive cost of all releases so far, 0 without
-        any. For a single release it is above that of :class:`Total`, where it counts as fixed beforehand. ValueError
-        for values out of range.
+        any. For a single release it is above the epsilon in :class:`Total`, where a single release counts as fixed
+        beforehand. ValueError for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
             raise ValueError(f"Expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
@@ -427,7 +430,8 @@ class Odometer:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Open the odometer's database for one transaction; an exception inside rolls it back."""
+        """Context manager: open the odometer's database for one transaction; an exception inside the ``with`` block
+        rolls it back."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Made here and not by SQLite, which follows the umask.
@@ -472,7 +476,8 @@ def _events(text: str) -> tuple[Event, ...]:
 
 
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
-    """Return the releases that count towards a sum for ``unit``, with their events converted to this unit."""
+    """Return those ``releases`` that count towards the total cost for the privacy unit ``unit``, with their events
+    converted to this unit."""
     found = []
     for each in releases:
         if each.unit == unit:
@@ -521,7 +526,7 @@ def _admitted(
 def _fits(
     release: Release, others: Sequence[Release], limits: Sequence[tuple[Unit, float, float]], *, is_planned: bool
 ) -> bool:
-    """Return True if ``release`` fits every limit; False if it fits one only as the single planned release.
+    """Return True if ``release`` fits every limit; False if it fits a limit only as the single planned release.
 
     ``others``: the releases charged before. LimitReachedError if it exceeds a limit either way.
     """
@@ -577,7 +582,7 @@ FORMAT = "fairpate.release/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """Released arrays by name, and all events that read private records to produce them."""
+    """Released arrays by name, and all privacy events of producing them."""
 
     arrays: Arrays
     events: tuple[Event, ...]
@@ -585,11 +590,11 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of released arrays: the ``id`` of the run in the odometer, and all that determines them apart from
-    private records and noise.
+    """The origin of released arrays: the ``id`` of the run in the odometer, and everything except private records and
+    noise that determines the arrays.
 
-    These are ``settings`` of the configuration; ``pool``, a digest of the public records; and ``after``, digests of the
-    earlier releases of the same run.
+    ``settings``: the configuration's settings on which they depend. ``pool``: a digest of the public records.
+    ``after``: digests of the earlier releases of the same run.
     """
 
     id: str
@@ -599,7 +604,7 @@ class Origin:
 
 
 def save_release(path: Path, released: Released, origin: Origin) -> None:
-    """Write the file of a release; a student can be learned from it without any private record."""
+    """Write a release to the file ``path``; a student can be trained from this file without any private record."""
     arrays = {name: np.ascontiguousarray(array) for name, array in released.arrays.items()}
     header = {
         "format": FORMAT,
@@ -645,10 +650,10 @@ def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Pat
 
 
 def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
-    """Copy the release of the run in ``source`` to ``run``, which then learns from it.
+    """Copy the release of the run in the folder ``source`` to ``run``, whose model then learns from it.
 
-    If settings were chosen there, and ``candidate`` is the digest of the chosen ones, the choice is copied too.
-    RunFolderError if ``run`` has another release already.
+    If a private choice of settings was made there, and ``candidate`` is the digest of the chosen settings, the choice
+    is copied too. RunFolderError if ``run`` has another release already.
     """
     given = RunDirectory(root=source)
     content = given.released.read_bytes()
@@ -665,7 +670,7 @@ def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _OneFile(RunDirectory):
-    """The paths of a release that a run draws from its test or validation records, for a release log of its own.
+    """The paths of a release that a run draws from its test or validation records; this release has a log of its own.
 
     The release has a file and a receipt of its own, and ``statement`` is the file whose existence proves that it was
     published. If its file was deleted, it may be drawn once more: the new file then lists the events of both draws, its
@@ -684,8 +689,8 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The paths of a private choice among settings, for its release log. If its file was deleted, another choice may be
-    made, which is charged too."""
+    """The paths of a private choice among settings, for its release log. If the file of the choice was deleted, another
+    choice may be made, which is charged too."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
@@ -697,16 +702,19 @@ AnyPriced = TypeVar("AnyPriced", bound=Any)
 
 
 class ReleaseLog:
-    """The log of one run's releases: reads each from the run's folder, or else draws, charges and stores it.
+    """The log of one run's releases. It reads each release from the run's folder, or, if it is missing, draws, charges
+    and stores it.
 
     A method releases arrays step by step (:meth:`step`), a model that it trains (:meth:`model`), or labels through a
     ledger (:class:`LedgerMeter`). A release is charged durably before anything of it becomes visible, so that a crash
-    charges one too many and never one too few. A stored release is never drawn again. One whose file was deleted is
-    refused if the run was published; otherwise it stays charged, and the next one is charged in addition.
+    may charge one release too many but never one too few. A stored release is never drawn again. If the file of a
+    release was deleted, the log refuses to draw it again after the run was published; before, the deleted release stays
+    charged, and the next one is charged in addition.
 
     A run has a random ``id`` in its receipt. A run that is repeated is charged once; one whose folder is deleted stays
-    charged. If the odometer lost its row, it is charged again as soon as the run is opened. A copy of its folder is
-    another run. A run that only learns from the release of another run has the id of that release, and no receipt.
+    charged. If the odometer lost the run's row, the run is charged again as soon as it is opened. A copy of a run's
+    folder counts as another run. A run that only learns from the release of another run has the id of that release, and
+    no receipt.
     """
 
     def __init__(self, run: RunDirectory, odometer: Odometer, *, data: str, method: str, part: str = "") -> None:
@@ -743,14 +751,15 @@ class ReleaseLog:
         name: str = "",
         events: Sequence[Event] = (),
     ) -> Released:
-        """Return one release of arrays: the stored one, or what ``draw`` returns, charged before it is stored.
+        """Return one release of arrays: the stored release, or else what ``draw`` returns, which is charged before it
+        is stored.
 
-        ``settings`` are all settings that determine the release, ``pool`` is the digest of the public records, and
-        earlier steps are known from the log. The first step has no ``name``, each later one has its own. ``events``
-        that are known beforehand are charged before the draw. Without them, ``draw`` must call :meth:`reserve` before
-        it draws noise, or show nothing of the release before it returns. RunDirectoryError if the stored release was
-        made from something else, or was deleted although its run was published. LimitReachedError if a limit would be
-        exceeded.
+        ``settings`` are all settings that determine the release, ``pool`` is the digest of the public records, and and
+        the log knows the earlier steps. The first step has no ``name``, each later one has its own. ``events``: the
+        privacy events, if they are known beforehand; they are charged before the draw. Without them, ``draw`` must call
+        :meth:`reserve` before it draws noise, or show nothing of the release before it returns. RunDirectoryError if
+        the stored release was made from something else, or was deleted although its run was published.
+        LimitReachedError if a limit would be exceeded.
         """
         path = self._run.released
         if name:
@@ -786,11 +795,13 @@ class ReleaseLog:
         return released
 
     def model(self, train: Callable[[], AnyPriced], *, is_release: bool) -> AnyPriced:
-        """Return the result of ``train`` after charging its events, except those that its steps charged already.
+        """Return the result of ``train`` after charging its privacy events, except those that were charged by
+        :meth:`step`.
 
         ``is_release``: True if the model itself is a release, which cannot be repeated; False if it is learned from
-        steps alone, or without privacy. If ``train`` raises SpentError, its events are charged before it is raised, as
-        its message reveals what was released. RunDirectoryError and LimitReachedError as in :meth:`step`.
+        steps alone, or without privacy. If ``train`` raises SpentError, the error's events are charged before it is
+        raised again, as its message reveals what was released. RunDirectoryError and LimitReachedError as in
+        :meth:`step`.
         """
         if is_release:
             self._begin(self._run.student)
@@ -814,7 +825,8 @@ class ReleaseLog:
         raise reason
 
     def _begin(self, path: Path) -> None:
-        """Set the id under which the release in ``path`` will be charged, and the events charged under it before.
+        """Set the id under which the release in ``path`` will be charged, and read the events that were charged under
+        this id before.
 
         RunDirectoryError if the run was published: then the release was deleted, and this would be another one.
         """
@@ -842,7 +854,7 @@ class ReleaseLog:
         self._before = ()
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
-        """Charge what the run published, even beyond a limit, unless the odometer has it already.
+        """Charge the events of the run's published releases, even beyond a limit, unless the odometer has them already.
 
         The events of stored releases are charged; without a stored release, ``events``.
         """
@@ -852,7 +864,8 @@ class ReleaseLog:
             self.record(events, noise=noise, enforce=False)
 
     def _count_found(self, steps: Sequence[tuple[Released, Origin]], *, noise: str) -> None:
-        """Charge stored releases that another run drew and that the odometer does not know; no receipt is written."""
+        """Charge the stored releases ``steps`` that another run drew and that the odometer does not know; no receipt is
+        written."""
         for run in dict.fromkeys(origin.id for _, origin in steps):
             events = merged([event for released, origin in steps if origin.id == run for event in released.events])
             known = self.stored(run)
@@ -886,8 +899,8 @@ class ReleaseLog:
         plan: Sequence[Event] | None = None,
         enforce: bool = True,
     ) -> None:
-        """Charge everything that the run released or is about to release, and write the receipt. ``num_queries`` None
-        leaves the stored number of queries unchanged.
+        """Charge ``events``, everything that the run released or is about to release, and write the receipt.
+        ``num_queries`` None leaves the stored number of queries unchanged.
 
         ``plan`` and errors as in :meth:`Odometer.record`.
         """
@@ -900,7 +913,7 @@ class ReleaseLog:
         write_json(self._run.receipt, release_values(stored))
 
     def release(self, events: Sequence[Event], *, noise: str, num_queries: int = 0) -> Release:
-        """Return the row that :meth:`record` would store."""
+        """Return the odometer's row that :meth:`record` would store for these arguments."""
         return Release(
             run=self.id,
             data=self._data,
@@ -916,12 +929,14 @@ class ReleaseLog:
         )
 
     def check(self, events: Sequence[Event], *, noise: str) -> None:
-        """Raise LimitReachedError if these events, fixed beforehand, would exceed the limit; nothing is stored."""
+        """Raise LimitReachedError if these privacy events, fixed beforehand, would exceed the limit; nothing is
+        stored."""
         with self._odometer.transaction() as database:
             _admitted(database, self.release(events, noise=noise), _rows(database, data=self._data), None)
 
     def admit(self, events: Sequence[Event], *, noise: str) -> None:
-        """Check all events that the run will release (:meth:`check`), and fix them as its plan.
+        """Check all privacy events of the run's future releases against the limit (:meth:`check`), and fix them as its
+        plan.
 
         From the first charge on, limits charge the whole plan, so that no other run can use its share of the limit. A
         later call replaces the plan.
@@ -944,7 +959,8 @@ class ReleaseLog:
         """Return the cost of this run together with all earlier releases of the same data set, unit and relation; None
         if this run is not private.
 
-        ``and_of``: releases of the same run from other parts of the data set, charged or not.
+        ``and_of``: releases of the same run from other parts of the data set, which are included whether charged yet or
+        not.
         """
         own = self.stored()
         if own is None or not own.is_private:
@@ -1000,10 +1016,11 @@ _BLOCK = 256
 class LedgerMeter:
     """Charges the queries of a ledger to the odometer; :class:`Ledger` calls it before it charges a query itself.
 
-    An open ledger is charged for a block of queries ahead, so that a crash charges too many and never too few; when it
-    is opened again, the charge is set to what the ledger contains. ``planned`` queries are charged as soon as one is
-    submitted: if released labels decide how many queries follow, a smaller number would reveal something too. ``plan``:
-    all events that were fixed before the first query, as for a run; empty if none were, as for a service.
+    For an open ledger a block of further queries is charged in advance, so that a crash may charge too many queries but
+    never too few. When the ledger is opened again, the charge is set to what it contains. ``planned`` queries are
+    charged as soon as one is submitted: if released labels decide how many queries follow, a smaller number of charges
+    would reveal something too. ``plan``: all events that were fixed before the first query, as for a run; empty if none
+    were, as for a service.
     """
 
     log: ReleaseLog
@@ -1016,7 +1033,8 @@ class LedgerMeter:
     _ledger: Ledger | None = field(default=None, init=False)
 
     def settle(self, ledger: Ledger) -> None:
-        """Set the odometer's charge to what the ledger contains, and charge further queries in advance from now on.
+        """Set the odometer's charge to the queries that the ledger contains, and from now on charge further queries in
+        advance.
 
         RunDirectoryError if the ledger contains fewer queries than were charged.
         """
@@ -1037,8 +1055,8 @@ class LedgerMeter:
     def __call__(self, num_reservations: int, *, enforce: bool = True) -> None:
         """Raise the charge to ``num_reservations`` queries of this ledger in total, and store it durably.
 
-        LedgerError if a limit would be exceeded. Without ``enforce`` no limit is checked, and exactly that many are
-        charged, without a block in advance.
+        LedgerError if a limit would be exceeded. Without ``enforce`` no limit is checked, and exactly this number is
+        charged, without a block of queries in advance.
         """
         if num_reservations <= self._held:
             return
@@ -1078,8 +1096,8 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
 
 
 def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
-    """Return in words the cost of what was released on ``data`` since the odometer contained ``before``, and that of
-    all releases; empty if nothing private was released."""
+    """Return in words the cost of the releases on ``data`` that the odometer has in addition to the earlier ones in
+    ``before``, and the cost of all releases; empty if no further release is private."""
     of_kind: dict[tuple[str, str], list[Release]] = {}
     for run, release in odometer.released(data).items():
         events = beyond(release.events, before[run].events if run in before else ())

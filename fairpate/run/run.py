@@ -1,4 +1,5 @@
-"""One run of one method: forecast, check, load, release, learn, measure, state, and write the pages.
+"""One run of one method: forecast its cost and accuracy, check, load data, release, train, measure, state the
+guarantee, and write the pages.
 
 The steps are the same for every method. Public records may pre-train, label and calibrate the model; a reject option
 may refuse predictions; the run writes one statement, one record and one report. A model without a privacy guarantee is
@@ -9,8 +10,9 @@ A stage whose file exists is finished and is read back, so that a repeated comma
 never trained again.
 
 **Forecast** (`fairpate run --dry-run`, :class:`RunForecast`), from public facts alone: no private record is read, and
-no assumption is made about how voters agree. The noise on the votes determines by how much the winning class has to
-lead: the difference of two Gaussian noises of standard deviation sigma is at most 1.645 sqrt(2) sigma 19 times in 20.
+no assumption is made about how far voters agree. The noise on the votes determines by how many votes the winning class
+has to lead: the difference of two Gaussian noises of standard deviation sigma is at most 1.645 sqrt(2) sigma 19 times
+in 20.
 
 A run warns before it spends anything if it cannot beat the most common class (:func:`cautions`), for two reasons:
 
@@ -139,13 +141,14 @@ _OFTEN = 0.95
 class RunForecast:
     """The forecast of a run of ``method``: its cost, the noise on its labels, and the accuracy to expect.
 
-    ``epsilon``: the epsilon that the run would publish; None: no guarantee. ``votes``: how many votes decide a label.
-    ``noise_stddev_votes``: the standard deviation of the noise on each count. ``labels``: how many public records get a
-    label. ``lead_needed``: the share of votes by which the winning class must lead, so that noise leaves it the winner
-    19 times in 20 (above 1: never). These four are None for a method that releases no labels. ``expected``: the range
-    of accuracy of 9 of 10 published runs (:func:`expected_accuracy`). ``measured``: the accuracies of the user's
-    earlier runs of the method on the data set at about this epsilon. ``caution``: why the model cannot beat the most
-    common class. ``refused``: why this method cannot run; then there are no numbers.
+    ``epsilon``: the epsilon that the run would publish; None: no guarantee. ``votes``: the number of votes that decide
+    a label. ``noise_stddev_votes``: the standard deviation of the noise on each count. ``labels``: the number of public
+    records that get a label. ``lead_needed``: the share of votes by which the winning class must lead to win despite
+    the noise 19 times in 20 (above 1: it cannot). These four are None for a method that releases no labels.
+    ``expected``: the range that contains the accuracy of 9 of 10 published runs (:func:`expected_accuracy`).
+    ``measured``: the accuracies of the user's earlier runs of the method on the data set at about this epsilon.
+    ``caution``: why the model cannot be more accurate than always predicting the most common class. ``refused``: why
+    this method cannot run; then there are no numbers.
     """
 
     method: str
@@ -161,7 +164,8 @@ class RunForecast:
 
 
 def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecast:
-    """Return the forecast of a run of ``config`` that costs ``cost``, from public records and sizes of ``dataset``."""
+    """Return the forecast of a run of ``config`` with the privacy cost ``cost``, computed from public records and sizes
+    of ``dataset``."""
     epsilon = None if cost is None else cost.epsilon
     expected = expected_accuracy(config)
     (voting, majority), caution = known_beforehand(config, dataset), None
@@ -177,11 +181,11 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecas
 
 
 def expected_accuracy(config: Method) -> tuple[float, float] | None:
-    """Return the range of accuracy of 9 of 10 published runs of ``config`` on its data set.
+    """Return the range that contains the accuracy of 9 of 10 published runs of ``config`` on its data set.
 
     `benchmarks/marks.py` computes the ranges in expected_accuracy.yaml. Between two measured epsilons the range covers
-    those of both. None if a setting is not at its default for the data set, if no runs of the method on it were
-    published, and for an epsilon outside the measured ones.
+    those of both. None if a setting is not at its default for the data set, if no runs of the method on the data set
+    were published, and for an epsilon outside the measured range.
     """
     epsilon = getattr(config.target, "epsilon", None)
     published = read_yaml(Path(__file__).parents[1] / "expected_accuracy.yaml")
@@ -202,14 +206,15 @@ _FEWEST_LABELS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Majority:
-    """The share of the most common class, and the ``source`` in words from which it is known."""
+    """The share of the most common class among records, and words for the ``source`` of this number."""
 
     share: float
     source: str
 
 
 def known_beforehand(config: Method, dataset: Dataset) -> tuple[ExpectedVotes | None, Majority | None]:
-    """Return how many votes decide a label, and the share of the most common class, from public facts alone.
+    """Return the expected votes on a label and the share of the most common class, both computed from public facts
+    alone.
 
     The votes are None without a public number of private records; the share is None without declared class shares or
     enough labels of public records.
@@ -265,8 +270,8 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
 
 
 def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
-    """Tell the user what a release on ``data`` may cost and what earlier ones cost; ask to confirm a total above a
-    limit.
+    """Print what a release on the data set ``data`` may cost and what earlier ones cost; ask the user to confirm a
+    total above a limit.
 
     ``is_own``: the data set is the user's own. ``cost`` None announces nothing: the run has no guarantee, or its noise
     is seeded and so not private.
@@ -305,10 +310,12 @@ def question_above(data: str, *, planned: float, odometer: Odometer, delta: floa
 
 
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
-    """Return forecasts of methods with other kinds of voters than the method ``chosen``.
+    """Return forecasts of methods whose votes come from other voters (teachers, neighbours, single records) than those
+    of the method ``chosen``.
 
-    ``overrides`` are the user's settings, among them the data set, from which all others are chosen. The smallest lead
-    comes first, refused methods last. DataError as in :func:`fairpate.data.load_data`.
+    ``overrides`` are the user's settings, including the data set, by which all other settings are chosen. The method
+    with the smallest needed lead comes first, methods that cannot run last. DataError as in
+    :func:`fairpate.data.load_data`.
     """
     # Several kinds see the pool through the same embedding, and one may take a minute to compute.
     loaded: dict[str, Dataset] = {}
@@ -330,8 +337,8 @@ _NEAR = 1.25  # factor between epsilons that count as about the same
 
 
 def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
-    """Return the forecasts ``found``, completed with the accuracies of finished runs in ``folder``: of the same method
-    on ``data``, at about the same epsilon."""
+    """Return the forecasts ``found``, each completed with the accuracies of finished runs in ``folder`` that have the
+    same method, the data set ``data`` and about the same epsilon."""
     accuracies: dict[str, list[tuple[float, float]]] = {}
     for record in _records_in(folder).values():
         epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
@@ -355,11 +362,11 @@ def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> li
 def describe(
     data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast], *, why: str | None = None
 ) -> Group:
-    """Return the forecast of a run for a terminal: a sentence on its cost, and a table of the forecasts ``found``, the
-    run's own first.
+    """Return what a terminal shows before a run: a sentence on its privacy cost, and a table of the forecasts
+    ``found``, in which the run's own is first.
 
-    ``spent``: the reason why the run spends nothing more, if so. ``why``: the reason for the choice of the method, if
-    the user named none.
+    ``spent``: the reason why the run has no further privacy cost, or None if it has one. ``why``: the reason for the
+    choice of the method, if the user named none.
     """
     run = found[0]
     if spent is not None:
@@ -410,7 +417,8 @@ def describe(
 
 
 def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, ...]:
-    """Return the reasons why a run of ``config`` cannot beat the most common class; empty if none is known."""
+    """Return the reasons why a model of ``config`` cannot be more accurate than always predicting the most common
+    class; empty if none is known."""
     (voting, majority), found = known_beforehand(config, dataset), []
     epsilon = getattr(config.target, "epsilon", None)
     # Runs in the folder of this one: others are not searched for.
@@ -451,8 +459,8 @@ def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
-    """Return the reason why labels with this noise teach only the most common class, even if all voters are right; None
-    if they may teach more.
+    """Return, in words, why a student can learn no more than the most common class from labels with this noise, even if
+    all voters are right; None if it may learn more.
 
     Without a known ``majority`` all classes are assumed to be equally common.
     """
@@ -483,14 +491,15 @@ Sums = Callable[[RunDirectory, ReleaseLog], NoisySum]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRun(Training):
-    """A run whose folder this process has locked, with all that its stages read."""
+    """A run whose folder this process has locked, with the data, settings and log that its stages read."""
 
     config: Method
     log: ReleaseLog
 
 
 def with_pinned_weights(config: AnyMethod) -> AnyMethod:
-    """Return ``config`` with the checksum of its weights file, if it has one; `imagenet` is downloaded if missing."""
+    """Return ``config`` with the checksum of its file of initial weights, if it names one; the weights `imagenet` are
+    downloaded if missing."""
     for model in config.networks.values():
         if model.weights is not None:
             pinned = config.backbone.model_copy(update={"weights": pin_weights(model).weights})
@@ -499,8 +508,8 @@ def with_pinned_weights(config: AnyMethod) -> AnyMethod:
 
 
 def check_data(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError for settings that do not suit the data set, ValueError for features that reveal the attribute
-    which the method protects."""
+    """Raise ConfigError for settings that do not suit the data set, and ValueError for features that reveal the
+    sensitive attribute if this is all that the method protects."""
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
             raise ConfigError(f"public_data.pretrain: learns from images, but {dataset.name} is a table; leave it out.")
@@ -535,9 +544,10 @@ def check_data(config: Method, dataset: Dataset) -> None:
 
 
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
-    """Build every model with a weights file, and the student of self-labelling, to see whether they fit the records.
+    """Build every model that has a file of initial weights, and the student that self-labelling trains, to check that
+    they fit the records.
 
-    Reports the weights files. ValueError if a file, or an architecture, does not fit.
+    Prints which weights files are used. ValueError if a file, or an architecture, does not fit.
     """
     models = config.networks
     shape = tuple(dataset.public.x.shape[1:])
@@ -583,7 +593,7 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
 
 def post_process(trained: Trained, config: Method, training: Training) -> Trained:
     """Apply self-labelling and calibration to the trained model, if configured. Both read only the released model and
-    public features and groups; the calibration also reads public labels if it is to learn them."""
+    public features and groups; the calibration also reads public labels if it is configured to learn from them."""
     dataset, reporter, settings, model = training.dataset, training.reporter, config.public_data, trained.model
     public = dataset.public
     if settings.self_label is not None:
@@ -618,8 +628,8 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
 
 
 def student_card(config: Method, dataset: Dataset, trained: Trained, *, embedding: Path | None = None) -> StudentCard:
-    """Return the description that is stored in the published model's file. ``embedding``: the file of the embedding
-    that the model reads, if any."""
+    """Return the description of the published model (architecture, classes, groups, checksums), which is stored in its
+    file. ``embedding``: the file of the embedding that the model reads, if any."""
     mixing, network = trained.mixing_GCC, trained.model
     return StudentCard(
         model=trained.architecture or published_model(config),
@@ -648,13 +658,13 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
     """Return the accuracy on the test records ``measured_N`` of a logistic model learned from ``private`` without
     noise.
 
-    Not to be published, as it depends on every private record; for comparison with the accuracy of the run's model.
-    Pictures are reduced to 16 pixels a side, and more than 256 features to principal components, so that it takes
-    seconds.
+    The operator compares it with the accuracy of the run's model. It must not be published, as it depends on every
+    private record. Pictures are reduced to 16 pixels a side, and more than 256 features to principal components, so
+    that it takes seconds.
 
-    None if no test record is measured, if there is only one class to learn, if records are too many for seconds (a
-    subset would be another comparison), or if features are missing or not finite: a run that was paid for must not end
-    here.
+    None if no test record is measured, if there is only one class, if there are more records than can be learned in
+    seconds (a subset would be another comparison), or if features are missing or not finite. An error here would end a
+    run whose privacy cost was charged already.
     """
     parts, sizes = (private.x, test.x), private.x.shape[1:]
     width = math.prod(min(side, _SIDE) if private.x.ndim == 4 and place else side for place, side in enumerate(sizes))
@@ -693,7 +703,7 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
 
 
 def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()) -> None:
-    """Write the privacy statement of a release, and report its total cost with earlier releases."""
+    """Write the privacy statement of a run's release, and print its total cost with earlier releases."""
     config, run, log = opened.config, opened.run, opened.log
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
@@ -715,8 +725,8 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
 
 
 def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacyStatement:
-    """Return the statement with the cost of tables of private metrics whose files were deleted; write it if it
-    changed."""
+    """Return the statement with the added cost of noisy tables of private metrics that were drawn and whose files were
+    deleted; write it if it changed."""
     # The statement of an existing model is not made again, but its table of metrics may be drawn once more.
     log, tables = opened.log, stated_tables(opened.run, lambda: event_from(statement.part_events["test"][-1]))
     if list(map(event_json, tables)) == list(statement.part_events["test"]):
@@ -749,12 +759,12 @@ def statement_of(
     remarks: Sequence[str] = (),
     parts: Mapping[Any, Sequence[Event]] = MappingProxyType({}),
 ) -> PrivacyStatement:
-    """Return the privacy statement of a training's result.
+    """Return the privacy statement of a trained model.
 
     ``standing``: the total with the operator's earlier releases, which is stated if ``config.names_earlier``; None if
     the release was not charged. ``records_alone``: a person may have several records, but the unit of privacy is a
     record. ``shared``: remarks on releases that several runs learn from. ``remarks``: further remarks, which come last.
-    ``parts``: the events on test or validation records, which no event of ``trained`` reads.
+    ``parts``: the privacy events on test or validation records, which no event of ``trained`` reads.
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
@@ -809,8 +819,8 @@ def statement_of(
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
-    """Return the remark of a statement that a sampling rate reveals the private number of records or persons from which
-    it was computed; empty if no rate does."""
+    """Return the remark for a privacy statement that a sampling rate reveals the private number of records or persons
+    from which it was computed; empty if no sampling rate was."""
     # Events without sampling, and those that read every record, reveal no rate.
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (types.TELLS_SIZE[unit],) if samples and unit in types.TELLS_SIZE and config.rate_tells_size else ()
@@ -836,7 +846,7 @@ def run_method(
             ``config.data`` is not read, and every file that describes the run names this data set.
         load: Reads a data set.
         release_of: The folder of a run from whose release this one learns, without reading private records.
-        with_graph: Whether to write ``model.onnx`` too, which takes seconds.
+        with_graph: Whether to write the ONNX graph ``model.onnx`` too, which takes seconds.
         sums: Makes the noisy sum from which the release is drawn, if private records are at several sites
             (:mod:`fairpate.sites`).
         remarks: Further remarks for the statement.
@@ -884,7 +894,7 @@ def make_release(
     command: str = "fairpate run",
     then: Callable[[OpenRun, Any], object] = lambda *_: None,
 ) -> RunDirectory:
-    """Draw and charge only the release of ``config``, for other runs to learn from.
+    """Draw and charge the release of ``config`` without training a model; other runs can then learn from it.
 
     ``command`` names the running command in errors; ``then`` is called with the release while the folder is still
     locked. Other arguments and errors as in :func:`run_method`.
@@ -901,11 +911,12 @@ def make_release(
 def one_release(
     configs: Sequence[ReleasingMethod], reporter: Reporter, *, out: Path, check: Callable[[Dataset], None]
 ) -> Iterator[tuple[Dataset, ReleaseLog, Released, list[Student]]]:
-    """Draw the release that ``configs`` share, or read it, and train a model from it for each of ``configs``.
+    """Context manager: draw the release that ``configs`` share, or read a stored one, and train a model from it for
+    each of ``configs``.
 
-    The release is stored in the folder ``out``, which is locked inside the block; training has no further privacy cost.
-    Yields the data set, the release log, the release and the models. ``check`` may refuse the data set before the draw.
-    Errors as in :func:`run_method`.
+    The release is stored in the folder ``out``, which is locked inside the ``with`` block; training has no further
+    privacy cost. Yields the data set, the release log, the release and the models. ``check`` may refuse the data set
+    before the draw. Errors as in :func:`run_method`.
     """
     # With the settings of the release alone, in which the candidates agree.
     with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
@@ -926,10 +937,10 @@ def one_release(
 
 
 def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
-    """Release labels from a file of votes, once even if it is called again; with features, train a student too.
+    """Release labels from a file of votes, only once even if called again; with features, train a student too.
 
-    ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all that is wrong with the file,
-    ConfigError what is wrong with the settings. Without features there is no model, only labels and their statement.
+    ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all faults of the file, ConfigError
+    all faults of the settings. Without features there is no model, only labels and their statement.
     """
     config = configured(values, overrides, method="own_votes")
     assert isinstance(config, OwnVotes)
@@ -958,8 +969,8 @@ def _opened(
     release_of: Path | None = None,
     command: str = "fairpate run",
 ) -> Iterator[OpenRun]:
-    """Check everything that can be refused before training, and yield the open run; its folder is locked inside the
-    block.
+    """Context manager: check everything for which a run can be refused before training, and yield the open run, whose
+    folder is locked inside the ``with`` block.
 
     Arguments as in :func:`run_method`; ``command`` names the running command in errors.
     """
@@ -1018,11 +1029,11 @@ def _opened(
 def train_model(
     config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path, odometer: str | None = None
 ) -> tuple[Trained, Student]:
-    """Train on a data set from Python, without a run: return the training's result, and the student after
+    """Train on a data set from Python, without the folder of a run: return the training's result, and the student after
     post-processing on public records.
 
-    ``folder`` holds the ledger of a method that asks teachers, with its files, and the key of the order of records.
-    ``odometer``: the name under which the operator's odometer charges the release; None: it is not charged.
+    ``folder`` is for the files of a method that asks teachers, such as its ledger, and for the key by which records are
+    ordered. ``odometer``: the name under which the operator's odometer charges the release; None: it is not charged.
     LimitReachedError if the limit for that name would be exceeded.
     """
     config.check()
@@ -1072,8 +1083,8 @@ def publish_trained(
 ) -> RunDirectory:
     """Publish in ``config.out`` a student that was trained and charged before, with the ``choice`` of its settings.
 
-    ``counted_by``: the odometer's row that charges the events of the training; ``environment``: the software and
-    machine on which the training began. Resumable; errors as in :func:`run_method`.
+    ``counted_by``: the odometer's row in which the training is charged; ``environment``: the software and machine on
+    which the training began. Resumable; errors as in :func:`run_method`.
     """
     run = create_run_directory(config)
     write_json(run.environment, environment)
@@ -1139,7 +1150,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
 
 
 def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
-    """Write metrics, records and pages of a released model."""
+    """Measure a released model; write its metrics, the run's record and the pages."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
     statement = read_statement(run)
     if config.evaluation.metrics == "private":

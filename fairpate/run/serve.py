@@ -3,9 +3,10 @@
 The service writes the run's own ledger, so the queries of `fairpate run` are answered again for free. Votes that the
 run collected are read from its table; teachers vote anew on other records, such as those in requests.
 
-A backup of a ledger may be made while a service writes. It is restored only if it contains the last entry that the
-present ledger, its head and its anchor are known to have, and as many queries as the statement says: no charge may be
-forgotten. The files of the ledger that it replaces are renamed, never removed.
+A backup of a ledger may be made while a service writes. A backup is restored only if it contains the last entry that is
+known from the present ledger, from its head file and from its anchor (a copy of the last entry at a second location),
+and as many queries as the statement says: no charge may be forgotten. The files of the replaced ledger are renamed,
+never removed.
 
 Every action of an operator on a run is noted in the run's journal of actions before it is done.
 """
@@ -63,7 +64,8 @@ _NO_QUOTA = "--per-day: an operator has no quota; leave it out, or limit --queri
 
 
 def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
-    """Return the public records as the pool of a service, each content once; the run's queries come first, in order.
+    """Return the public records among which callers of a service choose queries. Records with equal content are listed
+    once; the run's queries come first, in order.
 
     ``takes_posted``: whether the voters can also vote on records that are sent in a request.
     """
@@ -121,7 +123,8 @@ SPENT = (
 
 
 def open_backend(root: Path, config: VotingMethod, state: Path | None = None, take_over: bool = False) -> Backend:
-    """Open data set, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
+    """Open data set, voters and ledger of the run in ``root``, and return the backend that answers queries. Runs in the
+    aggregator's Ray actor.
 
     ``state``: the operator's folder with the odometer; None: that of this process. ``take_over``: stop another writer
     of the ledger, if its store can do that.
@@ -230,7 +233,7 @@ def serve_aggregator(
 
 
 def _watch(service: Service) -> None:
-    """Wait for Ctrl-C or SIGTERM, also while the service restarts. ServiceError if the service stops for good."""
+    """Wait until Ctrl-C or SIGTERM, also while the service restarts. ServiceError if the service stops for good."""
     # SIGTERM as Ctrl-C, so that the service is stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -332,15 +335,15 @@ def stop_aggregator(root: Path) -> None:
 
 
 def service_name(run: RunDirectory) -> str:
-    """Return the name of the Ray actor that serves the run's ledger: one name per ledger, so that a second service for
-    it is refused."""
+    """Return the name of the Ray actor that serves the run's ledger. Each ledger has one name, so that a second service
+    for it is refused."""
     # Resolved: a link and the folder that it leads to are one ledger.
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
-    """Return the run in ``root`` and its configuration. RunFolderError unless its voters can be queried: if its method
-    has no teachers, or they were not stored."""
+    """Return the run in ``root`` and its configuration. RunFolderError if it has no voters to query, because its method
+    has no teachers or they were not stored."""
     run, config = open_run_directory(root)
     if isinstance(config, OwnVotes) and not config.votes.features:
         # Without features no student was trained, and the votes are in their file.
@@ -361,8 +364,8 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
 
 @contextmanager
 def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
-    """Start Ray for a service. With ``detach``, ServiceError unless RAY_ADDRESS names a cluster, which outlives this
-    process."""
+    """Context manager: start Ray for a service. With ``detach``, ServiceError unless RAY_ADDRESS names a cluster, which
+    keeps running after this process ends."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError(
             "--detach and --stop need a running cluster; set RAY_ADDRESS to its address, or leave them out."
@@ -376,8 +379,8 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
 def back_up_run(path: Path, out: Path) -> int:
     """Write a verified backup of a ledger to ``out``; return the number of its entries. A service may write meanwhile.
 
-    ``path``: a run's folder, or a ledger file. ConfigError if ``out`` exists, LedgerError for a ledger that cannot be
-    trusted.
+    ``path``: a run's folder, or a ledger file. ConfigError if ``out`` exists, LedgerError for a ledger whose hash chain
+    is broken.
     """
     run, source = ledger_of(path)
     if ledger_files(out):
@@ -401,11 +404,11 @@ def last_backup_s(run: RunDirectory) -> float | None:
 
 
 def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
-    """Replace the ledger of ``run`` by the backup ``copy``, at its present location or at ``to``; return the location
-    as text without its password.
+    """Replace the ledger of ``run`` by the backup ``copy``, at the ledger's present location or at ``to``; return this
+    location as text, without a password.
 
-    LedgerError for a backup that cannot be trusted or lacks an entry that the ledger is known to have, and if another
-    process writes the ledger; RunDirectoryError for a backup with fewer queries than the statement says.
+    LedgerError for a backup whose hash chain is broken or that lacks an entry which the ledger is known to have, and if
+    another process writes the ledger; RunDirectoryError for a backup with fewer queries than the statement says.
     """
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
@@ -463,8 +466,8 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
-    """Verify the chain of the ledger at ``place``, and that it contains the entry that its anchor notes; return its
-    header, its entries and the number of queries with an outcome."""
+    """Verify the hash chain of the ledger at ``place``, and that the ledger contains the entry noted in its anchor;
+    return its header, its entries and the number of queries with an outcome."""
     noted = noted_at(anchor)
     with closing(back_end(place).reader(place)) as reader:
         noted = (reader.noted, *noted)
@@ -473,7 +476,8 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the files of the ledger at ``path``, to make room for another one; they stay readable as a ledger."""
+    """Rename the files of the ledger at ``path``, so that another ledger can be written there; the renamed files are
+    still a readable ledger."""
     # The index of the write-ahead log, which SQLite makes again.
     Path(f"{path}-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
@@ -491,10 +495,10 @@ def _set_aside(path: Path) -> None:
 
 
 def add_anchor(run: RunDirectory, text: str) -> str:
-    """Give the ledger of ``run`` an anchor: from now on its last entry is also noted at the location ``text``, so that
-    a ledger that was rolled back is refused.
+    """Give the ledger of ``run`` an anchor: from now on its last entry is also noted at the location ``text``, a file
+    or a database URL, so that a ledger that was rolled back is refused.
 
-    Return the location as text without its password. RunFolderError without a ledger. ConfigError if the ledger has an
+    Return the location as text, without a password. RunFolderError without a ledger. ConfigError if the ledger has an
     anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.
     """
     if not has_ledger(run):
@@ -516,7 +520,8 @@ def add_anchor(run: RunDirectory, text: str) -> str:
 
 
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
-    """Write the file ``ledger.json`` of ``run``, which says where its ledger and the ledger's anchor are."""
+    """Write the file ``ledger.json`` of ``run``, which states the locations ``place`` of its ledger and the ledger's
+    anchor."""
     values = {
         name: str(value)
         for name, value in dataclasses.asdict(place).items()
@@ -526,12 +531,12 @@ def note_place(run: RunDirectory, place: LedgerPlace) -> None:
 
 
 def has_ledger(run: RunDirectory) -> bool:
-    """Return True if a file of the run's ledger exists, or the note on where the ledger is."""
+    """Return True if the run has a ledger: its file, or ``ledger.json``, which states its location elsewhere."""
     return run.ledger_place.exists() or bool(ledger_files(run.ledger))
 
 
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
-    """Return the location of the ledger in ``path``, a run's folder or a ledger file, and the run if it is a folder.
+    """Return the run in ``path`` and the location of its ledger; if ``path`` is a ledger file, None and this location.
 
     RunFolderError if there is no ledger.
     """
@@ -551,9 +556,10 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
 
 
 def verified_facts(path: Path) -> dict[str, Any]:
-    """Verify a ledger, and that it contains the labels that its run released; return a summary of both checks.
+    """Verify the ledger in ``path``, and that it contains the labels that its run released; return the results of both
+    checks by name.
 
-    LedgerError if the ledger cannot be trusted, RunDirectoryError if it lacks a released label.
+    LedgerError if the ledger's hash chain is broken, RunDirectoryError if it lacks a released label.
     """
     run, place = ledger_of(path)
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
@@ -583,14 +589,14 @@ def verified_facts(path: Path) -> dict[str, Any]:
 
 
 def export(path: Path, out: Path) -> None:
-    """Write all entries of a ledger to the Parquet or JSON file ``out``. LedgerError if it cannot be trusted."""
+    """Write all entries of a ledger to the Parquet or JSON file ``out``. LedgerError if its hash chain is broken."""
     run, place = ledger_of(path)
     _note_reading(run, "export", out=str(out))
     audit.export(place.ledger, out)
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
-    """Yield the lines of the audit log of a ledger; with ``out``, append the new ones to that file instead.
+    """Yield the lines of the audit log of a ledger; with ``out``, append the lines that this file lacks to it instead.
 
     ``follow``: wait for further lines, without an end.
     """
@@ -613,8 +619,8 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
 
 
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
-    """Note in the run's journal of actions that an operator reads private entries of the ledger. If the journal cannot
-    be written, print a remark instead."""
+    """Note ``event``, an operator's reading of private entries of the ledger, in the run's journal of actions. If the
+    journal cannot be written, print a remark instead."""
     try:
         # An operator can read the files without this command, so refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)
@@ -636,7 +642,7 @@ def last_charges(path: Path, count: int) -> Output:
 
 
 def describe_totals(*, data: str | None, delta: float) -> Output:
-    """Return a table of what all releases cost together, per data set, unit and relation.
+    """Return a table of the total cost of all releases, per data set, unit and relation.
 
     OdometerError for a damaged odometer, and if it has no release on ``data``.
     """
@@ -667,7 +673,7 @@ def change_tokens(
     ``limit``: the fields of an :class:`OwnLimit`, for ``add`` and ``limit``. ``when``: the time at which a new token
     expires (``add``; None: never), at which the old ones do (``rotate``), or all of them (``expire``). Returns the new
     token of ``add`` and ``rotate``, which is stored nowhere; otherwise "". RunFolderError for a run without teachers,
-    ConfigError for a limit or a time out of range, UsageError for a quota of an operator.
+    ConfigError for a limit or a time out of range, UsageError for a limit on an operator's token.
     """
     run, before, facts = run_at(root), NO_LIMIT, dict[str, object]()
     try:
@@ -749,8 +755,8 @@ def describe(root: Path) -> Output:
 
 
 def moment(text: str) -> float:
-    """Parse a time, as `30d`, `12h`, `90m` or `0s` from now or a date such as 2027-01-31 (UTC), into seconds since
-    1970."""
+    """Parse a time, either from now (`30d`, `12h`, `90m`, `0s`) or a date such as 2027-01-31 (UTC), and return it in
+    seconds since 1970."""
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
             date = datetime.now(UTC) + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])

@@ -50,7 +50,7 @@ CAVEAT = (
 
 
 class SpecifyError(UsageError):
-    """An error: the tables cannot answer the question; the message says what to give instead."""
+    """Raised if the results tables cannot answer the question; the message says what to give instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,9 @@ class Demand:
 class Offer:
     """One configuration (``point``) compared with a demand.
 
-    ``missed``: the relative excess over each limit that is not met; for epsilon the excess of its guaranteed value,
-    which is rounded up. ``distance``: the largest excess, so 0.1 means that a limit is missed by 10 % of its value; 0
-    if all are met. ``seeds_met``: the number of seeds whose own run meets every limit.
+    ``missed``: for each limit that is not met, by which share of the limit the value misses it; for epsilon by its
+    guaranteed value, which is rounded up. ``distance``: the largest of these shares, so 0.1 means that a limit is
+    missed by 10 %; 0 if all are met. ``seeds_met``: the number of seeds whose own run meets every limit.
     """
 
     point: Point
@@ -113,7 +113,8 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Achievable:
-    """The answer to a demand within one panel: the configurations that meet it, best first, or else the nearest ones.
+    """The answer to a demand within one panel (data set and privacy class): the configurations that meet it, best
+    first, or else the nearest ones.
 
     A degenerate predictor can meet many demands and still be useless: it is listed last in ``met`` and counted in
     ``num_degenerate``.
@@ -129,15 +130,17 @@ class Achievable:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """The results on one data set (the target) of a choice, and of a whole frontier, from another one (the source).
+    """The performance on one data set (the target) of a configuration that was chosen on another data set (the source),
+    and of the source's whole frontier.
 
-    ``chosen`` is the best offer on the source, None without any. ``there`` is the same configuration on the target,
-    None if it was not run there. ``best`` is the best offer on the target. ``regret`` is the accuracy that ``there``
-    loses against ``best``, NaN unless both meet the demand.
+    ``chosen`` is the source's configuration that meets the demand best, None without any. ``there`` is the same
+    configuration on the target, None if it was not run there. ``best`` is the target's configuration that meets the
+    demand best. ``regret`` is the accuracy that ``there`` loses against ``best``, NaN unless both meet the demand.
 
     The source's frontier has ``num_members`` configurations, of which ``num_missing`` were not run on the target.
     ``hypervolume_transferred`` is the hypervolume of the others on the target, ``hypervolume_own`` that of all the
-    target's points. ``regret_hypervolume`` is the share of the latter that the former does not reach, NaN if it is 0.
+    target's points. ``regret_hypervolume`` is the share of ``hypervolume_own`` that ``hypervolume_transferred`` does
+    not reach, NaN if ``hypervolume_own`` is 0.
     """
 
     chosen: Offer | None
@@ -152,7 +155,7 @@ class Transfer:
 
 
 def offer(point: Point, demand: Demand) -> Offer:
-    """Return how ``point`` compares with ``demand``; an undefined objective misses its limit by an infinite excess."""
+    """Return the comparison of ``point`` with ``demand``; an undefined objective misses its limit infinitely far."""
     # Means may meet a demand that no single seed meets.
     by_seed = [_missed(_values(point, demand, seed), demand) for seed in range(len(point.seeds))]
     missed = _missed(_values(point, demand), demand)
@@ -185,7 +188,8 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
 
 
 def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
-    """Return the relative excess of ``values`` over each limit that they miss; infinite for an undefined value."""
+    """Return, for each limit that ``values`` do not meet, by which share of the limit they miss it; infinite for an
+    undefined value."""
     missed = {}
     for name, limit in demand.limits.items():
         value = values[name]
@@ -205,7 +209,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     """Return which of one panel's points meet ``demand``, or else the ``num_nearest`` nearest ones.
 
     The nearest are points that no other point dominates in epsilon, error, refusals and every notion of the demand,
-    sorted by distance, then by the sum of all excesses, then by accuracy.
+    sorted by ``Offer.distance``, then by the sum of ``Offer.missed``, then by accuracy.
     """
     offers = [offer(point, demand) for point in points if not np.isnan([*_values(point, demand).values()]).any()]
     met = [each for each in offers if not each.missed]
@@ -229,7 +233,8 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
 
 
 def _rank(found: Offer) -> tuple[float, ...]:
-    """Return the sort key: degenerate predictors last, then by distance (0 if the demand is met), then by accuracy."""
+    """Return the sort key of an offer: degenerate predictors last, then by distance (0 if the demand is met), then by
+    accuracy."""
     # Rounded: distances that differ by floating point alone are equal, and accuracy decides.
     missed = (round(found.distance, 9), round(sum(found.missed.values()), 9))
     values = [found.point.value(name) for name in frontier.THEN]
@@ -272,7 +277,8 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
 
 
 def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Point | None:
-    """Return the point of ``target`` with the same configuration as ``point``; None unless there is exactly one.
+    """Return the point among ``target`` with the same configuration as ``point``, one of ``source``; None unless there
+    is exactly one.
 
     Two configurations count as the same if they agree in every setting that varies among the method's points on either
     data set. A setting that is constant on each data set is taken for a property of the data set.
@@ -381,7 +387,8 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
 def specify_guarantees(
     demand: Demand, table: Path | None, *, data: str | None = None, transfer_to: Path | None = None
 ) -> SpecifyAnswer:
-    """Answer ``demand`` from the rows of ``table`` (None: of the newest comparison under ``runs``).
+    """Return the answer to ``demand`` from the results in ``table`` (None: those of the newest comparison under
+    ``runs``).
 
     ``data`` restricts the answer to one data set; ``transfer_to`` is a second table, on which each choice is looked up.
     Only epsilons that may be published are used. SpecifyError without a table, for a demand without limits, and if
@@ -397,8 +404,8 @@ def specify_guarantees(
         table = tables[-1]
     if not demand.limits:
         raise SpecifyError(
-            "no limit was given; give one or more of --epsilon, --fair-at, --disparity, --fairness, --coverage, "
-            "--accuracy."
+            "no limit was given, so there is nothing to search for; give one or more of --epsilon, --fair-at, "
+            "--disparity, --fairness, --coverage, --accuracy."
         )
     # Points carry the disparity of one notion; the values of all others are with them.
     notion = demand.notions[0]
@@ -459,8 +466,8 @@ _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def describe_answer(answer: SpecifyAnswer) -> Group:
-    """Return the answer as it is printed: for each panel, how many configurations meet the demand, a table of the best,
-    and the command that repeats the first."""
+    """Return the printed form of the answer: for each panel, how many configurations meet the demand, a table of the
+    best, and the command that repeats the best of them."""
     notions = answer.demand.notions
     asked = ", ".join(
         f"{_limit_name(name)} {'>=' if name in _LEAST else '<='} {limit:g}"
@@ -524,7 +531,8 @@ def _notes(point: Point) -> list[str]:
 
 
 def _transfer_parts(source: Panel, target: Panel, moved: Transfer, notions: Sequence[NotionName]) -> list[Any]:
-    """Return the printed lines on how the choice and the frontier of one data set do on another."""
+    """Return the printed lines on how the configuration and the frontier that were chosen on one data set perform on
+    another."""
     if moved.chosen is None:
         lines = ["nothing to choose: no configuration has all objectives defined."]
     elif moved.there is None:
@@ -570,7 +578,7 @@ def _missed_words(offer: Offer) -> str:
 
 
 def _limit_name(name: str) -> str:
-    """Return the name of a limit as it is printed: for a notion of fairness that of its measure, such as parity gap."""
+    """Return the printed name of a limit: for a notion of fairness the name of its measure, such as parity gap."""
     if name in _OBJECTIVE_OF:
         return name
     return NOTIONS[DEFAULT if name == "disparity" else notion_named(name)].measure

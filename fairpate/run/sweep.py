@@ -101,7 +101,7 @@ _MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in
 
 
 class RecordsTableError(UserError, ValueError):
-    """An error: the file is not a table of a comparison; the message names the file and the remedy."""
+    """Raised for a file that is not a results table of a comparison; the message names the file and the remedy."""
 
 
 def write_rows(rows: Sequence[Row], path: Path, *, private: bool = False) -> None:
@@ -123,7 +123,7 @@ def write_rows(rows: Sequence[Row], path: Path, *, private: bool = False) -> Non
 
 
 def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
-    """Write a table of ``SCHEMA``, with the checks of :func:`write_rows`."""
+    """Write a results table, whose columns are those of ``SCHEMA``, after the checks of :func:`write_rows`."""
     secret = table.filter(pc.fill_null(table["epsilon_is_data_dependent"], False))["digest"].to_pylist()
     if secret and not private:
         raise ValueError(
@@ -181,8 +181,8 @@ def read_table(path: Path) -> pa.Table:
 def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
     """Return the rows of the results ``table`` that may be published, without run times and causes of failures.
 
-    Rows whose epsilon depends on votes are left out; and unless ``unprotected`` is set, so is every row of a method
-    without a privacy guarantee, failed ones included.
+    Rows whose epsilon depends on votes are left out; unless ``unprotected`` is set, so are all rows of methods without
+    a privacy guarantee, failed ones included.
     """
     # A failed run has no epsilon.
     is_infinite = pc.fill_null(pc.is_inf(table["epsilon"]), False)
@@ -204,8 +204,8 @@ _SET_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --o
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of a sweep. ``data``: the data set's name in the results. ``digest``: identifies what the cell
-    computes; files are named by it."""
+    """One configuration of a sweep: a method with its settings on one data set with one seed. ``data``: the data set's
+    name in the results. ``digest``: a hash of the settings that determine the result, by which files are named."""
 
     data: str
     config: Method
@@ -241,7 +241,7 @@ class Cell:
         return " ".join(words)
 
     def row(self, **found: Any) -> Row:
-        """Return the row of this cell in the results; ``found`` are its fields ``minutes``, and ``record`` or
+        """Return this cell's row in the results table; ``found`` are the row's fields ``minutes``, and ``record`` or
         ``error``."""
         return Row(
             digest=self.digest,
@@ -259,8 +259,8 @@ class Cell:
 def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:
     """Return the cells of a sweep, each once, in the order of data sets, seeds, methods and grids.
 
-    ``folder`` is the folder of the sweep's file. ConfigError lists all faults of all cells, each with the section of
-    the sweep that set the field.
+    ``folder`` is the folder of the sweep's file. ConfigError lists all faults of all cells, and names with each the
+    section of the sweep that set the field.
     """
     # The values depend on the public files too, which may have changed since the last sweep.
     _fitted_values.cache_clear()
@@ -319,15 +319,16 @@ def _methods_on(sweep: SweepConfig, data: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The fields that one section of the sweep sets, by dotted name; ``place`` is the section's name in errors."""
+    """The settings that one section of the sweep makes, by dotted field name; ``place`` is the section's name in
+    errors."""
 
     place: str
     values: Mapping[str, Any]
 
 
 def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[str, list[_Layer]]]:
-    """Return the layer of fixed settings of one section of the sweep, and for each axis of its grid a layer per
-    value."""
+    """Return the layer (:class:`_Layer`) of fixed settings of one section of the sweep, and for each axis of its grid
+    one layer per value."""
     axes = {
         axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
         for axis, values in part.grid.items()
@@ -366,8 +367,8 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
 def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]]:
     """Yield the layers of settings of each cell, without its seed: one list for every combination of grid values.
 
-    Layers apply over the defaults, and later ones override earlier ones. If axes of several sections share a field, the
-    method's axis replaces the data set's, and that replaces the sweep's.
+    Layers override the defaults, and later layers override earlier ones. If grids of several sections set the same
+    field, the method's values replace the data set's, and the data set's replace the sweep's.
     """
     # A cell runs in a Ray task: actors of its own would wait for the CPUs that it holds.
     in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, num_cpus=sweep.tasks.torch_threads)
@@ -387,8 +388,8 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
 def _config(
     data: str, method: str, schema: type[Method], start: Values | None, layers: Sequence[_Layer], faults: Faults
 ) -> Method | None:
-    """Return the configuration of a cell: ``start`` with all ``layers`` over it. None if it has a fault, which is added
-    to ``faults``.
+    """Return the configuration of a cell: ``start``, overridden by all ``layers``. None if it has a fault, which is
+    added to ``faults``.
 
     ``start`` None: what `fairpate run` starts from on this data set.
     """
@@ -452,8 +453,8 @@ def _config(
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:
-    """Return the fields of a layer as nested sections. ConfigError for a dotted name in which a value is taken for a
-    section."""
+    """Return the fields of a layer as nested sections. ConfigError if one setting gives a field a plain value and
+    another sets a field inside it."""
     nested: dict[str, Any] = {}
     # A copy, because sections are written into: a caller's section stays its own.
     for path, value in copy.deepcopy(dict(layer.values)).items():
@@ -462,7 +463,7 @@ def _nested(layer: _Layer) -> dict[str, Any]:
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
                 raise ConfigError(
-                    f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave one out."
+                    f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave out one."
                 )
         last = section.get(parts[-1])
         section[parts[-1]] = merge(last, value) if isinstance(last, dict) and isinstance(value, dict) else value
@@ -567,7 +568,8 @@ class SweepFolder:
         return finished[0] == public and set(finished[1]) == {cell.digest for cell in cells}
 
     def assemble(self, cells: Sequence[Cell]) -> None:
-        """Write the public and the private table with the results of these cells, or with their failures."""
+        """Write the public and the private results table: for each of these cells its rows, or the cause of its
+        failure."""
         digests = [cell.digest for cell in cells]
         # Results first: a crash may have left both a failure and the result that came later. Rows that the private
         # table has are taken from there, so that only new parts are read.
@@ -597,12 +599,13 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
 
 
 def stems(folder: Path) -> set[str]:
-    """Return the digests of the cells whose rows are stored in ``folder``."""
+    """Return the digests of the cells whose rows are stored in ``folder``, which are the stems of its file names."""
     return {path.name.removesuffix(".parquet") for path in folder.iterdir() if path.suffix == ".parquet"}
 
 
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
-    """Return the rows of those cells in ``digests`` that have a file in the folder ``parts``, in their order.
+    """Return the results rows of those cells in ``digests`` that have a file in the folder ``parts``, in the order of
+    ``digests``.
 
     Rows that the table ``known`` contains are read from it.
     """

@@ -92,7 +92,9 @@ def test_a_cell_that_hangs_ends_with_its_cause_and_the_next_one_has_its_own_time
     ended = run(tmp_path, hanging, tasks={"num_cpus": 1, "max_retries": 0, "max_minutes": 0.02})
     assert [row.status for row in ended.rows] == ["ok", "failed", "ok"]
     (failure,) = ended.failed
-    assert failure.error == "CellTimeoutError: ran longer than tasks.max_minutes=0.02; raise it, or train less."
+    assert failure.error == (
+        "CellTimeoutError: the cell ran longer than tasks.max_minutes=0.02; raise this limit, or train less."
+    )
 
 
 def dying(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
