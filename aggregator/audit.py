@@ -109,8 +109,8 @@ def export(place: Place, out: Path) -> None:
         raise UserError(f"{out}: expected a name that ends in .parquet or .json.")
     if out.exists():
         raise UserError(f"{out}: already exists; remove it, or give another name.")
-    found, state = _read(place)
-    terms, written = strict(found.to_json()), [charge.to_json() for charge in state.charges]
+    _, state = _read(place)
+    terms, written = strict(state.stored_terms), [charge.to_json() for charge in state.charges]
 
     def write(unfinished: Path) -> None:
         if out.suffix == ".json":

@@ -159,13 +159,9 @@ class LedgerTerms:
     unit: Unit = "record"
     relation: Relation = "add or remove one"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the terms as plain values, the mechanism by name and parameters."""
-        return asdict(self) | {"mechanism": {"name": self.mechanism.name, "parameters": asdict(self.mechanism)}}
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LedgerTerms:
-        """Return the terms from the values of :meth:`to_json`. KeyError, TypeError or ValueError for other values."""
+        """Return the terms from the values that a ledger stores. KeyError, TypeError or ValueError for other values."""
         mechanism = values["mechanism"]
         typed = {
             "mechanism": mechanism_named(mechanism["name"], mechanism["parameters"]),
@@ -272,6 +268,8 @@ class LedgerState:
     def charges(self) -> tuple[Charge, ...]:
         """All reservations with their outcomes, in the order they were made, open ones included."""
         count = len(self.keys)  # the writer may be adding to the other columns
+        requests = (asked for asked in self.asked for _ in range(asked.num_queries))
+        columns = (self.keys[:count], self.groups, self.votes_QC[:count].tolist(), self.outcomes, requests)
         return tuple(
             Charge(
                 number=number,
@@ -282,9 +280,7 @@ class LedgerState:
                 asker=asked.asker,
                 at_s=asked.at_s,
             )
-            for number, ((key, group, settled, asked), votes_C) in enumerate(
-                zip(self.charged(0, count), self.votes_QC[:count].tolist(), strict=True)
-            )
+            for number, (key, group, votes_C, settled, asked) in enumerate(zip(*columns, strict=False))
         )
 
     def charged(self, start: int, stop: int) -> list[tuple[str, int, Outcome | None, Asked]]:
@@ -379,8 +375,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         is not registered.
         """
         self.place, self.terms, name = place, terms, shown(place)
+        mechanism = {"name": terms.mechanism.name, "parameters": asdict(terms.mechanism)}
         # Through JSON, as stored terms go: a tuple becomes a list.
-        wanted = json.loads(json.dumps(terms.to_json()))
+        wanted = json.loads(json.dumps(asdict(terms) | {"mechanism": mechanism}))
         # The ledger stores a name: another class under it would be read back as the registered one.
         if mechanism_named(**wanted["mechanism"]) != terms.mechanism:
             kind = type(terms.mechanism).__qualname__

@@ -195,6 +195,8 @@ MIN_FREE_BYTES = 2**20
 """Free space for the largest transaction: a disk with less counts as full."""
 # A short write-ahead log is soon written over; one that grows costs the disk half as much again.
 _CHECKPOINT_PAGES = 256
+# A head in its file or anchor: always as many bytes, so that it can be written over in place.
+_HEAD_TEXT = "{0.number:020d} {0.digest}\n"
 # More than a head has, so that a head followed by further bytes is found to be damaged.
 _HEAD_BYTES = 128
 # A writer holds the lock of an anchor for one write and its sync; one that takes longer hangs.
@@ -275,11 +277,6 @@ def noted_head(file: Path, descriptor: int | None = None) -> Head:
     return Head(number=int(number), digest=digest)
 
 
-def _head_text(head: Head) -> bytes:
-    # Always as many bytes, so that it can be written over in place.
-    return f"{head.number:020d} {head.digest}\n".encode()
-
-
 def connect(path: Path) -> sqlite3.Connection:
     """Open a SQLite file for writing; every commit is on the disk when it returns.
 
@@ -344,7 +341,7 @@ def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
             "the entries of an undamaged ledger."
         )
     # The head comes first: a ledger without one is refused, and a head alone shows that a ledger was there.
-    write_atomically(head_path(path), lambda file: file.write_bytes(_head_text(head)), private=True)
+    write_atomically(head_path(path), lambda file: file.write_bytes(_HEAD_TEXT.format(head).encode()), private=True)
     unfinished.replace(path)
 
 
@@ -453,7 +450,7 @@ class SqliteStore:
             raise LedgerError(f"{head_file}: was replaced while the ledger was being opened; start again.")
         self._seen = seen
         if noted_head(head_file) != head:  # a crash came between an entry and its note; what it stored may leave now
-            os.pwrite(self._head_file, _head_text(head), 0)
+            os.pwrite(self._head_file, _HEAD_TEXT.format(head).encode(), 0)
             os.fdatasync(self._head_file)
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
@@ -463,7 +460,7 @@ class SqliteStore:
         assert self._head_file is not None
         # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
         self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
-        os.pwrite(self._head_file, _head_text(head), 0)
+        os.pwrite(self._head_file, _HEAD_TEXT.format(head).encode(), 0)
         # What leaves next must not outlive a loss of power that its head does not. Nothing leaves after a reservation,
         # so it does not wait for the disk: a head that is behind still names one of the entries.
         if kind != "reserve":
@@ -545,7 +542,7 @@ class FileAnchor:
             # Never over another one, which may hold another ledger to its last entry.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
-                os.write(descriptor, _head_text(head))
+                os.write(descriptor, _HEAD_TEXT.format(head).encode())
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -580,7 +577,7 @@ class FileAnchor:
                     f"{self.path}: another writer noted entry {noted.number}, but this one writes entry {head.number}"
                 )
             # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
-            os.pwrite(descriptor, _head_text(head), 0)
+            os.pwrite(descriptor, _HEAD_TEXT.format(head).encode(), 0)
             os.fdatasync(descriptor)
 
     def close(self) -> None:

@@ -40,7 +40,8 @@ def main() -> None:
         place: Place = Path(folder) / "ledger.sqlite"
         if arguments.database:
             place = stack.enter_context(Server(Path(folder) / "server")).url("long")
-        header = Header(canonical(TERMS.to_json()), bytes(range(32)))
+        with Ledger(Path(folder) / "empty.sqlite", TERMS) as empty:
+            header = Header(empty.header.terms, bytes(range(32)))
         rows = list(entries(header, arguments.charges))
         back_end(place).write(place, header, rows)
         told = measured(place, rows)

@@ -35,7 +35,7 @@ from scipy.optimize import nnls
 from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.files import open_storage
-from teachers.ensemble import Ensemble, assign_teachers, collect_votes, shard_key, shard_rows, train_ensemble
+from teachers.ensemble import Ensemble, collect_votes, rows_of_teachers, train_ensemble
 from teachers.ray_pool import RayPool, start_ray
 
 NUM_FEATURES, NUM_CLASSES, RECORDS_PER_TEACHER = 16, 2, 8
@@ -151,7 +151,7 @@ def train(num_teachers: int, folder: Path, pool: RayPool, taken: Measurements) -
         num_teachers=num_teachers, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=1, batch_size=8)
     )
     with taken.stage("shard", num_teachers=num_teachers):
-        shard_rows(assign_teachers(private.unit_id, num_teachers, shard_key(0)), num_teachers)
+        rows_of_teachers(private, config, 0)
     for name in ("train", "find again"):
         with taken.stage(name, num_teachers=num_teachers):
             ensemble = train_ensemble(

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersTraining
+from fairpate.config import FitConfig, ModelConfig, RayConfig, ShardsConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.nn.models import build_model
-from teachers.ensemble import assign_teachers, predict_votes, shard_key, shard_rows, train_ensemble
+from teachers.ensemble import predict_votes, rows_of_teachers, train_ensemble
 from teachers.ray_pool import RayPool, start_ray
 from teachers.teacher import Shard, TeacherSpec, train_teachers
 
@@ -98,7 +98,7 @@ def measure_training(case: Case, pool: RayPool, repeats: int) -> tuple[float, fl
     """Seconds of one Ray task per teacher, of a plain loop in this process, and of the pool."""
     split = synthetic_split(case)
     x, y = split.x.numpy(), split.y.numpy()
-    rows = shard_rows(assign_teachers(split.unit_id, case.num_teachers, shard_key(0)), case.num_teachers)
+    rows = rows_of_teachers(split, ShardsConfig(num_teachers=case.num_teachers), 0)
 
     def one_task_per_teacher() -> None:
         shared_x, shared_y = ray.put(x), ray.put(y)

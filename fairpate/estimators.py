@@ -54,7 +54,7 @@ from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.large_arrays import Names
 from fairpate.data.tables import TableFaults, cells, codes_of, encode, plain_batches, require_columns, text_of
 from fairpate.files import private_folder
-from fairpate.methods.base import FITTED, Method, Price, Stream, configured, find_method, fitted_to, price, stream_seed
+from fairpate.methods.base import FITTED, Method, Price, Stream, configured, find_method, fitted_to, price
 from fairpate.pages import epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
@@ -67,7 +67,7 @@ from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.release_log import Odometer, ReleaseLog, spent
 from fairpate.run.run import question_above, statement_of, train_model
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, restored, strict
+from fairpate.types import PrivacyStatement, restored, stream_seed, strict
 from student.card import StudentFileError
 from student.student import Student, load_student, save_student
 

@@ -7,14 +7,19 @@ complete. Credentials come from the environment or from the role of the node.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fairpate.types import UsageError, UserError
 
@@ -243,3 +248,14 @@ def file_version(path: Path) -> tuple[int, ...]:
         return ()
     # All of these: a file may be replaced within a tick of the clock, in its old size.
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode
+
+
+def arrays_digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return a digest of arrays by name, with their types and shapes."""
+    digest = hashlib.sha256()
+    # Sorted, as a file has an order of its own; with type and shape, as equal bytes may be different arrays.
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

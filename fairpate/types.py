@@ -413,6 +413,13 @@ class RunRecord:
 ItemT = TypeVar("ItemT")
 
 
+def stream_seed(seed: int, *stream: int) -> int:
+    """Return the seed, below 2**63, for one part of a run with the given ``seed``; ``stream`` identifies the part."""
+    # Hashed together: by a sum, one part of this seed would draw the numbers of another part of the next.
+    # 63 bits, because torch's seeds are signed.
+    return int(np.random.SeedSequence([seed, *stream]).generate_state(1, np.uint64)[0] >> 1)
+
+
 def strict(value: Any) -> Any:
     """Return a copy of nested values for strict JSON, with None for undefined or infinite numbers.
 

@@ -301,7 +301,7 @@ def _fixmatch(
             if not math.isfinite(loss.item()):
                 raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
             loss.backward()
-            optimizer.step_from_backward(fit.epoch_learning_rate(config.fit, epoch))
+            optimizer.step_from_backward(epoch)
             averaged.update_parameters(model)
         on_progress(epoch + 1, config.fit.epochs)
     return averaged.module.eval()

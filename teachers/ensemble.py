@@ -21,10 +21,11 @@ Shapes: T teachers, N records, Q queries, C classes, F features, B records of a 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +40,7 @@ from torch import Tensor
 
 from fairpate import __version__
 from fairpate.config import AugmentConfig, ShardsConfig, TeachersTraining
-from fairpate.files import Location, Storage, exists, join, read, write
+from fairpate.files import Location, Storage, arrays_digest, exists, join, read, write
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
 from fairpate.nn.models import CONVOLUTIONAL, build_model, scale_bytes
 from fairpate.types import UserError
@@ -58,7 +59,7 @@ ArrayWeights = dict[str, npt.NDArray[np.generic]]
 Progress = Callable[[int, int], None]
 _MIN_KEY_BYTES, _MAX_KEY_BYTES = 16, 64
 _TRIM = b"fairpate trim"
-_DIGEST = "blake2b"
+_DIGEST = "sha256"
 _DEFINITION = 2  # increase it with any change after which the same inputs train other teachers
 _HEADER_LENGTH = 8
 _MAX_LOGITS_AT_ONCE = 2**18  # a batch's activations stay in the caches
@@ -158,49 +159,15 @@ def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size:
     return kept
 
 
-def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:
-    """Return the row numbers of each teacher's shard, ascending: one array per teacher, empty shards included."""
-    # Stable: a teacher's rows stay in their order.
-    order = np.argsort(teacher_N, kind="stable")
-    sizes = np.bincount(teacher_N, minlength=num_teachers)
-    return list(np.split(order, np.cumsum(sizes)[:-1]))
-
-
 class CheckpointError(UserError, RuntimeError):
     """A checkpoint cannot be read; the message names its location and the remedy."""
-
-
-def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequence[int], engine: Engine) -> str:
-    """Return the file name of the block of ``teacher_indices``: a hash of everything that determines the trained
-    weights."""
-    determined_by = {
-        # A weights file counts by its checksum: the same file at another path trains the same teachers.
-        "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}, "python": True}),
-        "fit": spec.fit.model_dump(mode="json"),
-        "augment": spec.augment.model_dump(mode="json"),
-        "num_classes": spec.num_classes,
-        "seed": spec.seed,
-        "max_shard_size": spec.max_shard_size,
-        # A teacher's number seeds its weights and its batches.
-        "teachers": list(teacher_indices),
-        "definition": _DEFINITION,
-        "engine": engine,
-        # Another library may round otherwise, and so train other teachers.
-        "versions": [__version__, torch.__version__],
-    }
-    digest = hashlib.blake2b(json.dumps(determined_by, sort_keys=True).encode(), digest_size=16)
-    for tensor in (tensor for shard in shards for tensor in (shard.x, shard.y)):
-        # Type and shape too: the same bytes may be another tensor.
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
-    return f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors"
 
 
 def save_block(location: Location, weights: ArrayWeights) -> None:
     """Write ``weights`` to ``location`` atomically; a new local folder gets mode 0700."""
     # For a view safetensors would write the memory behind it.
     arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
-    write(location, save(arrays, metadata={_DIGEST: _digest(arrays)}))
+    write(location, save(arrays, metadata={_DIGEST: arrays_digest(arrays)}))
 
 
 def load_block(location: Location) -> ArrayWeights:
@@ -214,7 +181,7 @@ def load_block(location: Location) -> ArrayWeights:
     end = _HEADER_LENGTH + int.from_bytes(content[:_HEADER_LENGTH], "little")
     metadata: dict[str, str] = json.loads(content[_HEADER_LENGTH:end]).get("__metadata__", {})
     # safetensors has no checksum of its own: altered tensors of the right size would load.
-    if metadata.get(_DIGEST) != _digest(weights):
+    if metadata.get(_DIGEST) != arrays_digest(weights):
         raise CheckpointError(f"{location}: content does not match its digest; train the teachers again.")
     return weights
 
@@ -232,15 +199,6 @@ def is_stored(storage: Storage | None, location: Location, _: str = "") -> bool:
         _log.warning("Ignoring a damaged checkpoint: %s", error)
         return False
     return True
-
-
-def _digest(weights: ArrayWeights) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    # Sorted by name: a file does not keep the order of its tensors.
-    for name in sorted(weights):
-        digest.update(f"{name} {weights[name].dtype} {weights[name].shape}".encode())
-        digest.update(weights[name].tobytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +221,9 @@ def stored_blocks(
     num_teachers: int,
     size: int,
     *,
-    content_of: Callable[[tuple[int, ...]], str],
-    given: Callable[[tuple[int, ...]], list[ArrayShard]],
+    kind: str,
+    determined_by: Mapping[str, Any],
+    shards_of: Callable[[tuple[int, ...]], Sequence[tuple[Any, Any]]],
     function: BlockFunction,
     shared: Any,
     workers: BlockPool,
@@ -272,18 +231,26 @@ def stored_blocks(
 ) -> tuple[tuple[Block, ...], str, list[Any]]:
     """Compute and store the blocks of ``size`` teachers that are missing in ``checkpoint_dir``.
 
-    ``content_of(teachers)`` returns a block's name, a hash of all its inputs. ``given(teachers)`` returns the shards to
-    send to the block's worker, where ``function(shared, (block, shards), device)`` returns the arrays to store (None if
-    the worker stored them itself) and one further value. Return all blocks; a private digest of their contents, sixteen
-    hexadecimal digits; and the further values of the blocks computed now, in any order. ``on_progress`` counts the
-    teachers of stored blocks as done.
+    A block's file is named ``kind``, its first teacher, and a hash of everything that determines it: ``determined_by``
+    (JSON values), its teachers' numbers, and their shards, which ``shards_of(teachers)`` returns as pairs of tensors or
+    arrays. They are sent to the block's worker, where ``function(shared, (block, shards), device)`` returns the arrays
+    to store (None if the worker stored them itself) and one further value. Return all blocks; a private digest of their
+    contents, sixteen hexadecimal digits; and the further values of the blocks computed now, in any order.
+    ``on_progress`` counts the teachers of stored blocks as done.
     """
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
     blocks, sizes = [], []
     for start in range(0, num_teachers, size):
         indices = tuple(range(start, min(start + size, num_teachers)))
-        name = content = content_of(indices)
+        # A teacher's number too: it seeds the teacher's weights and batches.
+        settings = json.dumps({**determined_by, "teachers": indices}, sort_keys=True)
+        hashed = hashlib.blake2b(settings.encode(), digest_size=16)
+        for array in itertools.chain.from_iterable(shards_of(indices)):
+            # Type and shape too: the same bytes may be another array.
+            hashed.update(f"{array.dtype} {tuple(array.shape)}".encode())
+            hashed.update(np.ascontiguousarray(array).tobytes())
+        name = content = f"{kind}-{start:05d}-{hashed.hexdigest()}.safetensors"
         if storage is not None:
             # A plain name is a hash of whole shards: where others may list names, an attacker who knows all records but
             # one could try candidates for it. Only readers of checkpoints can read the storage's marker, the key.
@@ -300,7 +267,10 @@ def stored_blocks(
     if done:
         report(done, num_teachers)
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
-    items = ((blocks[position], given(blocks[position].teacher_indices)) for position in missing)
+    items = (
+        (blocks[place], [(np.asarray(x), np.asarray(y)) for x, y in shards_of(blocks[place].teacher_indices)])
+        for place in missing
+    )
     for number, (arrays, value) in workers.run(function, shared, items):
         if arrays is not None:
             save_block(blocks[missing[number]].checkpoint, arrays)
@@ -393,15 +363,6 @@ class Ensemble:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Lessons:
-    """The settings for training that are sent to the workers, the same for all blocks of teachers."""
-
-    spec: TeacherSpec
-    engine: Engine
-    storage: Storage | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class CountTask:
     """The settings for voting that are sent to the workers: the queries (Q, ...), and the type of vote counts."""
 
@@ -439,14 +400,13 @@ def train_ensemble(
         seed=seed,
         max_shard_size=config.max_shard_size,
     )
-    # Engines agree up to rounding only, so the engine is part of a block's name.
     engine = choose_engine(config.model, workers.device)
     rows = rows_of_teachers(private, config, seed)
 
-    def shards(teachers: tuple[int, ...]) -> list[Shard]:
+    def shards_of(teachers: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
         # Cut anew for each use: all shards together would be a second copy of the private records.
         chosen = (torch.from_numpy(rows[teacher]) for teacher in teachers)
-        return [Shard(x=private.x[row], y=private.y[row]) for row in chosen]
+        return [(private.x[row], private.y[row]) for row in chosen]
 
     size = config.block_size
     if not size:
@@ -462,10 +422,24 @@ def train_ensemble(
         checkpoint_dir,
         config.num_teachers,
         size,
-        content_of=lambda teachers: block_name(shards(teachers), spec, teachers, engine),
-        given=lambda teachers: [(shard.x.numpy(), shard.y.numpy()) for shard in shards(teachers)],
+        kind="teachers",
+        determined_by={
+            # A weights file counts by its checksum: the same file at another path trains the same teachers.
+            "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}, "python": True}),
+            "fit": spec.fit.model_dump(mode="json"),
+            "augment": spec.augment.model_dump(mode="json"),
+            "num_classes": num_classes,
+            "seed": seed,
+            "max_shard_size": config.max_shard_size,
+            "definition": _DEFINITION,
+            # Engines agree up to rounding only.
+            "engine": engine,
+            # Another library may round otherwise, and so train other teachers.
+            "versions": [__version__, torch.__version__],
+        },
+        shards_of=shards_of,
         function=_train_block,
-        shared=_Lessons(spec=spec, engine=engine, storage=storage),
+        shared=(spec, engine, storage),
         workers=workers,
         on_progress=on_progress,
     )
@@ -509,12 +483,16 @@ def checked_votes(votes_QC: VoteArray, num_teachers: int) -> VoteArray:
 
 
 def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[IntArray]:
-    """Return for each teacher the row numbers of the ``private`` records from which it learns."""
-    rows = shard_rows(assign_teachers(private.together, config.num_teachers, shard_key(seed)), config.num_teachers)
+    """Return for each teacher the row numbers, ascending, of the ``private`` records from which it learns; there may be
+    none."""
+    teacher_N = assign_teachers(private.together, config.num_teachers, shard_key(seed))
+    sizes = np.bincount(teacher_N, minlength=config.num_teachers)
+    # Stable: a teacher's rows stay in their order.
+    rows = np.split(np.argsort(teacher_N, kind="stable"), np.cumsum(sizes)[:-1])
     max_size = config.max_shard_size
     if max_size is None:
         return rows
-    num_larger = sum(len(row) > max_size for row in rows)
+    num_larger = int((sizes > max_size).sum())
     if num_larger:
         # The number depends on private records: it is written to the operator's log only.
         _log.warning(
@@ -524,27 +502,27 @@ def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[In
 
 
 def _train_block(
-    lessons: _Lessons, item: tuple[Block, list[ArrayShard]], device: str
+    shared: tuple[TeacherSpec, Engine, Storage | None], item: tuple[Block, list[ArrayShard]], device: str
 ) -> tuple[ArrayWeights | None, int]:
     """Train one block of teachers. Return their weights (None if this worker stored them), and how many teachers
     diverged."""
-    block, given = item
+    (spec, engine, storage), (block, given) = shared, item
     # Copied, because arrays from Ray's store are read-only.
     shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
     diverged: list[int] = []
     trained = train_teachers(
         shards,
-        lessons.spec,
+        spec,
         teacher_indices=block.teacher_indices,
-        engine=lessons.engine,
+        engine=engine,
         device=device,
         on_diverged=diverged.append,
     )
     weights: ArrayWeights = {name: value.numpy() for name, value in trained.items()}
-    if lessons.storage is None:
+    if storage is None:
         return weights, len(diverged)
     # The path may be another folder on this node, where no other process would find the checkpoint.
-    lessons.storage.require_here()
+    storage.require_here()
     save_block(block.checkpoint, weights)
     return None, len(diverged)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-import json
 import logging
 import random
 import sys
@@ -37,7 +36,7 @@ from fairpate import __version__
 from fairpate.config import ShardsConfig
 from fairpate.files import Storage
 from fairpate.nn.models import scale_bytes, seeded_torch
-from fairpate.types import UserError, torch
+from fairpate.types import UserError, stream_seed, torch
 from teachers.ensemble import (
     ArrayShard,
     ArrayWeights,
@@ -50,7 +49,7 @@ from teachers.ensemble import (
     rows_of_teachers,
     stored_blocks,
 )
-from teachers.teacher import TRAINING, seed_of
+from teachers.teacher import TRAINING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,23 +178,16 @@ def ask_own_teachers(
         workers.carry(module)  # other nodes do not have it
     rows = rows_of_teachers(private, config, seed)
 
-    def shards(teachers: Sequence[int]) -> list[ArrayShard]:
+    def shards_of(teachers: Sequence[int]) -> list[ArrayShard]:
         return [(_table(private.x[rows[t]]), private.y[rows[t]].numpy()) for t in teachers]
-
-    def content_of(teachers: tuple[int, ...]) -> str:
-        digest = hashlib.blake2b(determined_by + json.dumps(list(teachers)).encode(), digest_size=16)
-        # Type and shape too: the same bytes may be another array.
-        for array in (array for shard in shards(teachers) for array in shard):
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return f"votes-{min(teachers):05d}-{digest.hexdigest()}.safetensors"
 
     blocks, digest, errors = stored_blocks(
         checkpoint_dir,
         num_teachers,
         block_size,
-        content_of=content_of,
-        given=shards,
+        kind="votes",
+        determined_by=determined_by,
+        shards_of=shards_of,
         function=_ask_block,
         shared=lesson,
         workers=workers,
@@ -231,7 +223,7 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) ->
     predictions: list[npt.NDArray[np.int16]] = []
     failures: list[str | None] = []
     for teacher, (x, y) in zip(block.teacher_indices, given, strict=True):
-        with _own_randomness(seed_of(lesson.seed, teacher, TRAINING)) as seed:
+        with _own_randomness(stream_seed(lesson.seed, teacher, TRAINING)) as seed:
             model = made(lesson.factory, seed)
             failure: str | None = None if len(y) else "no record in the shard"
             if failure is None:
@@ -293,19 +285,18 @@ def _table(x: Tensor) -> npt.NDArray[np.float32]:
     return scale_bytes(x).flatten(start_dim=1).float().numpy()
 
 
-def _determined_by(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> bytes:
-    """Return, as JSON bytes, everything that determines the votes except the shards."""
+def _determined_by(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return everything that determines the votes except the shards, as JSON values."""
     try:
         # Of an installed package only the factory's own module: its version is in the digest.
         modules = own_modules(factory) or [sys.modules[factory.__module__]]
         code = "".join(inspect.getsource(module) for module in sorted(modules, key=lambda module: module.__name__))
     except (OSError, TypeError, KeyError, AttributeError):
         code = ""
-    values = settings | {
+    return settings | {
         "factory": named(factory),
         "code": hashlib.sha256(code.encode()).hexdigest(),
         "queries": hashlib.sha256(queries.tobytes()).hexdigest(),
         "definition": _DEFINITION,
         "versions": [__version__, sklearn.__version__, np.__version__],
     }
-    return json.dumps(values, sort_keys=True).encode()

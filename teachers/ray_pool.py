@@ -251,11 +251,8 @@ def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], co
             places = places[np.sort(first)]
         rows = rows[places[:count]]
         near = found[query, : len(rows)]
-        near["squared"], near["order"], near["label"] = (
-            squared_QN[query, rows],
-            block.order_N[rows],
-            block.labels_N[rows],
-        )
+        near["squared"] = squared_QN[query, rows]
+        near["order"], near["label"] = block.order_N[rows], block.labels_N[rows]
     return found
 
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -37,16 +36,17 @@ from fairpate.nn.fit import (
     apply_changes,
     batch_bounds,
     draw_epoch,
-    epoch_learning_rate,
     exact_convolutions,
     fit,
     frozen_features,
     precision_of,
 )
 from fairpate.nn.models import CONVOLUTIONAL, ScaleBytes, build_model, scale_bytes
+from fairpate.types import stream_seed
 
 Engine = Literal["loop", "stacked"]
 StackedWeights = dict[str, Tensor]
+# With a teacher's number: the streams of its random numbers.
 INITIALISATION, TRAINING = 0, 1
 # On a CPU a stack should stay near the caches; an accelerator takes what its memory holds.
 _PARAMETERS_AT_ONCE, _FEWEST_TEACHERS_AT_ONCE = 2**20, 8
@@ -134,18 +134,9 @@ def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
     """Return the untrained model of teacher number ``teacher``, in its shard's precision (``uint8`` gives
     ``float32``)."""
     shape = tuple(shard.x.shape[1:])
-    seed = seed_of(spec.seed, teacher, INITIALISATION)
+    seed = stream_seed(spec.seed, teacher, INITIALISATION)
     model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes, generator_seed=seed)
     return model.to(shard.x.dtype if shard.x.is_floating_point() else torch.float32)
-
-
-def seed_of(seed: int, teacher: int, purpose: int) -> int:
-    """Return the seed of teacher number ``teacher`` for one purpose, ``INITIALISATION`` or ``TRAINING``.
-
-    The seed has 63 bits, and differs between runs, teachers and purposes.
-    """
-    # Hashed together: by a sum, a teacher of this seed would draw the numbers of another teacher of the next seed.
-    return int(np.random.SeedSequence([seed, teacher, purpose]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def train_stacked(
@@ -246,10 +237,10 @@ class _Stack:
         rows = zip(*(value.unbind() for value in self._parameters.values()), strict=True)
         self._optimizer = Optimizer([parameter for row in rows for parameter in row], spec.fit)
         self._fit, self._augment, self._device, self._shards = spec.fit, spec.augment, device, shards
-        # Teachers that have not diverged. Batched products of dense layers keep teachers apart by themselves.
+        # Teachers that have not diverged.
         self._kept_T = torch.ones(len(shards), dtype=torch.bool)
         self._is_dense = all(type(layer) in _DENSE_LAYERS for layer in self._template.children())
-        seeds = (seed_of(spec.seed, teacher, TRAINING) for teacher in teachers)
+        seeds = (stream_seed(spec.seed, teacher, TRAINING) for teacher in teachers)
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._home = torch.device("cpu") if spec.max_shard_size is None else device
         # Where each shard begins, and the filler's row; its label is the number of the row of zeros in the targets.
@@ -293,7 +284,7 @@ class _Stack:
             drawn = [change for _, change in draws if change is not None]
             # The last one belongs to the filler.
             drawn += [change.new_zeros(1, *change.shape[1:]) for change in drawn[:1]]
-            changes, learning_rate = torch.cat(drawn) if drawn else None, epoch_learning_rate(self._fit, epoch)
+            changes = torch.cat(drawn) if drawn else None
             for step in self._steps:
                 # Teachers without a batch are computed too: the shape of a kernel must not follow who has one.
                 chosen_TB = rows.gather(1, step.positions_TB)
@@ -302,15 +293,18 @@ class _Stack:
                 if changes is not None:
                     x = apply_changes(x, self._augment, changes.index_select(0, chosen).to(self._device))
                 targets = self._targets.index_select(0, self._y.index_select(0, at_home).to(self._device))
-                x_TB, targets_TBC = (values.unflatten(0, chosen_TB.shape) for values in (x, targets))
-                gradients = [g.unbind() for g in self._gradients(x_TB, targets_TBC, step.weights_TB)]
-                own = [gradient[t] for t in step.teachers for gradient in gradients]
-                count = len(gradients)
+                batch = x.unflatten(0, chosen_TB.shape), targets.unflatten(0, chosen_TB.shape), step.weights_TB
+                gradients = self._gradients(*batch, self._kept_T)
+                # Batched products of dense layers keep teachers apart by themselves.
+                if not self._is_dense and not (is_finite_T := _finite(gradients)).all():
+                    gradients = self._without_diverged(is_finite_T, batch)
+                by_teacher, count = [g.unbind() for g in gradients], len(gradients)
+                own = [gradient[t] for t in step.teachers for gradient in by_teacher]
                 # Updates of a teacher without a batch are left out: a gradient of 0 would still move momentum and step
                 # counts.
                 everyone = len(own) == count * len(chosen_TB)
                 only = None if everyone else [t * count + k for t in step.teachers for k in range(count)]
-                self._optimizer.step(own, learning_rate, only=only)
+                self._optimizer.step(own, epoch, only=only)
                 if is_rehearsal:
                     return []
         fixed = {name: value for name, value in self._template.state_dict().items() if name not in self._parameters}
@@ -319,39 +313,39 @@ class _Stack:
         # Cloned: a view would keep the whole stack in memory.
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
-    def _gradients(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor) -> list[Tensor]:
-        """Return every parameter's gradient (T, ...): row t is the gradient of teacher t's loss alone."""
+    def _gradients(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor, kept_T: Tensor) -> list[Tensor]:
+        """Return every parameter's gradient (T, ...): row t is the gradient of teacher t's loss alone.
 
-        def backward(kept_T: Tensor) -> list[Tensor]:
-            parameters, x = {name: value.detach() for name, value in self._parameters.items()}, x_TB
-            if not kept_T.all():
-                # Zeros in place of the others: the shapes of all kernels stay.
-                parameters = {name: _rows(kept_T, value) for name, value in parameters.items()}
-                x = _rows(kept_T, x)
-            active = {name: value.requires_grad_() for name, value in parameters.items()}
-            with precision_of(self._fit, self._device):
-                log_p_TBC = functional.log_softmax(stacked_logits(self._template, active, x), dim=2)
-                # A sum over teachers: the gradient in each row is that of its own teacher's loss alone.
-                loss = -((targets_TBC * log_p_TBC).sum(dim=2) * weights_TB).sum()
-            torch.autograd.backward(loss)
-            return [torch.zeros_like(p) if p.grad is None else p.grad for p in active.values()]
+        Teachers that are not in the mask ``kept_T`` are computed on zeros.
+        """
+        parameters, x = {name: value.detach() for name, value in self._parameters.items()}, x_TB
+        if not kept_T.all():
+            # Zeros in place of the others: the shapes of all kernels stay.
+            parameters = {name: _rows(kept_T, value) for name, value in parameters.items()}
+            x = _rows(kept_T, x)
+        active = {name: value.requires_grad_() for name, value in parameters.items()}
+        with precision_of(self._fit, self._device):
+            log_p_TBC = functional.log_softmax(stacked_logits(self._template, active, x), dim=2)
+            # A sum over teachers: the gradient in each row is that of its own teacher's loss alone.
+            loss = -((targets_TBC * log_p_TBC).sum(dim=2) * weights_TB).sum()
+        torch.autograd.backward(loss)
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in active.values()]
 
-        gradients = backward(self._kept_T)
-        if self._is_dense:
-            return gradients
-        is_finite_T = _finite(gradients)
-        if is_finite_T.all():
-            return gradients
-        # A GPU's grouped convolution may multiply the values of a teacher by zeros for another one, and zero times
-        # infinity is NaN: it would spread from the teacher that diverged. To find that teacher, each is computed alone.
+    def _without_diverged(self, is_finite_T: Tensor, batch: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+        """Leave out the teachers that diverged, and return the gradients of the others.
+
+        ``is_finite_T`` marks the teachers whose gradients are finite. A GPU's grouped convolution may multiply the
+        values of a teacher by zeros for another one, and zero times infinity is NaN, which spreads from the teacher
+        that diverged. To find that teacher, each suspect is computed alone.
+        """
         for teacher in torch.nonzero(~is_finite_T).flatten().tolist():
             alone_T = torch.zeros_like(self._kept_T)
             alone_T[teacher] = True
-            if not _finite(backward(alone_T))[teacher]:
+            if not _finite(self._gradients(*batch, alone_T))[teacher]:
                 self._kept_T[teacher] = False
                 for value in self._parameters.values():
                     value[teacher] = torch.nan
-        return backward(self._kept_T)
+        return self._gradients(*batch, self._kept_T)
 
 
 def _rows(kept_T: Tensor, values: Tensor) -> Tensor:
@@ -412,7 +406,7 @@ def train_teachers(
             trained = []
             for teacher, shard in zip(indices, shards, strict=True):
                 model = initial_model(spec, teacher, shard).to(torch.device(device))
-                generator = torch.Generator().manual_seed(seed_of(spec.seed, teacher, TRAINING))
+                generator = torch.Generator().manual_seed(stream_seed(spec.seed, teacher, TRAINING))
                 try:
                     fit(model, shard.x, shard.y, spec.fit, generator=generator, augmentation=spec.augment)
                 except DivergedError:

@@ -246,7 +246,7 @@ def _remembered_data() -> tuple[Callable[..., Any], ...]:
 
     from fairpate.data import registry
 
-    load, divide = registry.find_entry("color_digits").load, registry.dataset_of
+    load, divide = registry.entry_for("color_digits").load, registry.dataset_of
     known: dict[str, dict[Any, Any]] = defaultdict(dict)  # apart, as coordinates are many and the others few and dear
 
     def remembered(kind: str, place: Any, compute: Callable[[], Any], given: Any = None) -> Any:
@@ -305,7 +305,7 @@ def _data_are_made_once(
         yield
         return
     published, (load_once, divide_once, embedding_of, coordinates, axes_of) = (
-        registry.find_entry("color_digits"),
+        registry.entry_for("color_digits"),
         _remembered_data,
     )
     load = published.load

@@ -53,9 +53,10 @@ class Split:
 
     ``x`` is ``uint8`` (N, channels, height, width) for images and ``float32`` (N, features) for tables; ``y`` and ``z``
     are ``int64``. Identifiers are unique within a data set and reveal nothing about ``z``. Records with one ``unit_id``
-    differ only in ``z`` and go to one teacher together; empty: every record is a unit. ``person_id`` names the person
-    of each record if all records of a person are protected together; empty: each record is protected by itself.
-    Identifiers are stored packed (:class:`fairpate.data.large_arrays.Names`).
+    differ only in ``z``; empty: every record is a unit. ``person_id`` names the person of each record if all records of
+    a person are protected together; empty: each record is protected by itself. ``together`` are the names of persons,
+    or of units if records are protected: records with equal ones go to one teacher. Identifiers are stored packed
+    (:class:`fairpate.data.large_arrays.Names`).
     """
 
     x: Tensor
@@ -64,12 +65,14 @@ class Split:
     record_id: Sequence[str]
     unit_id: Sequence[str] = ()
     person_id: Sequence[str] = ()
+    together: Sequence[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in NAMED_BY:
             object.__setattr__(self, name, Names(getattr(self, name)))
         if not self.unit_id:
             object.__setattr__(self, "unit_id", self.record_id)
+        object.__setattr__(self, "together", self.person_id or self.unit_id)
         names = (self.record_id, self.unit_id, self.person_id or self.record_id)
         sizes = {*map(len, (self.x, self.y, self.z)), *map(len, names)}
         if len(sizes) != 1:
@@ -83,12 +86,6 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.record_id)
-
-    @property
-    def together(self) -> Sequence[str]:
-        """One name per record: its person's if persons are protected, otherwise its unit's. Records with equal names go
-        to one teacher."""
-        return self.person_id or self.unit_id
 
     @property
     def num_protected(self) -> int:
@@ -180,32 +177,28 @@ class Dataset(Described):
     is_elsewhere: bool = False
     public_persons: int | None = None
 
-    @property
-    def unit(self) -> Unit:
-        """The unit of privacy: ``person`` if private records name persons, otherwise ``record``."""
-        return self.shared_unit or ("person" if self.private.person_id else "record")
+    unit: Unit = field(init=False)
+    """The unit of privacy: ``person`` if private records name persons, otherwise ``record``."""
+    part: str = field(init=False)
+    """Name of a hashed split's private part in the odometer, which adds up the cost of all runs on a data set; empty
+    without such a split."""
+    num_classes: int = field(init=False)
+    num_groups: int = field(init=False)
+    splits: Mapping[str, Split] = field(init=False, repr=False)
+    """The four splits by name."""
 
-    @property
-    def part(self) -> str:
-        """Name of a hashed split's private part in the odometer, which adds up the cost of all runs on a data set;
-        empty without such a split."""
+    def __post_init__(self) -> None:
         # No rule decides about records in files of their own: another file could contain what was in a part before.
-        return f"{self.parts}/private" if self.parts and not self.parts.startswith(OWN_FILES) else ""
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes C."""
-        return len(self.label_names)
-
-    @property
-    def num_groups(self) -> int:
-        """The number of groups G."""
-        return len(self.group_names)
-
-    @property
-    def splits(self) -> dict[str, Split]:
-        """The four splits by name."""
-        return {name: getattr(self, name) for name in SPLIT_NAMES}
+        has_part = self.parts and not self.parts.startswith(OWN_FILES)
+        derived = {
+            "unit": self.shared_unit or ("person" if self.private.person_id else "record"),
+            "part": f"{self.parts}/private" if has_part else "",
+            "num_classes": len(self.label_names),
+            "num_groups": len(self.group_names),
+            "splits": {name: getattr(self, name) for name in SPLIT_NAMES},
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
 
 OptionValue = str | int | float | bool
@@ -327,22 +320,20 @@ class DatasetEntry:
     class_shares: tuple[float, ...] = ()
     num_classes: int = 2
 
-    def num_persons(self, options: Mapping[str, Any], unit: Unit | None) -> int | None:
-        """Return the publisher's number of persons; None if it is unknown, or if records instead of persons are
-        protected under these options."""
-        if self.persons is None or unit is not None:
-            return None
-        return self.persons if holds(self.persons_when, self.complete_options(options)) else None
+    def protected(self, options: Mapping[str, Any], unit: Unit | None) -> tuple[int, Unit]:
+        """Return the public number of protected units and what they are: the publisher's number of persons if persons
+        are protected under these options, otherwise ``rows`` records.
 
-    @property
-    def public_rows(self) -> int:
-        """The public number of records, ``rows``; :class:`DataSettingsError` if the declaration does not give it."""
+        :class:`DataSettingsError` if the declaration gives no number.
+        """
+        if self.persons is not None and unit is None and holds(self.persons_when, self.complete_options(options)):
+            return self.persons, "person"
         if self.rows is None:
             raise DataSettingsError(
                 f"{self.name}: rows: missing; declare how many private records there are about, a public number from "
                 "which default sizes follow, or configure the sizes yourself."
             )
-        return self.rows
+        return self.rows, "record"
 
     def complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return all options with their values, defaults included. :class:`DataError` names an unknown option or value
@@ -715,16 +706,6 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
     hidden = (hashlib.blake2b(name.encode(), key=secret, digest_size=10).hexdigest() for name in names)
     records = split.take(torch.from_numpy(np.lexsort((drawn_N, hashes_N))))
     return replace(records, record_id=Names(f"record-{digits}" for digits in hidden), unit_id=records.unit_id)
-
-
-def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int | None:
-    """Return the default size of a split: the declared one; otherwise None, which takes all records set aside for
-    it, or, for a test split without such records, a quarter of the rows."""
-    # Based on the publisher's count alone: a size that depended on private records would move others between splits.
-    declared: int | None = getattr(entry, f"num_{split}")
-    origins = set(records.origins or ("any",))
-    own = not SET_ASIDE[split].isdisjoint(origins) or PERMITTED[split].isdisjoint(origins)
-    return declared if own or declared is not None else entry.public_rows // 4
 
 
 def check_members(dataset: Dataset, *names: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -654,23 +655,14 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         rows = rows.filter(pa.array(keep)) if rules else rows
         faults.rows[file] += len(rows)
         if table.pictures:
-            found_paths = text_of(rows[table.pictures.column]).to_pylist()
-            paths += found_paths
-            folder = resolve_data_dir(request.data_dir)
+            column, folder = table.pictures.column, resolve_data_dir(request.data_dir)
+            listed = text_of(rows[column]).to_pylist()
+            paths += listed
             # A table from a stranger must not read files outside the data folder.
-            wrong = [
-                path
-                for path in found_paths
-                if {"..", "/"} & set(PurePosixPath(path).parts) or not (folder / path).is_file()
-            ]
-            faults.add(
-                file,
-                table.pictures.column,
-                expected="a picture",
-                remedy="correct the path, which begins in the data folder, or put the picture there",
-                rows=len(wrong),
-                values=dict.fromkeys(wrong),
-            )
+            is_outside = [{"..", "/"} & set(PurePosixPath(path).parts) for path in listed]
+            wrong = [path for path, out in zip(listed, is_outside, strict=True) if out or not (folder / path).is_file()]
+            remedy = "correct the path, which begins in the data folder, or put the picture there"
+            faults.add(file, column, expected="a picture", remedy=remedy, rows=len(wrong), values=dict.fromkeys(wrong))
         else:
             x.append(encode(rows, features, file, faults))
         label = cells(rows, table.label.column, file, faults)
@@ -691,13 +683,14 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             persons.append(_person_names(person, rows, names, file, faults, are_protected=request.unit is None))
             if request.unit is None:
                 of_rows = text_of(rows[person.column]).cast(pa.large_string())
-                # Numbers instead of names, to save memory until the last file is read.
-                protected.append((pool, file, Names(of_rows.filter(pc.not_equal(of_rows, ""))).codes()))
+                named = Names(of_rows.filter(pc.not_equal(of_rows, "")))
+                # Hashes instead of names, to save memory until the last file is read.
+                protected.append((pool, file, np.fromiter(map(hash, named), np.int64, len(named))))
     if person:
         _require_whole_persons(person, protected, faults)
     # All at once, so that a user can correct the files in one go.
     faults.require_none()
-    unit_id = units.names()
+    unit_id = Names(units)
     record_id = unit_id
     # A key names one record: a repeated key is refused later, and never numbered.
     if not table.identity.key:
@@ -705,7 +698,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         for count in [len(unit_id)] if table.files.pooled else size_of.values():
             numbered.append(counted(unit_id[start : start + count]).packed)
             start += count
-        record_id = numbered.names()
+        record_id = Names(numbered)
     per_part = [(table.files.origin(part, options), count) for part, count in size_of.items()]
     origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
     described = feature_codes(features)
@@ -724,7 +717,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         feature_names=tuple(code.feature for code in described),
         feature_codes=described,
         origins=origins if any(origin != "any" for origin, _ in per_part) else None,
-        person_ids=persons.names() if person else None,
+        person_ids=Names(persons) if person else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
         mapped=pixels or (x if x.file else None),
         naming=table.model_dump_json(),
@@ -814,26 +807,17 @@ def _person_names(
     persons = text_of(rows[person.column]).cast(pa.large_string())
     lack = pc.equal(persons, "")
     if are_protected:
-        several_N = pa.scalar(False)
-        for separator in person.separators:
-            several_N = pc.or_(several_N, pc.match_substring(persons, separator))
-        faults.add(
-            file,
-            person.column,
-            expected="a person",
-            remedy=f"give each row its person, {_OR_RECORDS}",
-            rows=pc.sum(lack).as_py() or 0,
-        )
-        if person.separators and (count := pc.sum(several_N).as_py()):
-            faults.add(
-                file,
-                person.column,
-                expected="one person in each row",
-                remedy="name one person, such as the household that protects all of them; where it is one name, "
-                f"declare the separators (person: {{separators: ...}}), {_OR_RECORDS}",
-                rows=count,
-                values=persons.filter(several_N).slice(0, 4).to_pylist(),
+        fault = partial(faults.add, file, person.column)
+        remedy = f"give each row its person, {_OR_RECORDS}"
+        fault(expected="a person", remedy=remedy, rows=pc.sum(lack).as_py() or 0)
+        if person.separators:
+            joint = persons.filter(pc.match_substring_regex(persons, f"[{re.escape(person.separators)}]"))
+            remedy = (
+                "name one person, such as the household that protects all of them; where it is one name, declare the "
+                f"separators (person: {{separators: ...}}), {_OR_RECORDS}"
             )
+            shown = joint.slice(0, 4).to_pylist()
+            fault(expected="one person in each row", remedy=remedy, rows=len(joint), values=shown)
     prefix, dash = (pa.scalar(text, pa.large_string()) for text in (person.prefix, "-"))
     return pc.if_else(lack, units, pc.binary_join_element_wise(prefix, persons, dash))
 
@@ -851,12 +835,7 @@ def _require_whole_persons(person: Person, batches: list[tuple[Part, str, IntArr
             again = persons[np.isin(persons, earlier)]
             number = len(np.unique(again))
             whose = "this person" if number == 1 else f"each of these {number:,} persons"
-            faults.add(
-                file,
-                person.column,
-                expected="other persons than in other parts",
-                remedy=f"keep all rows of {whose} in one part, {_OR_RECORDS}",
-                rows=len(again),
-                met="persons of another part",
-            )
+            what = {"expected": "other persons than in other parts", "met": "persons of another part"}
+            remedy = f"keep all rows of {whose} in one part, {_OR_RECORDS}"
+            faults.add(file, person.column, **what, remedy=remedy, rows=len(again))
         earlier = np.unique(np.concatenate(own))

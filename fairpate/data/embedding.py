@@ -15,7 +15,6 @@ components, E eigenvectors.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from fairpate.config import EMBEDDED_NORM, PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
 from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
 from fairpate.data.tables import even_records
-from fairpate.files import write_atomically
+from fairpate.files import arrays_digest, write_atomically
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
 from fairpate.types import (
     DataError,
@@ -378,7 +377,7 @@ def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thre
     return torch.cat(parts, dim=1)
 
 
-FORMAT = "fairpate.embedding/1"
+FORMAT = "fairpate.embedding/2"
 _COMPONENTS = ("column_K", "thresholds_K", "mean_F", "root_F", "whole_FE", "unit_E")
 
 
@@ -409,7 +408,7 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         tensors["graph.coordinates_ME"] = torch.from_numpy(embedding.graph.coordinates_ME)
         values |= {"scale": nearness.scale}
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    values["sha256"] = _digest(content)
+    values["sha256"] = arrays_digest({name: tensor.numpy() for name, tensor in content.items()})
     write_atomically(
         path,
         lambda temporary: temporary.write_bytes(safetensors_torch.save(content, {"embedding": json.dumps(values)})),
@@ -424,7 +423,8 @@ def read_embedding(path: Path) -> Embedding:
         with safe_open(path, framework="pt") as file:
             values = json.loads((file.metadata() or {})["embedding"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        if values["format"] != FORMAT or values["sha256"] != _digest(tensors):
+        digest = arrays_digest({name: tensor.numpy() for name, tensor in tensors.items()})
+        if values["format"] != FORMAT or values["sha256"] != digest:
             raise ValueError(f"expected {FORMAT}, with tensors that match the checksum")  # noqa: TRY301 - reported below
 
         kinds = {"components": (EmbeddingConfig.model_validate(values["config"]), _SIDE)}
@@ -473,14 +473,6 @@ def read_embedding(path: Path) -> Embedding:
             raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
         text = " ".join(str(error).split())
         raise EmbeddingFileError(f"{path}: not a readable embedding ({text}); restore it from a copy.") from error
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 FEATURES = Option(

@@ -63,29 +63,9 @@ class Pixels:
 def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterable[PixelArray]]) -> Tensor | None:
     """Return a view of the pixels in the cached file ``path``, which is written from ``blocks`` if missing or damaged.
 
-    None if the file cannot be written; the log gives the reason.
-    """
-    if path.is_file():
-        try:
-            return map_pixels(path, shape)
-        except (OSError, ValueError) as error:
-            LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Mapped from the written file, so that the checksum of the pixels in use was verified.
-        write_pixels(path, shape, blocks)
-        return map_pixels(path, shape)
-    except OSError as error:
-        LOGGER.warning("%s: pictures are not cached (%s)", path, error)
-        return None
-
-
-def write_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterable[PixelArray]]) -> None:
-    """Write the pictures of ``blocks`` without keeping all of them in memory; afterwards ``path`` is complete or
-    missing.
-
     The file consists of the pixels and the sha256 of their shape and bytes, which is checked whenever the file is
-    opened.
+    opened. It is written block by block, and is complete or missing afterwards. None if it cannot be written; the log
+    gives the reason.
     """
 
     def write(temporary: Path) -> None:
@@ -99,7 +79,19 @@ def write_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterab
                 raise ValueError(f"Expected {math.prod(shape)} bytes of pixels, got {stream.tell()}.")
             stream.write(digest.digest())
 
-    write_atomically(path, write, private=True)
+    if path.is_file():
+        try:
+            return map_pixels(path, shape)
+        except (OSError, ValueError) as error:
+            LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(path, write, private=True)
+        # Mapped from the written file, so that the checksum of the pixels in use was verified.
+        return map_pixels(path, shape)
+    except OSError as error:
+        LOGGER.warning("%s: pictures are not cached (%s)", path, error)
+        return None
 
 
 def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
@@ -211,17 +203,18 @@ class Names(Sequence[str]):
 
     packed: pa.LargeStringArray
 
-    def __init__(self, names: Iterable[str] | pa.LargeStringArray = ()) -> None:
+    def __init__(self, names: Iterable[str] | GatheredNames | pa.LargeStringArray = ()) -> None:
         if isinstance(names, Names):
             names = names.packed
         if isinstance(names, pa.LargeStringArray):
             self.packed = names
             return
-        gathered = GatheredNames()
-        remaining = iter(names)
-        while block := list(islice(remaining, _AT_ONCE)):
-            gathered.append(block)
-        self.packed = gathered.names().packed
+        if not isinstance(names, GatheredNames):
+            remaining, names = iter(names), GatheredNames()
+            while block := list(islice(remaining, _AT_ONCE)):
+                names.append(block)
+        ends, text = names.ends.array(), names.text.array()
+        self.packed = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(text))
 
     def __len__(self) -> int:
         return len(self.packed)
@@ -255,16 +248,12 @@ class Names(Sequence[str]):
         gathered = GatheredNames()
         for start in range(0, len(rows), _AT_ONCE):
             gathered.append(self.packed.take(pa.array(rows[start : start + _AT_ONCE])))
-        return gathered.names()
-
-    def codes(self) -> IntArray:
-        """Return a hash of each name, the same for equal names within this process. Different names almost never share
-        a hash."""
-        return np.fromiter(map(hash, self), np.int64, len(self))
+        return Names(gathered)
 
     def repeated(self) -> IntArray:
         """Return the rows whose name occurs in an earlier row too."""
-        ascending = np.sort(codes := self.codes())
+        codes = np.fromiter(map(hash, self), np.int64, len(self))
+        ascending = np.sort(codes)
         if not (ascending[1:] == ascending[:-1]).any():
             return np.zeros(0, dtype=np.int64)
         order = np.argsort(codes, kind="stable")
@@ -291,11 +280,11 @@ class Names(Sequence[str]):
 
 @dataclass(kw_only=True)
 class GatheredNames:
-    """Blocks of names that are joined one after the other; :meth:`names` ends the collection."""
+    """Blocks of names that are joined one after the other; :class:`Names` ends the collection."""
 
-    _text: Gathered = field(default_factory=lambda: Gathered(_blocks=[np.zeros(0, dtype=np.uint8)]))
+    text: Gathered = field(default_factory=lambda: Gathered(_blocks=[np.zeros(0, dtype=np.uint8)]))
     # Arrow's layout of text: where each name ends, with a 0 in front.
-    _ends: Gathered = field(default_factory=lambda: Gathered(_blocks=[np.zeros(1, dtype=np.int64)]))
+    ends: Gathered = field(default_factory=lambda: Gathered(_blocks=[np.zeros(1, dtype=np.int64)]))
     _size: int = 0
 
     def append(self, block: Iterable[str] | pa.Array) -> None:
@@ -306,12 +295,7 @@ class GatheredNames:
         _, ends, content = text.buffers()
         ends_N1 = np.frombuffer(ends, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
         first, last = ends_N1[[0, -1]].tolist()
-        self._ends.append(ends_N1[1:] - first + self._size)
+        self.ends.append(ends_N1[1:] - first + self._size)
         if last > first:
-            self._text.append(np.frombuffer(content, dtype=np.uint8)[first:last])
+            self.text.append(np.frombuffer(content, dtype=np.uint8)[first:last])
         self._size += last - first
-
-    def names(self) -> Names:
-        ends = self._ends.array()
-        text = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(self._text.array()))
-        return Names(text)

@@ -34,6 +34,7 @@ from fairpate.config import DataConfig, nearest, parse_config
 from fairpate.data.dataset import (
     DESCRIBED,
     OWN_FILES,
+    PERMITTED,
     SET_ASIDE,
     Dataset,
     DatasetEntry,
@@ -44,7 +45,6 @@ from fairpate.data.dataset import (
     SourceFile,
     check_file,
     check_members,
-    default_size,
     divide,
     divide_by_hash,
     expanded,
@@ -228,30 +228,26 @@ def option_showing_attribute(name: str, options: Mapping[str, Any], entry: Datas
     return None
 
 
-def entry_for(config: DataConfig) -> DatasetEntry:
-    """Return the entry of the known data set, or of the declaration, that ``config`` names.
+def entry_for(source: DataConfig | str) -> DatasetEntry:
+    """Return the entry of a known data set by its name, or of the one, or the declaration, that a configuration names.
 
-    :class:`DataSettingsError` for an unknown name, and for a declaration that is wrong or was changed since the run
-    began.
+    :class:`DataSettingsError` for an unknown name, with the nearest known one, and for a declaration that is wrong or
+    was changed since the run began.
     """
-    if config.declaration is None:
-        return find_entry(config.name)
-    path, entry = config.declaration.path, entry_of(read_declaration(config.declaration.path))
+    name, declared = (source, None) if isinstance(source, str) else (source.name, source.declaration)
+    if declared is None:
+        if name not in REGISTRY:
+            raise DataSettingsError(f"data.name: unknown data set {name!r}{nearest(name, REGISTRY)}.")
+        return REGISTRY[name]
+    path, entry = declared.path, entry_of(read_declaration(declared.path))
     # A resumed run must read, name and divide records as before.
-    if sha256_of(path) != config.declaration.sha256:
+    if sha256_of(path) != declared.sha256:
         raise DataSettingsError(f"data.declaration: {path} has changed since; restore it, or start a new run folder.")
     if entry.name in REGISTRY:
         raise DataSettingsError(f"{path}: name: {entry.name} is a known data set; give the table another name.")
-    if entry.name != config.name:
-        raise DataSettingsError(f"data.name: expected {entry.name}, as {path} says, got {config.name}; correct one.")
+    if entry.name != name:
+        raise DataSettingsError(f"data.name: expected {entry.name}, as {path} says, got {name}; correct one.")
     return entry
-
-
-def find_entry(name: str) -> DatasetEntry:
-    """Return the entry called ``name``; :class:`DataError` suggests the nearest known name."""
-    if name not in REGISTRY:
-        raise DataSettingsError(f"data.name: unknown data set {name!r}{nearest(name, REGISTRY)}.")
-    return REGISTRY[name]
 
 
 def compared_on(config: DataConfig) -> dict[str, bool]:
@@ -336,10 +332,18 @@ def dataset_of(
         )
     if config.unit is None and records.person_ids is not None:
         records = replace(records, records=replace(records.records, person_id=records.person_ids))
+    sizes: dict[str, int | None] = {}
+    origins = set(records.origins or ("any",))
+    for split in ("public", "validation", "test") if config.split is None else ("public",):
+        given, default = getattr(config, f"num_{split}"), getattr(entry, f"num_{split}")
+        sizes[split] = default if given is None else given
+        # Without a size every record that is set aside for the split is taken, and a quarter of the rows if there are
+        # none: by the publisher's count, since a size that depended on private records would move others.
+        if sizes[split] is None and SET_ASIDE[split].isdisjoint(origins) and not PERMITTED[split].isdisjoint(origins):
+            sizes[split] = entry.protected({}, "record")[0] // 4
     parts = ""
     if (shares := config.split) is not None:
-        num_public = default_size("public", entry, records) if config.num_public is None else config.num_public
-        splits: dict[str, Any] = divide_by_hash(records, shares, seed=config.seed, num_public=num_public)
+        splits: dict[str, Any] = divide_by_hash(records, shares, seed=config.seed, num_public=sizes["public"])
         # Everything that assigns a name to a part: parts of one rule are disjoint, and the odometer may count them
         # separately.
         rule = (records.naming, config.seed, shares.test_share, shares.validation_share, sorted(options.items()))
@@ -347,15 +351,13 @@ def dataset_of(
         if np.isin(records.origins or [], list(SET_ASIDE["test"] | SET_ASIDE["validation"])).any():
             parts = OWN_FILES + parts
     else:
-        given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
-        sizes = {split: default_size(split, entry, records) if size is None else size for split, size in given.items()}
         splits = divide(records, sizes, seed=config.seed)
     # Persons may be named under some options only; if they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
     public_persons = None
     if records.person_ids is not None:
-        is_public_N = np.isin(names.codes(), Names(splits["public"].record_id).codes())
-        public_persons = Names(records.person_ids).take(np.flatnonzero(is_public_N)).num_distinct
+        is_public_N = pc.is_in(names.packed, value_set=Names(splits["public"].record_id).packed)
+        public_persons = pc.count_distinct(Names(records.person_ids).packed.filter(is_public_N)).as_py()
     dataset = Dataset(
         name=entry.name,
         feature_codes=records.feature_codes,
@@ -555,7 +557,7 @@ def fetch(
     progress of each. :class:`DataError` names the address, the file and the folder to put it into if the file cannot be
     downloaded, arrives damaged, or needs a registration (reported before anything is downloaded).
     """
-    files = find_entry(name).needed_files(options or {})
+    files = entry_for(name).needed_files(options or {})
     missing = []
     for file in files:
         if (found := find(file, data_dir)) is None:

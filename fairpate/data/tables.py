@@ -998,8 +998,8 @@ class RecordForm:
         for column, codes in self._columns:
             first, last = codes[0], codes[-1]
             if first.kind == "number":
-                bounds: dict[str, Any] = {"low": first.low, "high": first.high}
-                found.append(RecordField(name=column, is_optional=first.missing is not None, **bounds))
+                is_optional = first.missing is not None
+                found.append(RecordField(name=column, low=first.low, high=first.high, is_optional=is_optional))
             elif first.kind == "band":
                 # The last band is open: the form suggests no number above its start.
                 found.append(RecordField(name=column, low=first.at_least, high=last.at_least))

@@ -90,7 +90,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSou
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, read_release, require_same_settings
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, QueryOutcomes, Relation, Unit, torch
+from fairpate.types import IntArray, QueryOutcomes, Relation, Unit, stream_seed, torch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -217,13 +217,6 @@ class Stream(IntEnum):
     ORDER_OF_RECORDS = 23
     METRICS = 24
     CHOICE = 25
-
-
-def stream_seed(seed: int, stream: Stream) -> int:
-    """Return the seed, below 2**63, for one part of a run with the given ``seed``."""
-    # Hashed together: by a sum, one part of this seed would draw the numbers of another part of the next.
-    # 63 bits, because torch's seeds are signed.
-    return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def torch_generator(seed: int, stream: Stream) -> torch.Generator:
@@ -1031,7 +1024,7 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
         return FITTED, "the data set declares no number of records."
     if pool_size(data) == 0:
         return FITTED, "there are no public records."
-    if entry.num_persons(data.options, data.unit) is not None:
+    if entry.protected(data.options, data.unit)[1] == "person":
         return FITTED, "persons are protected."
     count, num_classes = entry.rows * num_sites, entry.num_classes
     try:
@@ -1060,7 +1053,7 @@ def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry.rows is not None
     count = _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
     if needed:
-        count = entry.num_persons(data.options, data.unit) or entry.public_rows
+        count, _ = entry.protected(data.options, data.unit)
     return fitted_to(name, count=count, num_public=pool_size(data), num_sites=num_sites)
 
 

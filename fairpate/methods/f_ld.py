@@ -265,7 +265,7 @@ class Descent:
     """Takes the steps of F-LD and PF-LD: the model with its optimiser, and batches of ``x`` and ``y``."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, config: FldConfig, generator: torch.Generator) -> None:
-        from fairpate.nn.fit import Optimizer, batch_bounds, epoch_learning_rate
+        from fairpate.nn.fit import Optimizer, batch_bounds
         from fairpate.nn.models import memory_format_for, to_memory_format
 
         if len(x) != len(y) or not len(x):
@@ -274,7 +274,6 @@ class Descent:
         fit = FitConfig(epochs=config.warmup_epochs + config.epochs, **shared)
         self._x, self._generator, self._batch_size = x, generator, fit.batch_size
         self._sizes: list[int] = np.diff(batch_bounds(len(x), fit.batch_size)).tolist()
-        self._learning_rates = [epoch_learning_rate(fit, epoch) for epoch in range(fit.epochs)]
         self._memory_format = memory_format_for(x)
         to_memory_format(model.train(), self._memory_format)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -306,7 +305,7 @@ class Descent:
         # One number for all parameters: what is not finite anywhere shows in the sum of norms.
         if not math.isfinite(sum(torch._foreach_norm(gradients))):
             raise ValueError("A gradient is not finite; lower the learning rate or scale the features.")
-        self._optimizer.step(gradients, self._learning_rates[epoch])
+        self._optimizer.step(gradients, epoch)
 
 
 class FLd(UnprotectedMethod):

@@ -41,11 +41,11 @@ from aggregator.session import Ballot, Question, VotesUnavailableError
 from fairpate.config import BudgetConfig, ConfigError, Count, EmbeddingConfig, GatedQueriesConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
-from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training, stream_seed
+from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.pate import Labels, ReleasePlan, StandingVoters, VotingMethod, digest_of_records, passing
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
-from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, sklearn
+from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, sklearn, stream_seed
 from teachers import ray_pool
 from teachers.ensemble import PoolError, shard_key
 

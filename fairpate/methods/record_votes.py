@@ -83,7 +83,6 @@ from fairpate.methods.base import (
     Trained,
     Training,
     noise_within,
-    stream_seed,
 )
 from fairpate.methods.pate import fit_student, passing
 from fairpate.nn.fit import public_penalty
@@ -92,7 +91,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
 from fairpate.run.release_log import Released
-from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, sklearn
+from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, sklearn, stream_seed
 from student.student import Student
 
 UNITS = 2**14

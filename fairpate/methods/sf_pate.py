@@ -28,15 +28,15 @@ from torch.nn import functional
 from fairpate.config import LEARNING_FIELDS, GnmaxConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import Names
-from fairpate.methods.base import Stream, Trained, Training, stream_seed
+from fairpate.methods.base import Stream, Trained, Training
 from fairpate.methods.f_ld import FairLoopConfig, FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import UNKNOWN
 from fairpate.methods.pate import Labels, PateFamily, ReleasePlan, digest_of_records
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, LabelledSet, VoteBatch
-from teachers.ensemble import BlockPool, assign_teachers, count_votes, shard_key, shard_rows
+from fairpate.types import IntArray, LabelledSet, VoteBatch, stream_seed
+from teachers.ensemble import BlockPool, count_votes, rows_of_teachers
 
 
 class SfPateConfig(Section):
@@ -102,7 +102,7 @@ class SfPate(PateFamily):
         if self.sf_pate.variant == "sf_s":
             return super().collect_votes(dataset, queries, folder, reporter, pool)
         private, count = dataset.private, self.teachers.num_teachers
-        rows_T = shard_rows(assign_teachers(private.unit_id, count, shard_key(self.seed)), count)
+        rows_T = rows_of_teachers(private, self.teachers, self.seed)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
         with reporter.stage("teachers") as advance:
             for teacher, rows in enumerate(rows_T):

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -144,16 +144,10 @@ def strengthened(config: AugmentConfig) -> AugmentConfig:
     return config.model_copy(update={name: max(value, getattr(config, name)) for name, value in wanted.items()})
 
 
-def epoch_learning_rate(config: FitConfig, epoch: int) -> float:
-    """Return the learning rate of ``epoch`` (from 0): constant, or a half cosine from the full rate towards 0."""
-    if config.schedule == "constant":
-        return config.learning_rate
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / config.epochs))
-
-
 class Optimizer:
     """Updates ``parameters`` in place by SGD or Adam; weight decay is added to the gradient.
 
+    The learning rate is constant, or falls with the epochs (counted from 0) in a half cosine from the full rate to 0.
     A gradient must have the memory layout of its parameter, as after ``backward``: the kernels read both in the order
     of memory.
     """
@@ -170,11 +164,14 @@ class Optimizer:
         self._step_counts = list(self._steps.unbind())
 
     @torch.no_grad()
-    def step(self, gradients: list[Tensor], learning_rate: float, *, only: Sequence[int] | None = None) -> None:
+    def step(self, gradients: list[Tensor], epoch: int, *, only: Sequence[int] | None = None) -> None:
         """Update the parameters and their optimiser state by ``gradients``, one for each parameter that is updated:
         all, or those at the positions ``only``."""
         if not self._parameters or (only is not None and not only):
             return
+        learning_rate = self._config.learning_rate
+        if self._config.schedule == "cosine":
+            learning_rate *= 0.5 * (1 + math.cos(math.pi * epoch / self._config.epochs))
         config, places = self._config, range(len(self._parameters)) if only is None else list(only)
         parameters = [self._parameters[place] for place in places]
         # Kernels, called directly: classes of torch.optim would import a compiler, seconds for each worker process.
@@ -210,10 +207,10 @@ class Optimizer:
                 maximize=False,
             )
 
-    def step_from_backward(self, learning_rate: float) -> None:
+    def step_from_backward(self, epoch: int) -> None:
         """Update all parameters by the gradients that ``backward`` left in them, and clear these gradients. A missing
         gradient counts as 0."""
-        self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], learning_rate)
+        self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], epoch)
         for parameter in self._parameters:
             # Not zeros: the next backward pass then writes the gradient instead of adding to it.
             parameter.grad = None
@@ -248,7 +245,6 @@ def fit(
     model.train()
     for epoch in range(config.epochs if len(x) else 0):
         loss_sum = torch.zeros((), device=device)
-        learning_rate = epoch_learning_rate(config, epoch)
         for batch_x, batch_targets in epoch_batches(x, targets, config, augmentation, generator, device):
             with precision_of(config, device):
                 logits = model(batch_x)
@@ -256,7 +252,7 @@ def fit(
                 if penalty is not None:
                     loss = loss + penalty(model)
             torch.autograd.backward(loss)
-            optimizer.step_from_backward(learning_rate)
+            optimizer.step_from_backward(epoch)
             # Added up on the device: reading a number at each step would wait for the device.
             loss_sum += loss.detach() * len(batch_x)
         # One loss that is not finite makes the sum of its epoch not finite: one check per epoch is enough.
@@ -279,12 +275,13 @@ def precision_of(config: FitConfig, device: torch.device) -> AbstractContextMana
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def exact_convolutions() -> AbstractContextManager[object]:
-    """Return a context in which a GPU's convolutions are deterministic and compute in full ``float32`` precision.
+exact_convolutions: Callable[[], AbstractContextManager[object]] = partial(
+    torch.backends.cudnn.flags, enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+)
+"""Returns a context in which a GPU's convolutions are deterministic and compute in full ``float32`` precision.
 
-    Otherwise cuDNN may choose its algorithm by timing, and rounds the factors of ``float32`` products to eleven bits.
-    """
-    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+Otherwise cuDNN may choose its algorithm by timing, and rounds the factors of ``float32`` products to eleven bits.
+"""
 
 
 def epoch_batches(
@@ -618,6 +615,6 @@ def calibrate(
             loss = config.weight * dpfr(batch_logits, groups[batch], regulariser)
             loss = loss + functional.cross_entropy(batch_logits, target_NC[batch])
             torch.autograd.backward(loss)
-            optimizer.step_from_backward(_CALIBRATION_RATE)
+            optimizer.step_from_backward(epoch=0)
         disparities.append(hard_disparity(predict_logits(model, x[held_out]), groups[held_out]))
     return Calibration(num_epochs=len(disparities) - 1, disparities=tuple(disparities))

@@ -203,9 +203,7 @@ def scale_bytes(x: Tensor) -> Tensor:
 class ScaleBytes(nn.Module):
     """The first layer of every model: :func:`scale_bytes`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale ``x`` if it holds bytes."""
-        return scale_bytes(x)
+    forward = staticmethod(scale_bytes)
 
 
 class ImageNetScale(nn.Module):

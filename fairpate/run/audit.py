@@ -400,8 +400,7 @@ def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = 
 def _declared_size(config: Method) -> int:
     """Return the declared number of private records or persons; 1000 if none is declared."""
     try:
-        entry = entry_for(config.data)
-        return entry.num_persons(config.data.options, config.data.unit) or entry.public_rows
+        return entry_for(config.data).protected(config.data.options, config.data.unit)[0]
     except UserError:  # records that came from Python, or a declaration that is gone
         return _RECORDS_UNKNOWN
 

@@ -38,8 +38,8 @@ import numpy as np
 from fairpate.config import ConfigError, values_digest
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
-from fairpate.files import PathIn, private_folder, write_atomically
-from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream, stream_seed
+from fairpate.files import PathIn, arrays_digest, private_folder, write_atomically
+from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream
 from fairpate.privacy import accountant, discrete_gaussian
 from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy, SeededSource
@@ -50,10 +50,10 @@ from fairpate.run import run as runs
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
-from fairpate.run.release_log import Odometer, Origin, Released, ReleaseLog, arrays_digest, read_receipt, read_release
+from fairpate.run.release_log import Odometer, Origin, Released, ReleaseLog, read_receipt, read_release
 from fairpate.run.run import one_release, publish_trained, run_method, trained_student, with_pinned_weights
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, UserError, heard_by
+from fairpate.types import IntArray, UserError, heard_by, stream_seed
 from student.student import Student, load_student, save_student
 
 

@@ -32,10 +32,11 @@ from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, embedded, read_embedding
 from fairpate.data.registry import load_at_site
 from fairpate.files import PathIn, check_output, private_folder
-from fairpate.methods.base import Method, Stream, config_digest, configured, determining_values, stream_seed
+from fairpate.methods.base import Method, Stream, config_digest, configured, determining_values
 from fairpate.methods.pate import PateFamily
 from fairpate.run import context
 from fairpate.run.context import DataRecord, RunDirectory, RunDirectoryError, RunFolderError
+from fairpate.types import stream_seed
 from student.card import StudentFileError, read_card
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from fairpate.config import ConfigError, EvaluationConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
-from fairpate.methods.base import Method, NoisySum, Price, Stream, stream_seed
+from fairpate.methods.base import Method, NoisySum, Price, Stream
 from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, sample_discrete_gaussian
@@ -55,7 +55,7 @@ from fairpate.report import metrics
 from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import MetricsFolder, Released, ReleaseLog, read_receipt, read_release
-from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement
+from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement, stream_seed
 
 if TYPE_CHECKING:
     from student.card import StudentCard

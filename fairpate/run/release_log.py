@@ -19,7 +19,6 @@ of other splits. Sums and limits are those of the part that pays most.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import logging
@@ -43,7 +42,7 @@ from safetensors.numpy import save
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
-from fairpate.files import PathIn, write_atomically
+from fairpate.files import PathIn, arrays_digest, write_atomically
 from fairpate.pages import counted, delta_text, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import (
@@ -639,17 +638,6 @@ def read_release(path: Path) -> tuple[Released, Origin]:
             f"{path}: not a readable release ({error}). It cannot be drawn again: restore it from a copy, or start a "
             "new run folder with --out and add up both epsilons."
         ) from error
-
-
-def arrays_digest(arrays: Arrays) -> str:
-    """Return a digest of named arrays: of their names, types, shapes and values."""
-    digest = hashlib.sha256()
-    # Sorted, as a file has an order of its own; with type and shape, as equal bytes may be different arrays.
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Path) -> None:

@@ -65,7 +65,6 @@ from fairpate.methods.base import (
     determining_values,
     price,
     resolved,
-    stream_seed,
     torch_generator,
 )
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
@@ -121,6 +120,7 @@ from fairpate.types import (
     functional,
     sklearn,
     stepwise,
+    stream_seed,
     strict,
 )
 from student.card import StudentCard
@@ -239,7 +239,7 @@ def known_beforehand(config: Method, dataset: Dataset) -> tuple[ExpectedVotes | 
     by_person = dataset.unit == "person" and entry.persons is not None
     apart = sum(split.num_protected if by_person else len(split) for split in others)
     # At least one: a publisher's count may be below the records of the other splits.
-    private = (entry.num_persons(config.data.options, config.data.unit) or entry.public_rows) - apart
+    private = entry.protected(config.data.options, config.data.unit)[0] - apart
     return config.voting(dataset, max(1, private)), majority
 
 

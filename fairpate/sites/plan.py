@@ -246,11 +246,11 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
 
     ConfigError for a method whose sums cannot be computed over sites.
     """
+    from fairpate.files import arrays_digest
     from fairpate.methods.base import ReleasingMethod, price
     from fairpate.methods.residual_votes import ResidualVotes
     from fairpate.privacy.mechanism_events import event_json
     from fairpate.run.private_metrics import PREDICTIONS, table_event
-    from fairpate.run.release_log import arrays_digest
     from fairpate.run.run import check_data
 
     if config.is_seeded or not config.is_private:

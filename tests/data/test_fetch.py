@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fairpate.data import REGISTRY, DataError, SourceFile, fetch, find_entry
+from fairpate.data import REGISTRY, DataError, SourceFile, entry_for, fetch
 from fairpate.terminal import Reporter
 
 CONTENT = b"age,sex\n" + b"1,2\n" * 100_000
@@ -77,7 +77,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def offer(monkeypatch: pytest.MonkeyPatch, *files: SourceFile) -> None:
     """Let the data set `toy` consist of ``files``."""
-    toy = replace(find_entry("heart"), name="toy", files=files, options={})
+    toy = replace(entry_for("heart"), name="toy", files=files, options={})
     monkeypatch.setattr("fairpate.data.registry.REGISTRY", {**REGISTRY, "toy": toy})
 
 
@@ -176,5 +176,5 @@ def test_a_registration_is_explained_before_anything_starts(name: str, tmp_path:
 
 
 def test_only_the_files_of_the_chosen_options_are_needed() -> None:
-    assert [file.path for file in find_entry("folktables").needed_files({"state": "AL"})] == ["folktables/psam_p01.csv"]
-    assert [file.path for file in find_entry("acs").needed_files({"excerpt": "ma2019"})] == ["acs/ma2019.csv"]
+    assert [file.path for file in entry_for("folktables").needed_files({"state": "AL"})] == ["folktables/psam_p01.csv"]
+    assert [file.path for file in entry_for("acs").needed_files({"excerpt": "ma2019"})] == ["acs/ma2019.csv"]

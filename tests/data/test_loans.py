@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from fairpate.data import Dataset, find_entry, load_data
+from fairpate.data import Dataset, entry_for, load_data
 from fairpate.data.registry import applications
 
 
@@ -20,7 +20,7 @@ def loans() -> Dataset:
 
 
 def test_the_records_are_the_same_on_every_machine_and_as_many_as_declared() -> None:
-    table, entry = applications(), find_entry("loans")
+    table, entry = applications(), entry_for("loans")
     assert (len(table), len(set(table["customer"].to_pylist()))) == (entry.rows, entry.persons)
     rows = "\n".join(",".join(row.values()) for row in table.to_pylist())
     assert (

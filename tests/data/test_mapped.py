@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fairpate.data import large_arrays
-from fairpate.data.large_arrays import Pixels, kept_pixels, map_pixels, write_pixels
+from fairpate.data.large_arrays import Pixels, kept_pixels, map_pixels
 
 SHAPE = (7, 3, 4, 5)
 
@@ -29,7 +29,7 @@ def give(pixels: np.ndarray) -> Callable[[], Iterator[np.ndarray]]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    write_pixels(tmp_path / "file.pixels", SHAPE, give(pictures()))
+    kept_pixels(tmp_path / "file.pixels", SHAPE, give(pictures()))
     return tmp_path / "file.pixels"
 
 
@@ -69,7 +69,7 @@ def test_a_damaged_file_is_made_again(damage: str, file: Path, caplog: pytest.Lo
 
 def test_too_few_pictures_leave_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Expected 420 bytes of pixels, got 360"):
-        write_pixels(tmp_path / "file.pixels", SHAPE, give(pictures()[:6]))
+        kept_pixels(tmp_path / "file.pixels", SHAPE, give(pictures()[:6]))
     assert not list(tmp_path.iterdir())
 
 
@@ -103,7 +103,7 @@ def in_another_process(script: str, *arguments: object) -> str:
 @pytest.mark.slow
 def test_mapping_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     shape = (96, 1, 1024, 1024)
-    write_pixels(tmp_path / "file.pixels", shape, give(np.repeat(np.arange(96, dtype=np.uint8), 2**20).reshape(shape)))
+    kept_pixels(tmp_path / "file.pixels", shape, give(np.repeat(np.arange(96, dtype=np.uint8), 2**20).reshape(shape)))
     script = """
 import re, sys, torch
 from pathlib import Path

@@ -131,7 +131,7 @@ def test_the_configuration_says_whether_persons_count(monkeypatch: pytest.Monkey
     assert load_data(DataConfig(name="visits")).unit == "person"
     alone = load_data(DataConfig(name="visits", unit="record"))
     assert (alone.unit, alone.private.person_id) == ("record", ())
-    assert (entry.num_persons({}, None), entry.num_persons({}, "record")) == (17, None)
+    assert (entry.protected({}, None), entry.protected({}, "record")) == ((17, "person"), (entry.rows, "record"))
 
 
 @pytest.mark.parametrize("size", [1, 4, 10, 1000])

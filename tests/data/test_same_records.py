@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from fairpate.data import REGISTRY, DatasetEntry
-from fairpate.data.dataset import LoadedRecords, Request, default_size, divide
+from fairpate.data.dataset import LoadedRecords, Request, divide
 
 KEPT = Path(__file__).with_name("same_records.json")
 MADE = ("retired_adult", "folktables")
@@ -114,8 +114,11 @@ def _division(entry: DatasetEntry, found: LoadedRecords) -> dict[str, Any]:
     sizes = {
         "public": min(entry.num_public, len(found.records) // 4),
         "validation": min(entry.num_validation, len(found.records) // 8),
-        "test": len(found.records) // 8 if entry.name in MADE else default_size("test", entry, found),
+        "test": len(found.records) // 8,
     }
+    if entry.name not in MADE:
+        has_own = {"test", "held_out"} & set(found.origins or ())
+        sizes["test"] = None if has_own else entry.num_test or entry.rows // 4
     return divide(found, sizes, seed=0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairpate.config import DataConfig
-from fairpate.data import REGISTRY, DataError, SourceFile, find_entry, load_data
+from fairpate.data import REGISTRY, DataError, SourceFile, entry_for, load_data
 from fairpate.data.dataset import read_any, resolve_data_dir
 
 CONTENT = b"age,sex\n1,2\n"
@@ -95,7 +95,7 @@ def test_an_impossible_option_names_the_nearest(options: dict[str, object], mess
 
 def test_a_number_is_no_flag() -> None:
     with pytest.raises(DataError, match="no value 1 in adult"):
-        find_entry("adult").complete_options({"sensitive_as_feature": 1})
+        entry_for("adult").complete_options({"sensitive_as_feature": 1})
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))

@@ -17,7 +17,6 @@ from fairpate.data.dataset import (
     DatasetEntry,
     LoadedRecords,
     check_members,
-    default_size,
     divide,
     origins,
 )
@@ -121,11 +120,14 @@ def entry_of(records: LoadedRecords, *, rows: int, num_test: int | None = None) 
     return DatasetEntry(name="t", rows=rows, kind="tabular", load=lambda _: records, **sizes, **words)  # type: ignore[arg-type]
 
 
-def test_the_default_test_size_is_declared_set_aside_or_a_quarter_of_the_published_count() -> None:
-    free, set_aside = records_of(names(40)), records_of(names(4), origins=origins(training=3, test=1))
-    assert default_size("test", entry_of(free, rows=50), free) == 12
-    assert default_size("test", entry_of(free, rows=50, num_test=3), free) == 3
-    assert default_size("test", entry_of(set_aside, rows=4), set_aside) is None
+def test_the_default_test_size_is_declared_set_aside_or_a_quarter_of_the_published_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free, set_aside = records_of(names(40)), records_of(names(40), origins=origins(training=35, test=5))
+    for records, rows, declared, size in ((free, 50, None, 12), (free, 50, 5, 5), (set_aside, 4, None, 5)):
+        entry = entry_of(records, rows=rows, num_test=declared)
+        monkeypatch.setattr("fairpate.data.registry.entry_for", lambda _, entry=entry: entry)
+        assert len(load_data(DataConfig(name="t")).test) == size
 
 
 @pytest.mark.parametrize("victim", range(0, 40, 5))

@@ -18,7 +18,7 @@ import torch
 from method_kinds import quick_and_slow
 from PIL import Image
 
-from fairpate.data import find_entry, pictures
+from fairpate.data import entry_for, pictures
 from fairpate.data.dataset import DataError, LoadedRecords, Request, divide
 from fairpate.data.declaration import Declaration, read_declaration
 from fairpate.data.registry import CODEBOOKS
@@ -159,7 +159,7 @@ def write(path: Path, layout: Layout, rows: list[Row]) -> None:
 
 
 def loader_of(name: str, folder: Path) -> Callable[[list[Row]], LoadedRecords]:
-    layout, entry = LAYOUTS[name], find_entry(name.partition(" by ")[0].partition(",")[0])
+    layout, entry = LAYOUTS[name], entry_for(name.partition(" by ")[0].partition(",")[0])
 
     def load(rows: list[Row]) -> LoadedRecords:
         numbered = rows
@@ -248,7 +248,7 @@ def test_names_of_pictures_do_not_tell_the_group(tmp_path: Path) -> None:
             Image.fromarray(np.full((8, 8, 3), 20 * place, np.uint8)).save(path, format="PNG")
         options = {"image_size": 32, "label": "age", "sensitive": sensitive}
         return pictures.load_utkface(
-            Request(data_dir=tmp_path, seed=0, options=find_entry("utkface").complete_options(options))
+            Request(data_dir=tmp_path, seed=0, options=entry_for("utkface").complete_options(options))
         )
 
     groups = [(place % 2, place % 5) for place in range(8)]
@@ -271,5 +271,5 @@ def test_a_picture_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
     with pytest.raises(DataError, match=r"one picture 2 times: part1/30_0_1_2017\.jpg, part2/30_0_1_2017\.jpg; remove"):
         pictures.load_utkface(
-            Request(data_dir=tmp_path, seed=0, options=find_entry("utkface").complete_options({"image_size": 32}))
+            Request(data_dir=tmp_path, seed=0, options=entry_for("utkface").complete_options({"image_size": 32}))
         )

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fairpate import __version__
 from fairpate.config import apply_override
-from fairpate.data import find_entry
+from fairpate.data import entry_for
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.run.context import RunDirectory
@@ -249,7 +249,7 @@ def test_data_sets_are_listed_and_described(fairpate, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     code, output, _ = fairpate("data", "list")
     assert code == 0
-    longest = find_entry("communities")
+    longest = entry_for("communities")
     assert any(all(word in line for word in (longest.name, longest.sensitive)) for line in output.splitlines())
     code, output, _ = fairpate("data", "describe", "color_digits", "--json")
     assert code == 0

@@ -14,7 +14,7 @@ from rich.console import Console
 from small_runs import FILES, QUIET, read_json
 
 from fairpate.config import ConfigError, DataConfig, apply_override
-from fairpate.data import find_entry, load_data
+from fairpate.data import entry_for, load_data
 from fairpate.methods.base import ReleasingMethod, config_digest, configured, find_method
 from fairpate.methods.raco_dp import named_constraints
 from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker
@@ -216,7 +216,7 @@ OFFERED = [path for path in CONFIGS if "\nmethods:" not in path.read_text()]  # 
 @pytest.mark.parametrize("path", OFFERED, ids=lambda path: path.stem)
 def test_every_configuration_that_is_offered_is_valid_for_every_method(path):
     named = configured(path)
-    assert find_entry(named.data.name).complete_options(named.data.options)
+    assert entry_for(named.data.name).complete_options(named.data.options)
     for method in METHODS:
         assert configured(path, method=method).data == named.data
 

@@ -13,7 +13,7 @@ import torch
 from small_runs import read_json
 
 from aggregator.service.server import ServiceSettings
-from fairpate.config import ConfigError, DataConfig, apply_override
+from fairpate.config import ConfigError, DataConfig, ShardsConfig, apply_override
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods import sf_pate
 from fairpate.methods.base import config_digest
@@ -30,7 +30,7 @@ from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import LabelledSet, Unit, VoteBatch
-from teachers.ensemble import assign_teachers, shard_key, shard_rows
+from teachers.ensemble import rows_of_teachers
 
 SMALL = [
     "method=sf_pate",
@@ -110,7 +110,7 @@ def test_teachers_of_attributes_read_labels_and_nobody_else_s_attribute() -> Non
     assert not asked.public.z.any()
     z = dataset.private.z.clone()
     z[17] = (z[17] + 1) % dataset.num_groups
-    rows_T = shard_rows(assign_teachers(dataset.private.unit_id, 10, shard_key(0)), 10)
+    rows_T = rows_of_teachers(dataset.private, ShardsConfig(num_teachers=10), 0)
     assert sum(not torch.equal(z[rows], dataset.private.z[rows]) for rows in map(torch.from_numpy, rows_T)) == 1
 
 

@@ -23,6 +23,7 @@ from serving import free_port
 from fairpate.config import ConfigError
 from fairpate.data import load_data
 from fairpate.data.registry import load_at_site
+from fairpate.files import arrays_digest
 from fairpate.http_server import HttpServer, HttpSettings
 from fairpate.methods import residual_votes, teacher_votes
 from fairpate.methods.base import configured, resolved
@@ -34,7 +35,6 @@ from fairpate.run.release_log import (
     LimitReachedError,
     MetricsFolder,
     Odometer,
-    arrays_digest,
     read_receipt,
     read_release,
 )

@@ -2,7 +2,6 @@
 
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,14 @@ import pytest
 import torch
 from object_store import ACCESS_KEY, SECRET_KEY, object_store
 
-from fairpate.config import AugmentConfig, FitConfig, ModelConfig
+from fairpate.config import AugmentConfig, FitConfig, ModelConfig, TeachersTraining
+from fairpate.data.dataset import Split
 from fairpate.files import join
 from fairpate.types import UserError
-from teachers.ensemble import CheckpointError, block_name, is_stored, load_block, save_block
-from teachers.teacher import Shard, TeacherSpec
+from teachers import ensemble
+from teachers.ensemble import CheckpointError, is_stored, load_block, save_block
 
-SPEC = TeacherSpec(model=ModelConfig(), fit=FitConfig(), num_classes=2, seed=0)
 WEIGHTS: dict[str, Any] = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones((2,), dtype=np.float64)}
-
-
-def _shard(value: float = 0.0, label: int = 0) -> Shard:
-    return Shard(x=torch.full((3, 2), value), y=torch.tensor([0, 1, label]))
 
 
 def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
@@ -47,27 +42,52 @@ def test_folder_and_files_are_for_their_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((folder / "block.safetensors").stat().st_mode) == 0o600
 
 
-def test_the_name_follows_everything_that_determines_the_weights() -> None:
-    def name(
-        shards: list[Shard], spec: TeacherSpec = SPEC, teachers: tuple[int, ...] = (0, 1), engine: Any = "loop"
-    ) -> str:
-        return block_name(shards, spec, teachers, engine)
+def test_the_name_follows_everything_that_determines_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hashes(*, x: float = 0.0, label: int = 0, engine: str = "loop", **changes: Any) -> list[str]:
+        features = torch.zeros(6, 2, 1, 1).index_fill(0, torch.tensor(0), x)
+        y = torch.tensor([label, 1, 0, 1, 0, 1])
+        private = Split(x=features, y=y, z=y, record_id=tuple("abcdef"))
+        fields = {"fit": FitConfig(epochs=1)} | changes.pop("fields", {})
+        config = TeachersTraining(num_teachers=3, block_size=1, **fields)
+        monkeypatch.setattr(ensemble, "choose_engine", lambda *_: engine)
+        settings: dict[str, Any] = {"num_classes": 2, "seed": 0} | changes
+        blocks = ensemble.train_ensemble(private, config, checkpoint_dir=tmp_path, **settings).blocks
+        return [block.content.rpartition("-")[2] for block in blocks]
 
-    shards = [_shard(), _shard(1.0)]
-    names = [
-        name(shards),
-        name([_shard(2.0), _shard(1.0)]),
-        name([_shard(label=1), _shard(1.0)]),
-        name(shards, replace(SPEC, seed=1)),
-        name(shards, replace(SPEC, augment=AugmentConfig(channel_swap=0.5))),
-        name(shards, replace(SPEC, num_classes=3)),
-        name(shards, replace(SPEC, fit=FitConfig(epochs=1))),
-        name(shards, replace(SPEC, model=ModelConfig(hidden=(3,)))),
-        name(shards, teachers=(0, 2)),
-        name(shards, engine="stacked"),
+    first = int(ensemble.assign_teachers(["a"], 3, ensemble.shard_key(0))[0])
+    before = hashes()
+    assert hashes() == before
+    for changed in (hashes(x=2.0), hashes(label=1)):
+        assert [teacher for teacher in range(3) if changed[teacher] != before[teacher]] == [first]
+    others = [
+        hashes(seed=1),
+        hashes(augment=AugmentConfig(channel_swap=0.5)),
+        hashes(num_classes=3),
+        hashes(engine="stacked"),
+        hashes(fields={"fit": FitConfig(epochs=2)}),
+        hashes(fields={"model": ModelConfig(name="mlp", hidden=(3,))}),
+        hashes(fields={"max_shard_size": 6}),
     ]
-    assert len(set(names)) == len(names)
-    assert name([_shard(), _shard(1.0)]) == names[0]
+    assert len({name for names in (before, *others) for name in names}) == 3 * (1 + len(others))
+
+
+def test_the_name_follows_the_numbers_of_the_teachers(tmp_path: Path) -> None:
+    nothing = torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)
+    blocks, _, _ = ensemble.stored_blocks(
+        tmp_path,
+        2,
+        1,
+        kind="teachers",
+        determined_by={},
+        shards_of=lambda _: [nothing],
+        function=lambda *_: (WEIGHTS, None),
+        shared=None,
+        workers=ensemble.BlockPool(),
+        on_progress=None,
+    )
+    assert len({block.content.rpartition("-")[2] for block in blocks}) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
@@ -88,7 +108,7 @@ def test_an_object_store_keeps_checkpoints_as_a_disk_does(monkeypatch: pytest.Mo
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     with object_store() as store:
         folder = store.uri("teachers")
-        locations = [join(place, block_name([_shard()], SPEC, (0,), "loop")) for place in (folder, tmp_path)]
+        locations = [join(place, "teachers-00000-0.safetensors") for place in (folder, tmp_path)]
         assert not is_stored(None, locations[0])
         for location in locations:
             save_block(location, WEIGHTS)

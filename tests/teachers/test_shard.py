@@ -4,17 +4,23 @@ import hashlib
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teachers.ensemble import assign_teachers, shard_key, shard_rows, trim_shards
+from fairpate.config import ShardsConfig
+from fairpate.data.dataset import Split
+from teachers.ensemble import assign_teachers, rows_of_teachers, shard_key, trim_shards
 
 KEY = shard_key(0)
 identifiers = st.lists(st.text(max_size=8), unique=True, min_size=1, max_size=30)
 
 
 def _shards(record_ids: list[str], num_teachers: int) -> list[set[str]]:
-    rows = shard_rows(assign_teachers(record_ids, num_teachers, KEY), num_teachers)
+    nothing = torch.zeros(len(record_ids), dtype=torch.int64)
+    private = Split(x=nothing[:, None], y=nothing, z=nothing, record_id=record_ids)
+    rows = rows_of_teachers(private, ShardsConfig.model_construct(num_teachers=num_teachers, max_shard_size=None), 0)
+    assert all((np.diff(shard) > 0).all() for shard in rows)
     return [{record_ids[i] for i in shard} for shard in rows]
 
 
@@ -67,8 +73,7 @@ def test_shards_are_even_and_the_key_decides() -> None:
 
 
 def test_a_teacher_may_have_no_records() -> None:
-    rows = shard_rows(assign_teachers(["only"], 3, KEY), 3)
-    assert sorted(len(shard) for shard in rows) == [0, 0, 1]
+    assert sorted(map(len, _shards(["only"], 3))) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
