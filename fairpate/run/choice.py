@@ -114,13 +114,16 @@ def select_settings(
         model = RunDirectory(root=out / "model")
         if model.choice.exists() and not RunDirectory(root=out / "release").choice.exists():
             raise RunDirectoryError(
-                f"{out / 'release'}: the choice stated by {model.root} is missing; copy {model.choice.name} back to it."
+                f"{out / 'release'}: the file of the choice that {model.root} states is missing; copy public/{model.choice.name} "
+                "from there to the folder public of the release."
             )
         made = log.of_part("validation").step(draw, settings=settings, pool="", noise=source.label, events=(event,))
     chosen = candidates[int(made.arrays["chosen"][0])]
     run = run_method(chosen.model_copy(update={"out": out / "model"}), reporter, release_of=out / "release")
     if not run.choice.exists():  # then the statement would not price it
-        raise RunDirectoryError(f"{run.root}: holds a model other than the chosen one; give a new folder with --out.")
+        raise RunDirectoryError(
+            f"{run.root}: contains another model than that of the chosen settings; give a new folder with --out."
+        )
     return run
 
 
@@ -146,15 +149,18 @@ def _candidates(
     if len(found) < 2 or len(found) < len(configs):
         others = sorted({config.method for config in configs} - {config.method for config in found})
         got = ", ".join(others) or f"{len(configs)} of them"
-        raise ConfigError(f"methods: expected at least two settings, all of methods {words}; got {got}.")
+        raise ConfigError(
+            f"methods: expected at least two settings to choose from, all of methods {words}; got {got}. Change "
+            "methods or grids in CONFIG."
+        )
     first = found[0]
     for config in found[1:]:
         if changes := changed_fields(of_all(first), of_all(config)):
-            raise ConfigError(f"{'; '.join(changes.values())}: {why}.")
+            raise ConfigError(f"methods: settings differ in {'; '.join(changes.values())}; {why}.")
     if first.data.split is None or not first.data.split.validation_share:
         raise ConfigError(
-            "data.split: a choice needs validation records apart from all others; set data.split.validation_share to a "
-            "share above 0."
+            "data.split: a choice of settings needs validation records that nothing else reads; set "
+            "data.split.validation_share to a share above 0."
         )
     return found
 
@@ -169,7 +175,8 @@ def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntAr
         return np.full(dataset.num_groups, WEIGHT, np.int64)
     if set(shares) != set(dataset.group_names) or not all(0 < share <= 1 for share in shares.values()):
         raise ConfigError(
-            f"--share: expected a number in (0, 1] for each of {', '.join(dataset.group_names)}, got {dict(shares)}."
+            "--share: expected a number above 0 and at most 1 for each of the groups "
+            f"{', '.join(dataset.group_names)}, got {dict(shares)}; give --share GROUP=SHARE once for each group."
         )
     # The smallest group weighs the most: WEIGHT, the bound of what one unit adds to a score.
     least = min(shares.values())
@@ -340,7 +347,9 @@ def select_by_trials(
         why="all trials are charged together; give these fields one value",
     )
     if candidates[0].noise != OS_ENTROPY:
-        raise ConfigError(f"noise: a secret number of trials needs {OS_ENTROPY}, got {candidates[0].noise}; change it.")
+        raise ConfigError(
+            f"noise: a choice by --trials needs {OS_ENTROPY}, got {candidates[0].noise}; leave noise out of the settings."
+        )
     datasets: dict[str, Dataset] = {}
 
     def data_of(config: Method) -> Dataset:
@@ -383,7 +392,7 @@ def select_by_trials(
             kept, origin = read_release(run.choice)
             if changed_fields(origin.settings, settings):
                 raise RunFolderError(
-                    f"{run.root}: holds a choice made under other settings; give another folder with --out."
+                    f"{run.root}: contains the result of a choice among other settings; give another folder with --out."
                 )
             shutil.rmtree(folder.workplace, ignore_errors=True)
             return run_method(planned[int(kept.arrays["chosen"][0])], reporter)
@@ -418,8 +427,8 @@ def select_by_trials(
         changes = changed_fields(state["settings"], settings)
         if changes:
             raise RunFolderError(
-                f"{out}: trials were charged under other settings ({'; '.join(changes.values())}); set them back, or "
-                "give another folder with --out."
+                f"{out}: the trials in this folder were charged under other settings ({'; '.join(changes.values())}); "
+                "set these fields back, or give another folder with --out."
             )
         reporter.note("trials", f"a secret number of them, {expected_trials:g} expected; nothing is shown of them")
         best, outcome = _best_trial(state["drawn"], planned, data_of, plan, weights, folder.workplace)
@@ -507,7 +516,8 @@ def _best_trial(
     best = scores.index(max(scores))
     if outcomes[best]["score"] is None:
         raise TrialsError(
-            "select: no trial gave a model, and the privacy cost was charged; try the settings on made-up records."
+            "select: every trial failed, so there is no model, and the privacy cost was charged; try the settings on "
+            "made-up records, correct them, and select again."
         )
     return best, outcomes[best]
 
@@ -516,5 +526,5 @@ def require_planned(events: Sequence[Event], trainings: SecretTrials) -> None:
     """Raise RuntimeError if a trial's ``events`` are not among those that were charged."""
     if not any(covering(each, events) == each for each in trainings.trials):
         raise RuntimeError(
-            f"A trial performed events that were not charged: {events}; report this fault of the method."
+            f"A trial had privacy events that were not charged: {events}; report this as a defect of the method."
         )
