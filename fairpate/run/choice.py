@@ -114,8 +114,8 @@ def select_settings(
         model = RunDirectory(root=out / "model")
         if model.choice.exists() and not RunDirectory(root=out / "release").choice.exists():
             raise RunDirectoryError(
-                f"{out / 'release'}: the file of the choice that {model.root} states is missing; copy public/{model.choice.name} "
-                "from there to the folder public of the release."
+                f"{out / 'release'}: the file of the choice that {model.root} states is missing; copy "
+                f"public/{model.choice.name} from there to the folder public of the release."
             )
         made = log.of_part("validation").step(draw, settings=settings, pool="", noise=source.label, events=(event,))
     chosen = candidates[int(made.arrays["chosen"][0])]
@@ -348,7 +348,7 @@ def select_by_trials(
     )
     if candidates[0].noise != OS_ENTROPY:
         raise ConfigError(
-            f"noise: a choice by --trials needs {OS_ENTROPY}, got {candidates[0].noise}; leave noise out of the settings."
+            f"noise: a choice by --trials needs {OS_ENTROPY}, got {candidates[0].noise}; leave out the field noise."
         )
     datasets: dict[str, Dataset] = {}
 
