@@ -30,7 +30,7 @@ _ENSEMBLE = b"ensemble"
 
 
 class RunDirectoryError(UserError):
-    """Raised for a file of a run that is missing or damaged; nothing in the folder was changed."""
+    """Raised for a file of a run that is missing or damaged; nothing in the run's folder was changed."""
 
 
 class RunFolderError(RunDirectoryError, UsageError):
@@ -43,7 +43,8 @@ class RunDirectory:
 
     root: Path
     states_all_draws: ClassVar[bool] = False
-    """Whether a release that is drawn again, because its file was deleted, also lists the events of its first draw."""
+    """Whether a release that is drawn again, because its file was deleted, also lists the privacy events of the first
+    draw."""
 
     public = PathIn("root", "public")
     """Files that may be published."""
@@ -54,13 +55,14 @@ class RunDirectory:
     votes = PathIn("private", "votes.parquet")
     """Votes per query and class."""
     ledger = PathIn("private", "ledger.sqlite")
-    """The ledger: reservations of queries and their outcomes."""
+    """The ledger: every query, charged before it is answered, and its outcome."""
     ledger_place = PathIn("private", "ledger.json")
-    """Location of a ledger that is not in the folder (a path or a database URL), and of its anchor, if it has one."""
+    """Location of a ledger outside of the folder (a path or a database URL), and of its anchor: the copy of its last
+    entry at a second location, if there is one."""
     ledger_backup = PathIn("private", "ledger.backup")
     """An empty file whose modification time is that of the last backup of the ledger."""
     actions = PathIn("private", "actions.jsonl")
-    """Log of operators' actions: tokens, reading, copies, restores, take-overs."""
+    """Log of operators' actions: changing tokens; reading, copying, restoring or taking over the ledger."""
     tokens = PathIn("private", "tokens.json")
     """Tokens of the run's service."""
     receipt = PathIn("private", "release.json")
@@ -68,7 +70,7 @@ class RunDirectory:
     journal = PathIn("private", "sites.sqlite")
     """Messages that a site or a coordinator sent, if the release is a sum over several sites."""
     released = PathIn("public", "released.safetensors")
-    """The method's first released arrays; the student is learned from releases and public records alone."""
+    """The arrays that the method released first; the student is learned from released arrays and public records."""
     embedding = PathIn("public", "embedding.safetensors")
     """The embedding of all records, if the run uses one; computed once, from public records alone."""
     labels = PathIn("public", "labels.parquet")
@@ -86,7 +88,7 @@ class RunDirectory:
     metrics_table = PathIn("public", "metrics.safetensors")
     """The noisy table of test records from which private metrics are estimated."""
     choice = PathIn("public", "choice.safetensors")
-    """The choice of the run's settings among several, if a private mechanism made it."""
+    """Which of several settings a private mechanism chose for this run, if one did."""
     audit = PathIn("public", "audit.json")
     """Lower bounds on epsilon from attacks on shadow releases."""
     audit_page = PathIn("public", "audit.html")
@@ -117,29 +119,30 @@ class RunDirectory:
     """Versions, machine and revision."""
 
     def release_files(self) -> list[Path]:
-        """Return the files of all releases of arrays in the folder."""
+        """Return the paths of all files in the run's folder that contain released arrays."""
         # Each later file appends a name to that of the first.
         return sorted(self.released.parent.glob(f"{self.released.stem}*.safetensors"))
 
     @property
     def made_on(self) -> str | None:
-        """The date on which the run began, in UTC; None if an earlier version did not record it."""
+        """The date on which the run began, in UTC; None if an earlier version of this package, which recorded no date,
+        made the run."""
         return read_json(self.environment).get("made_on") if self.environment.is_file() else None
 
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
-        """Raise RunDirectoryError if the run's statement is missing, or its student with metrics, its ledger, or its
-        votes, as far as the arguments ask for them."""
+        """Raise RunDirectoryError unless the run has its privacy statement and, as the arguments ask for them, its
+        student with metrics, its ledger and its votes."""
         # Of a ledger in a database, only its place is in the folder.
         ledger = self.ledger_place if self.ledger_place.exists() and not self.ledger.exists() else self.ledger
         of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
         of_student = (self.student, self.metrics) if with_student else ()
         for path in (*of_votes, self.statement, *of_student):
             if not path.is_file():
-                raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")
+                raise RunDirectoryError(f"{path}: missing; finish this run first, by repeating its command.")
 
 
 def run_at(root: Path) -> RunDirectory:
-    """Return the run in ``root``; RunFolderError if there is none."""
+    """Return the run in the folder ``root``; RunFolderError if this folder holds no run."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
         reason = "no config.yaml" if root.is_dir() else "a file" if root.is_file() else "no such folder"
@@ -149,14 +152,17 @@ def run_at(root: Path) -> RunDirectory:
 
 @contextmanager
 def sole_worker(folder: Path, command: str) -> Iterator[None]:
-    """Context manager: lock ``folder``, to which ``command`` writes, inside the ``with`` block; RunDirectoryError if
-    another process has locked it."""
+    """Context manager: lock ``folder`` inside the ``with`` block, so that no other process writes to it. ``command`` is
+    the command that writes there, for the message of the RunDirectoryError that is raised if another process has locked
+    the folder."""
     with (folder / LOCK).open("a") as lock:  # not "w", which would empty a file that a link points to
         try:
             # The lock belongs to the open file: it ends with its process, so that a crash leaves no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunDirectoryError(f"{folder}: another `{command}` is running here; wait until it ends.") from None
+            raise RunDirectoryError(
+                f"{folder}: another `{command}` is running in this folder; wait until it ends, or give another folder."
+            ) from None
         yield
 
 
@@ -187,8 +193,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields in which two configurations differ, as a mapping from dotted names, sorted, to texts ``name:
-    before -> now``; a missing value is shown as None."""
+    """Return the fields in which two configurations, ``before`` and ``now``, differ: a mapping from their dotted names,
+    sorted, to texts of the form ``name: before -> now``. A missing value is shown as None."""
     # Earlier versions may not have written empty sections.
     old, new = ({path: leaf for path, leaf in flattened(values).items() if leaf != {}} for values in (before, now))
     names = sorted(old.keys() | new.keys())
@@ -196,7 +202,7 @@ def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def read_statement(run: RunDirectory) -> PrivacyStatement:
-    """Return the published privacy statement; RunDirectoryError if it is missing or damaged."""
+    """Return the published privacy statement of ``run``; RunDirectoryError if it is missing or damaged."""
     values = read_json(run.statement)
     try:
         return restored(PrivacyStatement, values)
@@ -206,7 +212,8 @@ def read_statement(run: RunDirectory) -> PrivacyStatement:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecord:
-    """The public facts of a data set: its name, kind, names of labels and groups, and the shape of one record.
+    """The public facts of the data set that a run was trained on: its name, kind, names of labels and groups, and the
+    shape of one record.
 
     ``given_from_python``: the caller passed the records in, so they cannot be loaded by name. ``unit``: the unit of
     privacy.
@@ -223,8 +230,8 @@ class DataRecord:
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:
-    """Return the recorded facts of the run's data set, None if they were not recorded. RunDirectoryError for a damaged
-    file."""
+    """Return the public facts of the data set that ``run`` was trained on, from its file ``data.json``; None if there
+    is no such file. RunDirectoryError if the file is damaged."""
     if not run.data.is_file():
         return None
     try:
@@ -234,29 +241,31 @@ def recorded_data(run: RunDirectory) -> DataRecord | None:
 
 
 def require_data(run: RunDirectory) -> DataRecord:
-    """Return the recorded facts of the run's data set; RunDirectoryError if they were not recorded."""
+    """Return the public facts of the data set that ``run`` was trained on, from its file ``data.json``;
+    RunDirectoryError if there is no such file."""
     record = recorded_data(run)
     if record is None:
         raise RunDirectoryError(
-            f"{run.data}: missing, so the data set of this run is not known; repeat the run's command, which records "
-            "it and trains nothing anew."
+            f"{run.data}: missing, so the data set of this run is not known; repeat the run's command, which writes "
+            "this file and does not train again."
         )
     return record
 
 
 def require_data_by_name(run: RunDirectory) -> None:
-    """Raise RunDirectoryError if the run was trained on records that cannot be loaded by name."""
+    """Raise RunDirectoryError if ``run`` was trained on records that a Python program passed in, which cannot be loaded
+    by name."""
     record = recorded_data(run)
     if record is not None and record.given_from_python:
         raise RunDirectoryError(
-            f"{run.root}: was trained on {record.name!r}, a data set that was given from Python and cannot be "
-            "loaded by name; continue this run from Python."
+            f"{run.root}: this run was trained on {record.name!r}, a data set that was given from Python and cannot be "
+            "loaded by name; continue the run from Python."
         )
 
 
 def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
-    """Raise RunDirectoryError if the description of the run's ``student`` shows that it was trained on other data than
-    ``record`` describes."""
+    """Raise RunDirectoryError if ``student``, the description in the run's model file, does not fit the data set that
+    ``record`` describes, so that the model was trained on other data."""
     # A model of other data with equal names and shape is not detected: its file holds no digest of records.
     words = ("label_names", "group_names", "sensitive_attribute")
     differing = [name for name in words if getattr(record, name) != getattr(student, name)]
@@ -264,14 +273,14 @@ def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCa
         differing.append("record_shape")
     if differing:
         raise RunDirectoryError(
-            f"{run.student}: was not trained on {record.name}, because it differs in {', '.join(differing)}; restore "
-            "the folder from a copy, or give a new one with --out."
+            f"{run.student}: this model was not trained on the data set {record.name}, as they differ in "
+            f"{', '.join(differing)}; restore the folder of the run from a copy, or give a new folder with --out."
         )
 
 
 def write_votes(batch: VoteBatch, path: Path) -> None:
-    """Write votes to a Parquet file with one row per query: record_id, group, and the number of votes per class. The
-    file's metadata identify the ensemble of teachers."""
+    """Write teachers' votes to a Parquet file with one row per query: record_id, group, and the number of votes per
+    class. The file's metadata identify the ensemble of teachers."""
     # The type is given, because from no rows Arrow would infer the type null.
     votes = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
     table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": votes})
@@ -286,7 +295,9 @@ def read_votes(path: Path) -> VoteBatch:
     metadata = table.schema.metadata or {}
     # Votes of an unknown ensemble must not be charged as those of the present one.
     if _ENSEMBLE not in metadata:
-        raise RunDirectoryError(f"{path}: does not say which teachers voted; delete it and run again.")
+        raise RunDirectoryError(
+            f"{path}: this file does not say which teachers voted; delete it and repeat the run's command."
+        )
     return VoteBatch(
         record_ids=table["record_id"].to_pylist(),
         groups_Q=table["group"].to_numpy().astype(np.int64),
@@ -296,8 +307,8 @@ def read_votes(path: Path) -> VoteBatch:
 
 
 def write_labels(labelled: LabelledSet, path: Path) -> None:
-    """Write released labels to a Parquet file with one row per answered query, in order of submission: record_id,
-    group, label, and noisy counts if released."""
+    """Write the released labels to a Parquet file with one row per answered query, in order of submission: record_id,
+    group, label, and the noisy vote counts if they are released too."""
     columns = {"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels}
     if labelled.counts is not None:
         columns["counts"] = pa.array(labelled.counts.tolist(), type=pa.list_(pa.int64(), labelled.counts.shape[1]))
@@ -322,4 +333,6 @@ def _read(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise RunDirectoryError(f"{path}: cannot be read ({error}); delete it and run again.") from error
+        raise RunDirectoryError(
+            f"{path}: cannot be read ({error}); delete this file and repeat the run's command."
+        ) from error
