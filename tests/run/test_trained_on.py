@@ -157,7 +157,7 @@ def test_a_card_refuses_a_folder_that_contradicts_itself(tmp_path: Path, given: 
     shutil.copytree(given.root, root)
     record = json.loads((root / "data.json").read_text())
     (root / "data.json").write_text(json.dumps(record | {"sensitive_attribute": "colour"}))
-    with pytest.raises(RunDirectoryError, match="differs in sensitive_attribute"):
+    with pytest.raises(RunDirectoryError, match="differ in sensitive_attribute"):
         write_card(root)
     (root / "data.json").write_text(json.dumps(record | {"given_from_python": False}))
     with pytest.raises((ConfigError, ValueError), match="unknown data set"):
