@@ -51,7 +51,7 @@ class RunDirectory:
     teachers = PathIn("private", "teachers", "Checkpoints of the teachers.")
     votes = PathIn("private", "votes.parquet", "Votes per query and class.")
     ledger = PathIn("private", "ledger.sqlite", "The ledger: queries, charged before they are answered.")
-    ledger_place = PathIn("private", "ledger.json", "Location of a ledger outside of the folder.")
+    ledger_place = PathIn("private", "ledger.json", "Where the ledger is, if outside the folder, and its anchor.")
     ledger_backup = PathIn("private", "ledger.backup", "An empty file, touched by each backup of the ledger.")
     actions = PathIn("private", "actions.jsonl", "What operators did to the run's tokens and ledger.")
     tokens = PathIn("private", "tokens.json", "Tokens of the run's service.")

@@ -64,10 +64,10 @@ _NO_QUOTA = "--per-day: an operator has no quota; leave it out, or limit --queri
 
 
 def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
-    """Return the public records among which callers of a service choose queries. Records with equal content are listed
-    once; the run's queries come first, in order.
+    """Return the public records of a run from which callers of its service choose queries. Records with equal content
+    are listed once; the run's own queries come first, in order.
 
-    ``takes_posted``: whether the voters can also vote on records that are sent in a request.
+    ``takes_posted``: whether the voters can also vote on records that a caller sends in a request.
     """
     # Without a number of queries and an admission rule, so that every record is offered, not the run's selection.
     public = pate.choose_queries(dataset, QueriesConfig())
@@ -94,7 +94,8 @@ def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
 
 
 def public_words(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> Facts:
-    """Return the public description of the run that the service's page displays."""
+    """Return the public facts about the run (method, data set, task, attribute) that the page of its service
+    displays."""
     declared = entry_for(config.data) if config.data.declaration is not None else REGISTRY.get(dataset.name)
     record = ""  # without an embedding, the pool shows the features
     if dataset.embedding is not None:
@@ -123,11 +124,11 @@ SPENT = (
 
 
 def open_backend(root: Path, config: VotingMethod, state: Path | None = None, take_over: bool = False) -> Backend:
-    """Open data set, voters and ledger of the run in ``root``, and return the backend that answers queries. Runs in the
-    aggregator's Ray actor.
+    """Open data set, voters and ledger of the run in ``root``, and return the backend that answers the queries of its
+    service. Called in the service's Ray actor.
 
-    ``state``: the operator's folder with the odometer; None: that of this process. ``take_over``: stop another writer
-    of the ledger, if its store can do that.
+    ``state``: the operator's folder with the odometer; None: the folder of this process. ``take_over``: stop another
+    process that writes the ledger, which only a ledger in a database allows.
     """
     run = RunDirectory(root=root)
     if isinstance(config, OwnVotes):
@@ -179,7 +180,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
 def serve_aggregator(
     root: Path, settings: ServiceSettings, *, data_dir: Path | None, detach: bool, take_over: bool = False
 ) -> None:
-    """Serve the run's aggregator until interrupted, or with ``detach`` leave the service on the cluster at RAY_ADDRESS.
+    """Serve the run's aggregator, which answers queries by noisy votes, until interrupted, or with ``detach`` leave the
+    service running on the cluster at RAY_ADDRESS.
 
     ``data_dir``: the folder of the data set's files, if they were moved since the run. ``take_over``, for a ledger in a
     database only: stop a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
@@ -233,7 +235,8 @@ def serve_aggregator(
 
 
 def _watch(service: Service) -> None:
-    """Wait until Ctrl-C or SIGTERM, also while the service restarts. ServiceError if the service stops for good."""
+    """Wait until Ctrl-C or SIGTERM, then stop ``service``; keep waiting while it restarts. ServiceError if the service
+    stops by itself."""
     # SIGTERM as Ctrl-C, so that the service is stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -250,7 +253,7 @@ def _watch(service: Service) -> None:
 
 
 def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int | None) -> None:
-    """Serve the run's published student until interrupted.
+    """Serve predictions of the run's published student over HTTP until interrupted.
 
     ``num_replicas`` copies run on Ray Serve, which reads only host and port of ``settings``; None runs one copy in this
     process, with tokens, rate, TLS, log and traces. MissingExtraError if Ray Serve cannot be imported, UsageError for a
@@ -313,7 +316,8 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
 
 
 def student_app(path: Path, form: RecordForm | None, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-    """Return the web application of the published student in ``path``, for :class:`HttpServer`."""
+    """Return the web application that serves the published student in the file ``path``, for :class:`HttpServer`;
+    ``form`` describes the records that a page asks for."""
     from student.server import student_in_one_process
 
     tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
@@ -321,7 +325,7 @@ def student_app(path: Path, form: RecordForm | None, settings: ServiceSettings, 
 
 
 def stop_aggregator(root: Path) -> None:
-    """Stop the service that ``serve_aggregator(detach=True)`` left on the cluster."""
+    """Stop the service of the run in ``root`` that ``serve_aggregator(detach=True)`` left running on the cluster."""
     run, config = _run_with_votes(root)
     with _ray(config.ray, detach=True):
         name = service_name(run)
@@ -335,15 +339,15 @@ def stop_aggregator(root: Path) -> None:
 
 
 def service_name(run: RunDirectory) -> str:
-    """Return the name of the Ray actor that serves the run's ledger. Each ledger has one name, so that a second service
-    for it is refused."""
+    """Return the name of the Ray actor that serves the run's ledger. The name depends on the ledger alone, so that a
+    second service for the same ledger is refused."""
     # Resolved: a link and the folder that it leads to are one ledger.
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
-    """Return the run in ``root`` and its configuration. RunFolderError if it has no voters to query, because its method
-    has no teachers or they were not stored."""
+    """Return the run in ``root`` and its configuration. RunFolderError if the run has no voters to query, because its
+    method has no teachers or they were not stored."""
     run, config = open_run_directory(root)
     if isinstance(config, OwnVotes) and not config.votes.features:
         # Without features no student was trained, and the votes are in their file.
@@ -364,8 +368,8 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
 
 @contextmanager
 def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
-    """Context manager: start Ray for a service. With ``detach``, ServiceError unless RAY_ADDRESS names a cluster, which
-    keeps running after this process ends."""
+    """Context manager: start Ray for a service. With ``detach``, ServiceError unless RAY_ADDRESS names a running
+    cluster, on which the service remains after this process ends."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError(
             "--detach and --stop need a running cluster; set RAY_ADDRESS to its address, or leave them out."
@@ -377,7 +381,8 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
 
 
 def back_up_run(path: Path, out: Path) -> int:
-    """Write a verified backup of a ledger to ``out``; return the number of its entries. A service may write meanwhile.
+    """Write a verified backup of a ledger to the file ``out``; return the number of its entries. A service may write to
+    the ledger meanwhile.
 
     ``path``: a run's folder, or a ledger file. ConfigError if ``out`` exists, LedgerError for a ledger whose hash chain
     is broken.
@@ -396,19 +401,20 @@ def back_up_run(path: Path, out: Path) -> int:
 
 
 def last_backup_s(run: RunDirectory) -> float | None:
-    """Return the time of the last backup (:func:`back_up_run`) of the run's ledger, in seconds since 1970; None without
-    one."""
+    """Return the time of the last backup (:func:`back_up_run`) of the run's ledger, in seconds since 1970; None if
+    there was no backup."""
     with suppress(OSError):
         return run.ledger_backup.stat().st_mtime
     return None
 
 
 def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
-    """Replace the ledger of ``run`` by the backup ``copy``, at the ledger's present location or at ``to``; return this
-    location as text, without a password.
+    """Replace the ledger of ``run`` by the backup ``copy``, at the ledger's present location or at the new location
+    ``to``; return the location as text, without a password.
 
-    LedgerError for a backup whose hash chain is broken or that lacks an entry which the ledger is known to have, and if
-    another process writes the ledger; RunDirectoryError for a backup with fewer queries than the statement says.
+    LedgerError for a backup whose hash chain is broken, for one that lacks an entry known from the present ledger, its
+    head file or its anchor (a copy of the last entry elsewhere), and if another process writes to the ledger.
+    RunDirectoryError for a backup with fewer queries than the privacy statement says.
     """
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
@@ -466,8 +472,9 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
-    """Verify the hash chain of the ledger at ``place``, and that the ledger contains the entry noted in its anchor;
-    return its header, its entries and the number of queries with an outcome."""
+    """Verify the hash chain of the ledger at ``place``, a path or a database URL, and that the ledger contains the
+    entry noted at ``anchor``, the second location of its last entry. Return the ledger's header, its entries and the
+    number of queries with an outcome."""
     noted = noted_at(anchor)
     with closing(back_end(place).reader(place)) as reader:
         noted = (reader.noted, *noted)
@@ -476,8 +483,8 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the files of the ledger at ``path``, so that another ledger can be written there; the renamed files are
-    still a readable ledger."""
+    """Rename the files of the ledger at ``path``, so that another ledger can be written there. The renamed files can
+    still be read as a ledger."""
     # The index of the write-ahead log, which SQLite makes again.
     Path(f"{path}-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
@@ -495,11 +502,11 @@ def _set_aside(path: Path) -> None:
 
 
 def add_anchor(run: RunDirectory, text: str) -> str:
-    """Give the ledger of ``run`` an anchor: from now on its last entry is also noted at the location ``text``, a file
-    or a database URL, so that a ledger that was rolled back is refused.
+    """Give the ledger of ``run`` an anchor: from now on the ledger's last entry is also noted at the location ``text``,
+    a file or a database URL, so that a ledger that was rolled back is refused.
 
-    Return the location as text, without a password. RunFolderError without a ledger. ConfigError if the ledger has an
-    anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.
+    Return the location as text, without a password. RunFolderError for a run without a ledger. ConfigError if the
+    ledger has an anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.
     """
     if not has_ledger(run):
         raise RunFolderError(f"{run.root}: has no ledger; give a run of a method that asks teachers.")
@@ -520,8 +527,8 @@ def add_anchor(run: RunDirectory, text: str) -> str:
 
 
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
-    """Write the file ``ledger.json`` of ``run``, which states the locations ``place`` of its ledger and the ledger's
-    anchor."""
+    """Write the file ``ledger.json`` of ``run``, which states ``place``: the location of its ledger and that of the
+    ledger's anchor, a copy of the last entry elsewhere."""
     values = {
         name: str(value)
         for name, value in dataclasses.asdict(place).items()
@@ -531,12 +538,14 @@ def note_place(run: RunDirectory, place: LedgerPlace) -> None:
 
 
 def has_ledger(run: RunDirectory) -> bool:
-    """Return True if the run has a ledger: its file, or ``ledger.json``, which states its location elsewhere."""
+    """Return True if the run has a ledger, either as a file in its folder, or elsewhere, as its file ``ledger.json``
+    states."""
     return run.ledger_place.exists() or bool(ledger_files(run.ledger))
 
 
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
-    """Return the run in ``path`` and the location of its ledger; if ``path`` is a ledger file, None and this location.
+    """Return the run in the folder ``path`` and the location of its ledger. If ``path`` is a ledger file, return None
+    instead of a run, and the location of this file.
 
     RunFolderError if there is no ledger.
     """
@@ -556,8 +565,8 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
 
 
 def verified_facts(path: Path) -> dict[str, Any]:
-    """Verify the ledger in ``path``, and that it contains the labels that its run released; return the results of both
-    checks by name.
+    """Verify the ledger in ``path``, a run's folder or a ledger file, and that it contains all labels that its run
+    released; return the results of both checks by name.
 
     LedgerError if the ledger's hash chain is broken, RunDirectoryError if it lacks a released label.
     """
@@ -589,14 +598,16 @@ def verified_facts(path: Path) -> dict[str, Any]:
 
 
 def export(path: Path, out: Path) -> None:
-    """Write all entries of a ledger to the Parquet or JSON file ``out``. LedgerError if its hash chain is broken."""
+    """Write all entries of the ledger in ``path`` to the Parquet or JSON file ``out``. LedgerError if the ledger's hash
+    chain is broken."""
     run, place = ledger_of(path)
     _note_reading(run, "export", out=str(out))
     audit.export(place.ledger, out)
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
-    """Yield the lines of the audit log of a ledger; with ``out``, append the lines that this file lacks to it instead.
+    """Yield the lines of the audit log (charges, limits and operators' actions) of the ledger in ``path``. With
+    ``out``, nothing is yielded: the lines that this file lacks are appended to it.
 
     ``follow``: wait for further lines, without an end.
     """
@@ -619,8 +630,8 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
 
 
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
-    """Note ``event``, an operator's reading of private entries of the ledger, in the run's journal of actions. If the
-    journal cannot be written, print a remark instead."""
+    """Note in the run's log of operators' actions that an operator read private entries of the ledger; ``event`` names
+    the action. If the log cannot be written, print a remark instead."""
     try:
         # An operator can read the files without this command, so refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)
@@ -629,7 +640,7 @@ def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None
 
 
 def last_charges(path: Path, count: int) -> Output:
-    """Return a table of the last ``count`` charges of a ledger."""
+    """Return a table of the last ``count`` charges of the ledger in ``path``, not to be published."""
     run, place = ledger_of(path)
     _note_reading(run, "show", last=count)
     rows = [charge.to_json() for charge in audit.rows(place.ledger)[-count:]]
@@ -642,9 +653,9 @@ def last_charges(path: Path, count: int) -> Output:
 
 
 def describe_totals(*, data: str | None, delta: float) -> Output:
-    """Return a table of the total cost of all releases, per data set, unit and relation.
+    """Return a table of the total privacy cost of all the operator's releases, per data set, unit and relation.
 
-    OdometerError for a damaged odometer, and if it has no release on ``data``.
+    ``data``: only this data set. OdometerError for a damaged odometer, and if it has no release on ``data``.
     """
     totals = Odometer().totals(delta=delta, data=data)
     if data is None and not totals:
@@ -668,12 +679,14 @@ def change_tokens(
     limit: Mapping[str, Any] | None = None,
     when: str | None = None,
 ) -> str:
-    """Change the tokens of the caller ``name`` of a run's service, after noting the change in the journal of actions.
+    """Change the tokens of the caller ``name`` of a run's service, after noting the change in the run's log of
+    operators' actions.
 
     ``limit``: the fields of an :class:`OwnLimit`, for ``add`` and ``limit``. ``when``: the time at which a new token
-    expires (``add``; None: never), at which the old ones do (``rotate``), or all of them (``expire``). Returns the new
-    token of ``add`` and ``rotate``, which is stored nowhere; otherwise "". RunFolderError for a run without teachers,
-    ConfigError for a limit or a time out of range, UsageError for a limit on an operator's token.
+    expires (``add``; None: never), at which the old tokens expire (``rotate``), or at which all of them do
+    (``expire``). Return the new token of ``add`` and ``rotate``, which is stored nowhere; otherwise "". RunFolderError
+    for a run without teachers, ConfigError for a limit or a time out of range, UsageError for a limit on an operator's
+    token.
     """
     run, before, facts = run_at(root), NO_LIMIT, dict[str, object]()
     try:
@@ -721,8 +734,8 @@ def change_tokens(
 
 
 def describe(root: Path) -> Output:
-    """Return a table of a run's tokens with name, role, expiry and limit, and of the limits of names without a
-    token."""
+    """Return a table of the tokens of a run's service, with name, role, expiry and limit, and of the limits of callers
+    who have no token."""
     run, now_s = run_at(root), time.time()
     kept = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
     in_ledger: Mapping[str, OwnLimit] = {}
@@ -755,8 +768,8 @@ def describe(root: Path) -> Output:
 
 
 def moment(text: str) -> float:
-    """Parse a time, either from now (`30d`, `12h`, `90m`, `0s`) or a date such as 2027-01-31 (UTC), and return it in
-    seconds since 1970."""
+    """Return the time that ``text`` describes, in seconds since 1970: a time from now (`30d`, `12h`, `90m`, `0s`) or a
+    date such as 2027-01-31 (UTC). ConfigError for any other text."""
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
             date = datetime.now(UTC) + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
