@@ -86,7 +86,7 @@ VOTERS = {
     "private_knn": "nearest records of a secret sample",
     "fairpate": "models trained on shards",
 }
-"""Methods with one kind of voters each, and a description of the voters."""
+"""By method, a description of those who vote on a label; each kind of voters occurs once."""
 _OFTEN = 0.95
 
 
@@ -446,7 +446,7 @@ def too_little_to_learn(voting: base.ExpectedVotes, num_classes: int, majority: 
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)
 Sums = Callable[[RunDirectory, ReleaseLog], base.NoisySum]
-"""Makes the noisy sum over several sites from which a run draws its release."""
+"""Type of a function that makes the noisy sum over several sites from which a run draws its release."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -473,18 +473,21 @@ def check_data(config: Method, dataset: Dataset) -> None:
     sensitive attribute although this attribute is all that the method protects."""
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
-            raise ConfigError(f"public_data.pretrain: learns from images, but {dataset.name} is a table; leave it out.")
+            raise ConfigError(
+                f"public_data.pretrain: learns from images, but {dataset.name} is a table; leave this field out."
+            )
         if config.augment != AugmentConfig() and "augment" not in config.unread:
-            raise ConfigError(f"augment: changes images, but {dataset.name} is a table; leave it out.")
+            raise ConfigError(f"augment: changes images, but {dataset.name} is a table; leave this section out.")
         if config.student.method == "fixmatch" and "student.method" not in config.unread:
             raise ConfigError(
-                f"student.method: fixmatch changes images, but {dataset.name} is a table; use pseudo_label."
+                f"student.method: fixmatch changes images, but {dataset.name} is a table; set student.method to "
+                "pseudo_label."
             )
     if config.protects_attribute_only:
         if dataset.embedding is not None:
             raise ConfigError(
                 f"data.embedding: {config.method} protects the sensitive attribute alone, and with an embedding it "
-                "cannot be checked that no column reveals the attribute; set it to null."
+                "cannot be checked that no column reveals the attribute; set data.embedding to null."
             )
         x, groups = dataset.private.x, dataset.private.z
         # Features are public here, so an attribute among them is published by any model. Pictures are not searched.
@@ -565,7 +568,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
             if not sure.any():
                 raise ConfigError(
                     f"student.confidence: no public record is labelled with confidence {config.student.confidence}; "
-                    "lower it."
+                    "lower student.confidence."
                 )
             architecture = published_model(config)
             model = train_student(
@@ -826,8 +829,8 @@ def run_method(
         config.check()
         if not config.votes.features:
             raise ConfigError(
-                "votes.features: none, so no student can learn; name them, or release labels alone by `fairpate "
-                "aggregate`."
+                "votes.features: missing, so no student can be trained; name columns of features, or release labels "
+                "alone by `fairpate aggregate`."
             )
         dataset = read_votes_file(config.votes).dataset
     with _opened(config, reporter, dataset, load=load, release_of=release_of) as opened:

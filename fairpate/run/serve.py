@@ -196,10 +196,11 @@ def serve_aggregator(
     is_file = not is_database(place_of(run).ledger)
     if take_over and is_file:
         raise UsageError(
-            "--take-over: works for a ledger in a database, but this one is in its run's folder; leave it out."
+            "--take-over: works for a ledger in a database, but this ledger is a file in the run's folder; leave the "
+            "option out."
         )
     if data_dir is not None and isinstance(config, OwnVotes):
-        raise UsageError("--data-dir: not read, because the records are in the file of votes; leave it out.")
+        raise UsageError("--data-dir: not read, because the records are in the file of votes; leave the option out.")
     # Resolved here: the actor may have another working directory and environment.
     found = data_dir or config.data.data_dir
     if found is None and config.data.declaration is None:
@@ -262,7 +263,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
     run, config = finished_run(root)
     if not config.is_private:
         raise RunFolderError(
-            f"{root}: a run of {config.method}, which has no privacy guarantee: its model may not be published; give "
+            f"{root}: this run of {config.method} has no privacy guarantee, so its model may not be published; give "
             "another run."
         )
     if num_replicas is not None:
@@ -275,8 +276,8 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
         }
         for name in (name for name, is_given in dropped.items() if is_given):
             raise UsageError(
-                f"--replicas: Ray Serve would ignore {name}; leave it out and put a proxy in front, or serve one copy "
-                "without --replicas."
+                f"--replicas: Ray Serve would ignore {name}; leave that out and put a proxy in front, or leave "
+                "--replicas out to serve one copy."
             )
     http: HttpServer | None = None
     with ExitStack() as stack:
@@ -312,7 +313,10 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             # Ray Serve restarts failed copies.
             while http is None or http.is_alive():
                 time.sleep(_WATCH_INTERVAL_S)
-            raise ServiceError(f"{settings.url}: the HTTP server stopped by itself; serve the run again.")
+            raise ServiceError(
+                f"{settings.url}: the HTTP server stopped by itself; see its log for the cause, and serve "
+                "the run again."
+            )
 
 
 def student_app(path: Path, form: RecordForm | None, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
@@ -332,7 +336,8 @@ def stop_aggregator(root: Path) -> None:
         actor = server.find_service(name)
         if actor is None:
             raise ServiceError(
-                f"{root}: is not served on this cluster, so there is nothing to stop; check RAY_ADDRESS."
+                f"{root}: this run is not served on the cluster, so there is nothing to stop; check that RAY_ADDRESS "
+                "names the right cluster."
             )
         Service(actor=actor, name=name, url="").stop()
         say(f"{root} is served no more.")
@@ -356,11 +361,11 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
         run, config = finished_run(root)
     if not isinstance(config, VotingMethod):
         remedy = "serve its model with --student" if config.is_private else "give a run of a method that has some"
-        raise RunFolderError(f"{root}: a run of {config.method}, which has no teachers to ask; {remedy}.")
+        raise RunFolderError(f"{root}: this is a run of {config.method}, which has no teachers to ask; {remedy}.")
     if not config.keeps_teachers:
         lost = "file of votes is gone" if isinstance(config, OwnVotes) else "teachers were not kept"
         raise RunFolderError(
-            f"{root}: a run of {config.method} whose {lost}, so no query can be answered; serve its model with "
+            f"{root}: this is a run of {config.method} whose {lost}, so no query can be answered; serve its model with "
             "--student."
         )
     return run, config
@@ -372,7 +377,7 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
     cluster, on which the service remains after this process ends."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError(
-            "--detach and --stop need a running cluster; set RAY_ADDRESS to its address, or leave them out."
+            "--detach and --stop: need a running Ray cluster; set RAY_ADDRESS to its address, or leave the option out."
         )
     from teachers.ray_pool import start_ray  # imports torch, which a refusal does not need
 
@@ -389,7 +394,7 @@ def back_up_run(path: Path, out: Path) -> int:
     """
     run, source = ledger_of(path)
     if ledger_files(out):
-        raise ConfigError(f"{out}: already exists; choose another name.")
+        raise ConfigError(f"OUT: {out} already exists; give the backup another name.")
     # Verified before it is copied: a copy of a damaged ledger would pass for a backup.
     header, rows, _ = verified(source.ledger, source.anchor)
     _note_reading(run, "backup", out=str(out))
@@ -443,15 +448,15 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
             # Number 0 notes a ledger without an entry, which every copy holds.
             if head.number and head not in heads:
                 raise LedgerError(
-                    f"{shown(copy)}: contains {len(rows)} entries, but not entry number {head.number} of the ledger it "
-                    "would replace, so charges would be forgotten; give a backup made later."
+                    f"{shown(copy)}: this backup has {len(rows)} entries, but not entry number {head.number} of the "
+                    "ledger that it would replace, so charges would be forgotten; give a backup made later."
                 )
         # The statement may be all that is left of a ledger whose files are lost.
         stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if num_outcomes < stated:
             raise RunDirectoryError(
-                f"{shown(copy)}: contains the outcomes of {num_outcomes} queries, but {stated} are stated in "
-                f"{run.statement}; give a later copy."
+                f"{shown(copy)}: this backup contains the outcomes of {num_outcomes} queries, but {run.statement} "
+                f"states {stated}; give a later backup."
             )
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if not is_database(target.ledger):
@@ -509,15 +514,17 @@ def add_anchor(run: RunDirectory, text: str) -> str:
     ledger has an anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.
     """
     if not has_ledger(run):
-        raise RunFolderError(f"{run.root}: has no ledger; give a run of a method that asks teachers.")
+        raise RunFolderError(f"{run.root}: this run has no ledger; give a run of a method that asks teachers.")
     place, anchor = place_of(run), pate.parsed(text)
     if place.anchor is not None:
         raise ConfigError(
-            f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}, and can have only one; leave it "
-            "there."
+            f"{run.root}: the ledger of this run already has an anchor, {shown(place.anchor)}, and can have only one; "
+            "nothing has to be done."
         )
     if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
-        raise ConfigError(f"{anchor}: is in the run's folder and would be rolled back with it; give a place elsewhere.")
+        raise ConfigError(
+            f"PLACE: {anchor} is in the run's folder and would be rolled back with it; give a file on another disk."
+        )
     audit.note_action(run.actions, "anchor", place=shown(anchor))
     # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
     with closing(back_end(anchor).anchor(anchor)) as noted:
@@ -587,8 +594,8 @@ def verified_facts(path: Path) -> dict[str, Any]:
             total, lost = pate.missing_labels(run, config.plan(dataset).queries, outcome)
             if lost:
                 raise RunDirectoryError(
-                    f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore the ledger from a "
-                    "later copy."
+                    f"{run.labels}: {lost} of {total} released labels are not in the run's ledger; restore the ledger "
+                    "from a later copy."
                 )
             held = f"all {total} are in it"
         summary["released_labels"] = held
@@ -662,7 +669,7 @@ def describe_totals(*, data: str | None, delta: float) -> Output:
         return Output(facts={"totals": []}, words="No release is counted yet.")
     if data is not None and not totals:
         raise OdometerError(
-            f"{data}: no release on it was charged; `fairpate ledger total` lists the data sets that have one."
+            f"--data: no release of {data} was charged; give one of the data sets that `fairpate ledger total` lists."
         )
     table = listing(*(name.replace("epsilon", f"epsilon at {delta_text(delta)}") for name in COLUMNS))
     for total in totals:
@@ -701,7 +708,7 @@ def change_tokens(
         _, config = open_run_directory(root)
         if not (isinstance(config, VotingMethod) and config.keeps_teachers):
             raise RunFolderError(
-                f"{root}: a run of {config.method} without stored teachers, so no service could use a token for it; "
+                f"{root}: this run of {config.method} has no stored teachers, so no service could use a token for it; "
                 "serve its published student (`fairpate serve --student`), which needs no token."
             )
         # The ledger is asked only where a limit is given: without one, a token can be made while its database is down.
@@ -778,5 +785,5 @@ def moment(text: str) -> float:
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:  # beyond year 9999 no list of tokens could show it
         raise ConfigError(
-            f"{text}: expected a time from now such as 30d or 12h, or a date such as 2027-01-31."
+            f"{text}: not a time; give a time from now such as 30d or 12h, or a date such as 2027-01-31."
         ) from error

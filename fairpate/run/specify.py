@@ -72,7 +72,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon >= 0:
-            raise ValueError(f"epsilon: expected a number >= 0, got {self.epsilon}.")
+            raise ValueError(f"epsilon: expected a number of at least 0, got {self.epsilon}; give such as 1.0.")
         for name in ("disparity", "coverage", "accuracy"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
@@ -83,7 +83,9 @@ class Demand:
             if not 0 <= limit <= 1:
                 raise ValueError(f"fairness: {name}: expected a limit between 0 and 1, got {limit}.")
         if self.disparity is not None and DEFAULT in self.fairness:
-            raise ValueError(f"disparity: is the same as fairness {DEFAULT}, but both were given; leave one out.")
+            raise ValueError(
+                f"disparity: limits the same gap as fairness {DEFAULT}, but both were given; leave one of them out."
+            )
 
     @property
     def limits(self) -> dict[str, float]:
@@ -118,7 +120,7 @@ class Achievable:
     """The answer to a demand, the user's limits, within one panel (data set and privacy class): the configurations that
     meet it, best first, or else the nearest ones.
 
-    A degenerate predictor, one that nearly always predicts the same class, can meet many demands and still be useless:
+    A degenerate predictor, which refuses most records or predicts one class, can meet many demands and still be useless:
     it is listed last in ``met`` and counted in ``num_degenerate``.
     """
 
@@ -410,7 +412,7 @@ def specify_guarantees(
         table = tables[-1]
     if not demand.limits:
         raise SpecifyError(
-            "no limit was given, so there is nothing to search for; give one or more of --epsilon, --fair-at, "
+            "no limit was given, so there is nothing to search for; give at least one of --epsilon, --fair-at, "
             "--disparity, --fairness, --coverage, --accuracy."
         )
     # Points carry the disparity of one notion; the values of all others are with them.
@@ -430,7 +432,7 @@ def specify_guarantees(
         if not transfers:
             raise SpecifyError(
                 f"--transfer: {transfer_to} has no other data set under the same unit and relation as {table}; give "
-                "another table."
+                "the results.parquet of another comparison."
             )
     answers = {panel: achievable(found, demand) for panel, found in stepwise(list(panels.items()))}
     return SpecifyAnswer(demand=demand, table=table, panels=answers, transfers=transfers)
@@ -441,7 +443,7 @@ def _points(table: Path, data: str | None, notion: NotionName) -> list[Point]:
     # Names from failed runs too: a data set without a finished run is not called unknown.
     names = sorted({row.data for row in rows})
     if data is not None and data not in names:
-        raise SpecifyError(f"--data: {table} has no data set {data}; it has {', '.join(names) or 'none'}.")
+        raise SpecifyError(f"--data: {table} has no data set {data}; give one of {', '.join(names) or 'none'}.")
     done = [(row.record, row.command) for row in rows if row.record is not None and data in (None, row.data)]
     if not done:
         raise SpecifyError(f"{table}: has no finished run whose epsilon may be published; {_MAKE_ONE}.")
@@ -459,7 +461,7 @@ def fairness_limits(given: Sequence[str]) -> dict[NotionName, float]:
         except ValueError as error:
             raise ValueError(f"fairness: {error}") from None
         if notion in limits:
-            raise ValueError(f"fairness: {notion} is limited twice; leave one out.")
+            raise ValueError(f"fairness: {notion} is limited twice; leave one of the two limits out.")
         try:
             limits[notion] = float(text)
         except ValueError:

@@ -129,8 +129,8 @@ def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
     secret = table.filter(pc.fill_null(table["epsilon_is_data_dependent"], False))["digest"].to_pylist()
     if secret and not private:
         raise ValueError(
-            f"Expected rows that may be published, got data-dependent epsilons of {', '.join(secret)}; write them with "
-            "private=True."
+            f"rows: expected rows that may be published, got data-dependent epsilons of {', '.join(secret)}; write the "
+            "rows with private=True."
         )
     write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=private)
 
@@ -171,11 +171,13 @@ def read_table(path: Path) -> pa.Table:
         raise RecordsTableError(f"{path}: no such file; {_GIVE_ONE}.") from None
     except (OSError, pa.ArrowInvalid) as error:
         raise RecordsTableError(
-            f"{path}: cannot be read ({error}); {_GIVE_ONE}, or if it is a damaged table of a sweep, delete it and "
-            "compare again."
+            f"{path}: cannot be read ({error}); {_GIVE_ONE}, or if it is a damaged table of a comparison, delete it "
+            "and run `fairpate compare` again."
         ) from error
     if missing:
-        raise RecordsTableError(f"{path}: not a table of a comparison, it lacks {', '.join(missing)}; {_GIVE_ONE}.")
+        raise RecordsTableError(
+            f"{path}: not the results table of a comparison, as it lacks columns {', '.join(missing)}; {_GIVE_ONE}."
+        )
     # A table of a later version may have further columns.
     return table.select(SCHEMA.names).cast(SCHEMA)
 
@@ -359,7 +361,7 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
             for field in flattened(layer.values):
                 word = words.get(field) or words.get(field.partition(".")[0])
                 if word is not None:
-                    yield f"{layer.place}.{field}: a sweep does not read it here; use {word}."
+                    yield f"{layer.place}.{field}: a sweep does not read this field here; use {word}."
             try:
                 _, unread = read_and_unread(reading, _nested(layer))
             except ConfigError:
@@ -469,7 +471,8 @@ def _nested(layer: _Layer) -> dict[str, Any]:
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
                 raise ConfigError(
-                    f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave out one."
+                    f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave out one of "
+                    "the two settings."
                 )
         last = section.get(parts[-1])
         section[parts[-1]] = merge(last, value) if isinstance(last, dict) and isinstance(value, dict) else value
@@ -495,8 +498,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     values = read_yaml(path)
     if {"files", "label"} <= values.keys():
         raise ConfigError(
-            f"{path}: is a declaration of records, not a comparison; refer to it from one, as in `data_sets: {{NAME: "
-            f"{{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data {path}`."
+            f"{path}: a declaration of records, not a comparison; name the file in a comparison, as in `data_sets: "
+            f"{{NAME: {{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data {path}`."
         )
     apply_override(values, *overrides)
     # Before the values are checked, because that imports the class of a method of another package.
@@ -513,8 +516,8 @@ def parse_sweep(values: Values) -> SweepConfig:
     of_a_run = [name for name in values if name in fields_of_a_run - SweepConfig.model_fields.keys()]
     if of_a_run and not {"methods", "data_sets"} & values.keys():
         raise ConfigError(
-            f"This configures one run, not a sweep: it has {', '.join(of_a_run)} and neither methods nor data_sets; "
-            "use `fairpate run`."
+            f"CONFIG: this file configures one run, not a comparison, as it has {', '.join(of_a_run)} and neither "
+            "methods nor data_sets; give it to `fairpate run`."
         )
     return parse_config(values, SweepConfig)
 
@@ -599,7 +602,9 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     folder = SweepFolder(root=root, publish_unprotected=sweep.publish_unprotected)
     # Parts mark the folder of a sweep, also one that a crash left without tables.
     if not folder.parts.is_dir() and any(path.is_file() for path in root.rglob("*")):
-        raise RunDirectoryError(f"{root}: not empty and not a sweep; give another folder with --out.")
+        raise RunDirectoryError(
+            f"{root}: this folder is not empty and holds no comparison; give another folder with --out."
+        )
     (root / "runs").mkdir(parents=True, exist_ok=True)
     private_folder(folder.private)
     for path in (folder.votes, folder.parts, folder.failed):

@@ -414,7 +414,7 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
             ["serve", ".", "--analyst-token-file", "no"],
             "no: cannot be read as a token file (No such file or directory); give",
         ),
-        (["compare", "settings.yaml"], "This configures one run, not a sweep"),
+        (["compare", "settings.yaml"], "this file configures one run, not a comparison"),
         (["new", "clinic"], "clinic exists already"),
     ],
 )

@@ -195,7 +195,7 @@ def test_settings_for_images_are_refused_for_a_table(method, field, setting, wor
 
 
 def test_a_model_that_is_sure_of_nothing_labels_nothing(tmp_path):
-    with pytest.raises(ConfigError, match=r"student\.confidence: .* lower it"):
+    with pytest.raises(ConfigError, match=r"student\.confidence: .* lower student\.confidence"):
         train(tmp_path / "run", "dp_sgd", "public_data.self_label=mlp", "student.confidence=1.0")
 
 
