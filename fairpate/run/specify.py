@@ -120,8 +120,8 @@ class Achievable:
     """The answer to a demand, the user's limits, within one panel (data set and privacy class): the configurations that
     meet it, best first, or else the nearest ones.
 
-    A degenerate predictor, which refuses most records or predicts one class, can meet many demands and still be useless:
-    it is listed last in ``met`` and counted in ``num_degenerate``.
+    A degenerate predictor, which refuses most records or predicts one class, can meet many demands and still be
+    useless: it is listed last in ``met`` and counted in ``num_degenerate``.
     """
 
     met: tuple[Offer, ...]

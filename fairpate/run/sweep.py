@@ -499,7 +499,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     if {"files", "label"} <= values.keys():
         raise ConfigError(
             f"{path}: a declaration of records, not a comparison; name the file in a comparison, as in `data_sets: "
-            f"{{NAME: {{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data {path}`."
+            f"{{NAME: {{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data "
+            f"{path}`."
         )
     apply_override(values, *overrides)
     # Before the values are checked, because that imports the class of a method of another package.
