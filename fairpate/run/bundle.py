@@ -63,7 +63,7 @@ OPTIONAL = (
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 TOLERANCE = 1e-3
-"""Relative difference from the stated epsilon that is allowed for the grids and rounding of two accountants."""
+"""Allowed relative difference of the recomputed from the stated epsilon, as two accountants round differently."""
 _NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
@@ -294,7 +294,7 @@ class _Check:
     head: dict[str, Any] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
     said: PrivacyStatement = field(init=False)
-    """The statement too, for the checks that run only after it was read, so that they need not ask for None."""
+    """The same as ``statement``, for the checks that run only after the statement was read: never None."""
 
     def run(self, check: Callable[[], str | None]) -> None:
         """Run one check of the bundle and store what it returns; a malformed file counts as a difference. Until the

@@ -13,8 +13,8 @@ training at no further cost. A unit that is replaced stays in its split as long 
 names depend on content are refused for that relation.
 
 **Predictor.** Each prediction is a function of its record and of released values alone. The reject option is left out,
-because its gate depends on earlier records, so that one record could change all later answers; it is simulated on
-records that are made up from the noisy table.
+because whether it refuses depends on earlier records, so that one record could change all later answers; it is
+simulated on records that are made up from the noisy table.
 
 **Intervals.** Let A be a noisy number of hits (the sum of a cells of the table) among B noisy records (the sum of m
 cells), and n the true number of these records. Then A - p B has variance n p (1 - p) + s^2 (a (1 - p)^2 + (m - a) p^2)
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 WEIGHT = 2**20
 LEVEL = 0.95
 PREDICTIONS = "predictions"
-"""The table's name in messages, if it is a sum over several sites."""
+"""Name of the noisy table of predictions in messages between sites, if it is a sum over several sites."""
 _LEAST_SHARE = 1e-9  # which has a logarithm
 _DRAWS = 1000
 

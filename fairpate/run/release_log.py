@@ -1,20 +1,22 @@
 """The releases of each run, and the total cost of all runs on one data set, written before a release becomes visible.
 
-The costs of two runs on the same private records add up, in any folders. So each run has a receipt, and one file per
-operator, the odometer, has a row for every run. Both are written durably before anything of the release becomes
-visible. A release is charged to the sum for its unit and relation; one whose unit is a person is charged to the sum for
-records too, at its cost per person. A release without privacy is listed, and charged to no sum.
+The costs of two runs on the same private records add up, in whichever folders the runs are. So each run's folder has a
+receipt, the record of what the run was charged, and one database per operator, the odometer, has a row for every run.
+Both are written durably before anything of the release becomes visible. A release is charged to the sum for its unit
+and relation; a release whose unit is a person is charged to the sum for records too, at its cost per person. A release
+without privacy is listed, and charged to no sum.
 
-A sum of epsilons holds for releases that were fixed beforehand. A limit bounds more: releases each of which may be
-chosen after seeing the earlier ones. It adds up their costs at one Renyi order
+A sum of epsilons holds for releases that were all fixed beforehand. An operator's limit must hold for more: releases
+each of which may be chosen after seeing the earlier ones. So the limit adds up costs at one Renyi order
 (:class:`fairpate.privacy.accountant.AdaptiveLimit`), which is never better and mostly a little worse than the sum. A
 first run planned at exactly the limit's epsilon may therefore exceed the limit at this order. It is then admitted as
-the only release: its plan is stored and charged in full from then on. If less were charged, other releases might be
-admitted too; the released values would then decide which of two bounds holds, and both deltas would add up.
+the only release: its plan, all events that were fixed beforehand, is stored and charged in full from then on. If less
+were charged, other releases might be admitted too; the released values would then decide which of two bounds holds, and
+both deltas would add up.
 
 A data set may be split by a hash into disjoint parts (training, test and validation records), and a release may read
-one part alone. A unit is in one part of each split, so it pays for that part, for what reads all parts, and for parts
-of other splits. Sums and limits are those of the part that pays most.
+one part alone. A unit (record or person) is in one part of each split, so only releases that read this part, all parts
+or parts of other splits add to its cost. Sums and limits are those of the part with the highest cost.
 """
 
 from __future__ import annotations
