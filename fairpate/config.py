@@ -62,8 +62,8 @@ from fairpate.types import (
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
-    """Return the end of an error message about an unknown ``value``: the most similar known name, and the list of all
-    known names."""
+    """Return the end of an error message about an unknown ``value``: the most similar of the ``known`` names, and the
+    list of all of them."""
     names = [str(name) for name in known]
     close = difflib.get_close_matches(str(value), names, n=1)
     guess = f"; did you mean {close[0]}?" if close else ";"
@@ -206,7 +206,7 @@ class EmbeddingConfig(Section):
     """The settings of an embedding of records: principal components of public records, which replace the features for
     every method.
 
-    If a declared table has fewer than 100 public records, made-up records with declared values complete them.
+    If a declared table has fewer than 100 public records, records made up from its declared values are added to them.
     """
 
     num_components: Count = Field(200, description="Number of components; fewer where public records have fewer.")
@@ -279,8 +279,8 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
-    """The settings of data augmentation: random changes of pictures that preserve labels, the same for teachers and
-    students."""
+    """The settings of data augmentation: random changes of pictures that preserve their labels, the same for teachers
+    and student."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
     translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
@@ -391,7 +391,7 @@ class TrainingConfig(Section):
 
 
 class LoopConfig(Section):
-    """The settings of one training loop over the records."""
+    """The settings of one training loop: epochs, batch size and learning rate."""
 
     epochs: CountOrZero = 30
     batch_size: Count = 32
@@ -399,7 +399,7 @@ class LoopConfig(Section):
 
 
 class FitConfig(LoopConfig, TrainingConfig):
-    """The settings of one loop of stochastic gradient descent, with its optimiser."""
+    """The settings of one training by stochastic gradient descent: those of its loop and of its optimiser."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
@@ -412,7 +412,7 @@ class LearningConfig(Section):
 
 
 class StudentConfig(LearningConfig):
-    """The settings of the published model, and of its training as a student."""
+    """The settings of the published model (the student), and of its training on released labels."""
 
     model: NetworkConfig = NetworkConfig()
     idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
@@ -428,14 +428,15 @@ LEARNING_FIELDS = (
 
 
 class StudentTraining(LearningConfig):
-    """The student's settings as training reads them: with the run's initial weights and optimiser."""
+    """All settings for training a student: the student's own, completed by the run's initial weights and optimiser."""
 
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
 
 
 class RayConfig(Section):
-    """The Ray cluster: a pool of actors, each of which trains one block of teachers at a time."""
+    """The settings of Ray: a pool of actors (worker processes), each of which trains one block of teachers at a
+    time."""
 
     num_actors: CountOrZero | None = Field(
         None,
@@ -453,14 +454,14 @@ class RayConfig(Section):
 
     @property
     def num_threads(self) -> int:
-        """The number of threads of one actor."""
+        """The number of threads of one actor, at least 1."""
         # An actor with a share of a CPU still computes.
         return max(1, int(self.num_cpus))
 
 
 class Terms(Section):
-    """The delta at which epsilon is stated. A method without privacy has it too, so that its results can be compared
-    with those of private methods."""
+    """The delta at which epsilon is stated. A method without privacy has this setting too, so that its results can be
+    compared with those of private methods."""
 
     delta: float = Field(1e-5, gt=0, lt=1)
 
@@ -495,7 +496,8 @@ class PrivacyTarget(Terms):
 
     @property
     def record_relation(self) -> Relation:
-        """The neighbouring relation, with the default of methods that protect whole records."""
+        """The configured neighbouring relation; if none is configured, the default of methods that protect whole
+        records."""
         return self.relation or "add or remove one"
 
 
@@ -529,8 +531,8 @@ class CalibrationConfig(Section):
 
 
 class PublicDataConfig(Section):
-    """The settings for further uses of public records, such as self-labelling, with any method and at no privacy
-    cost."""
+    """The settings for further uses of public records, such as self-labelling. They are available with any method and
+    have no privacy cost."""
 
     pretrain: Count | None = Field(
         None, description="Epochs of pretraining on public images, by predicting how each one was rotated; null: none."
@@ -577,7 +579,8 @@ def fair_rule(said: Any) -> FairRule:
 
 
 class EvaluationConfig(Section):
-    """The settings for metrics on test records: how they are published, and which numbers are left out."""
+    """The settings for metrics on test records: how the metrics are published, and which numbers are left out of
+    them."""
 
     metrics: MetricsKind = Field(
         "outside",
@@ -638,14 +641,15 @@ class TeachersConfig(ShardsConfig):
 
 
 class TeachersTraining(ShardsConfig):
-    """The teachers' settings as training reads them: with the run's initial weights and optimiser."""
+    """All settings for training the teachers: their own, completed by the run's initial weights and optimiser."""
 
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
 
 
 class BudgetConfig(Section):
-    """The total budget of a run and of the service after it; fixed when the ledger is created."""
+    """The limit on the total cost, or on the number, of all queries of a run and of the service after it. It is fixed
+    once the run's ledger (the record of queries and their costs) is created."""
 
     epsilon: Positive | None = Field(None, description="Limit on epsilon at `target.delta`.")
     max_queries: Count | None = Field(None, description="Limit on the number of queries, instead of epsilon.")
@@ -666,7 +670,8 @@ class BudgetConfig(Section):
 
     @property
     def kind(self) -> BudgetKind:
-        """The kind of limit; see :class:`fairpate.types.Budget`."""
+        """What this budget limits: ``query_count``, ``data_independent`` or ``data_dependent``
+        (:class:`fairpate.types.Budget`)."""
         if self.max_queries is not None:
             return "query_count"
         return "data_dependent" if self.accept_leak else "data_independent"
@@ -677,7 +682,8 @@ class BudgetConfig(Section):
 
 
 class GateConfig(Section):
-    """The settings of a demographic-parity gate (Algorithm 1 of FairPATE)."""
+    """The settings of a demographic-parity gate, which refuses a label that would make the gap too large (Algorithm 1
+    of FairPATE)."""
 
     max_disparity: float = Field(
         ge=0, description="gamma: a label passes while its tentative gap stays below; inf: off."
@@ -691,8 +697,8 @@ class GateConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """The settings of rounds of queries: after each round, a student trained on the labels so far chooses the queries
-    of the next."""
+    """The settings for submitting queries in rounds: after each round, a student is trained on the labels released so
+    far, and chooses the next round's queries."""
 
     rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
 
@@ -704,7 +710,8 @@ class AskedConfig(Section):
 
 
 class QueriesConfig(AskedConfig):
-    """The settings of queries: which public records are submitted, in which order, what is released, and the budget."""
+    """The settings of queries: which public records are submitted to the teachers, in which order, what is released,
+    and the privacy budget."""
 
     budget: BudgetConfig | None = Field(
         None,
@@ -773,7 +780,7 @@ class GatedAggregatorConfig(AggregatorConfig):
 
 
 class GatedQueriesConfig(QueriesConfig):
-    """The settings of queries whose answers pass a demographic-parity gate before they are released."""
+    """The settings of queries to teachers whose answers pass a demographic-parity gate before they are released."""
 
     gate: GateConfig = GateConfig(max_disparity=0.1, min_count=25)
 
@@ -788,22 +795,22 @@ Settings = dict[str, Any]
 
 
 def axis_fields(axis: str) -> list[str]:
-    """Return the fields that one axis of a sweep's grid sets: one, or several that change together and are written
-    ``first, second``."""
+    """Return the names of the fields that ``axis``, one axis of a sweep's grid, sets: one field, or several that change
+    together and are written ``first, second``."""
     return [field.strip() for field in axis.split(",")]
 
 
 def overlapping(one: str, other: str) -> bool:
-    """Return whether two axes of a grid, or two fields, by dotted names, set the same field or one of them sets a part
-    of the other."""
+    """Return whether two fields or axes of a grid, given by their dotted names ``one`` and ``other``, overlap: both set
+    the same field, or one sets a part of the section that the other sets."""
     # With a dot at the end: `noise` is no part of `noise_stddev`.
     pairs = itertools.product(axis_fields(one), axis_fields(other))
     return any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a, b in pairs)
 
 
 def _axes(values: Any) -> Any:
-    """Return the axes of a sweep's grid by dotted field names; ``values`` may also have them as nested sections.
-    ValueError for axes that share a field."""
+    """Return the ``values`` of a sweep's grid as a flat mapping from dotted field names to lists of values; ``values``
+    may have nested sections. ValueError if two axes set the same field."""
     if not isinstance(values, dict):
         return values
     flat = {str(axis): value for axis, value in flattened(values).items() if value != {}}
@@ -827,8 +834,8 @@ class SweepPart(Section):
 
 
 class DataSetPart(SweepPart):
-    """The settings and grid of a sweep for one data set: the data set that the part's key names, unless ``settings``
-    name another."""
+    """The settings and grid of a sweep for one data set. The part's key in the sweep is the name of the data set,
+    unless ``settings`` name another."""
 
     file: Path | None = Field(
         None,
@@ -847,7 +854,7 @@ class TasksConfig(Section):
     """The resources that one cell of a sweep (a method with its settings, a data set and a seed) reserves on a node,
     and the limits on its run.
 
-    ``ray.wait_for_nodes_s`` limits how long a cell waits for the resources.
+    ``ray.wait_for_nodes_s`` limits how long a cell waits until these resources are free.
     """
 
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
@@ -922,8 +929,8 @@ _FORMS = {
 
 
 def expected(fault: Mapping[str, Any]) -> str:
-    """Return in words what a pydantic error says was expected, such as ``expected > 0``; unusual kinds of errors keep
-    pydantic's own words."""
+    """Return in words what the pydantic error ``fault`` says was expected, such as ``expected > 0``; for unusual kinds
+    of errors, return pydantic's own words."""
     kind, context, message = str(fault["type"]), fault.get("ctx", {}), str(fault["msg"])
     if kind == "value_error":  # raised by a check of ours
         said = message.removeprefix("Value error, ").rstrip(".")
@@ -984,8 +991,8 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
 
 
 def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[str]:
-    """Return the names of all fields of the section in which the field at ``location`` is; empty if that section
-    accepts any name."""
+    """Return the names of all fields of the section that contains ``location`` (a path in a pydantic error), so that
+    the message can suggest one; empty if that section accepts any name."""
     section: Any = schema
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
@@ -1025,7 +1032,8 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses names which occur twice in a mapping: YAML would silently take the last one.
+    """A YAML loader that refuses a name that occurs twice in a mapping, because YAML would silently keep only the last
+    value.
 
     It also refuses anchors that contain themselves or that expand to too many values.
     """
@@ -1049,8 +1057,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Return how many values the YAML ``node`` has when every alias is expanded; ``counted`` caches these numbers by
-    node id."""
+    """Return the number of values in the YAML ``node`` once every alias is replaced by a copy of its anchor;
+    ``counted`` caches these numbers by node id."""
     if id(node) in counted:
         if not counted[id(node)]:
             raise yaml.YAMLError("an anchor contains itself; write it out")
@@ -1087,7 +1095,8 @@ def _parsed(text: str, as_text: bool) -> Any:
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``defaults`` with the fields in ``values`` replaced, also inside nested sections."""
+    """Return a copy of ``defaults`` in which the fields in ``values`` replace those of the same name, also inside
+    nested sections."""
     merged = dict(defaults)
     for name, value in values.items():
         # A value replaces a section as a whole, and so does a section a value.
@@ -1162,7 +1171,7 @@ def without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def values_digest(values: dict[str, Any]) -> str:
-    """Return twelve hexadecimal digits of a hash of ``values``, the same on any machine."""
+    """Return twelve hexadecimal digits of a hash of ``values``, which identify a configuration on any machine."""
     # 48 bits: of ten thousand configurations two share a digest with a probability below 1e-6.
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -1193,10 +1202,10 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
 def unread_because_of(
     name: str, settings: Mapping[str, Any], unread: Mapping[str, str] = MappingProxyType({})
 ) -> str | None:
-    """Return the setting that disables the field ``name``; None if the field may be read.
+    """Return the name of the setting that disables the field ``name``; None if no setting disables it.
 
-    ``settings`` are the values of a configuration by dotted names. ``unread`` are the fields and sections that the
-    method does not read, each with the setting that disables it.
+    ``settings`` are the values of a configuration by dotted names. ``unread`` maps each field or section that the
+    method does not read to the setting that disables it.
     """
     for disabled, cause in unread.items():
         # With a dot behind both, as the name of one field may begin that of another.

@@ -9,10 +9,9 @@ is removed before anything is learned.
 A saved estimator is a folder without pickle and without records (but an embedding of pictures contains some public
 records):
 
-    student.safetensors      the published model, and
-    config.yaml              its method and configuration, as in the folder of a run
-    embedding.safetensors    public numbers that embed a record, if the model reads an embedding
-    estimator.json           names of columns, classes and groups, the statement, and the sha256 of the other files
+    student.safetensors the published model, and config.yaml its method and configuration, as in the folder of a run
+        embedding.safetensors public numbers that embed a record, if the model reads an embedding estimator.json names
+        of columns, classes and groups, the privacy statement, and the sha256 of the other files
 
 Shapes: N private records, M public ones, F features, C classes.
 """
@@ -79,8 +78,8 @@ _TYPES_OF_NOTHING = ("NAType", "NaTType", "NoneType")
 
 
 class SensitiveFeature(Section):
-    """The column of ``X`` that contains the groups; public ``edges`` divide a column of numbers into intervals, which
-    are the groups."""
+    """The column of ``X`` that contains the sensitive groups. Public ``edges`` divide a column of numbers into
+    intervals; each interval is then a group."""
 
     column: str | int
     edges: tuple[float, ...] = ()
@@ -88,8 +87,8 @@ class SensitiveFeature(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class GivenRecords:
-    """The records that a caller passed in, checked and encoded: features ``x`` (N, ...), and labels, groups and persons
-    (N,) if known."""
+    """The records that a caller passed in, checked and encoded: features ``x`` (N, ...), and, if known, labels, groups
+    and the persons to whom records belong (N,)."""
 
     x: Values
     groups: Values | None
@@ -115,10 +114,11 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
 
 
 def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fit: bool = False) -> GivenRecords:
-    """Check features and groups, with ``is_fit`` labels too, and return them.
+    """Check and encode the features ``X`` and the groups, and with ``is_fit`` the labels ``y``; return them as one
+    object.
 
-    With ``is_fit`` the estimator's attributes that describe columns, such as ``n_features_in_``, are set; without it,
-    ValueError for columns other than those in ``fit``.
+    With ``is_fit`` the estimator's attributes that describe columns, such as ``n_features_in_``, are set. Without it,
+    ValueError if ``X`` has other columns than in ``fit``.
     """
     column, found = sensitive_column(estimator.sensitive_feature), None
     is_picture = getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
@@ -153,7 +153,7 @@ def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fi
 
 
 def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: Any) -> tuple[Any, Values]:
-    """Return ``X`` without its sensitive column, and the groups in that column."""
+    """Return ``X`` without the sensitive ``column``, and the groups read from that column."""
     names = None if getattr(X, "columns", None) is None else list(X.columns)
     table = X if names is not None else check_array(X, dtype=None, ensure_all_finite=False, estimator=estimator)
     # Only names and number of columns are checked: the column that is removed may contain words.
@@ -347,7 +347,8 @@ def dataset_of(
 
 
 def _split(x: Tensor, labels: Values, groups: Values) -> Split:
-    """Return records as a split, in which a record's id is a digest of its features and label, not of its group."""
+    """Return records as a split, in which a record's id is a digest of its features and label; the group does not enter
+    the digest."""
     codes = _int64(labels)
     units = tuple(
         hashlib.sha256(row.tobytes() + code.to_bytes(8, "little", signed=True)).hexdigest()
@@ -415,7 +416,8 @@ def _settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
 
 
 def _with_setting(section: Any, path: list[str], value: Any) -> Any:
-    """Return ``section`` as a mapping in which the setting at ``path`` is ``value``; `fit` checks the mapping."""
+    """Return a copy of ``section`` as a mapping in which the setting at ``path`` has the new ``value``; only ``fit``
+    validates it."""
     if not path:
         return value
     values = _plain(section)
@@ -426,8 +428,8 @@ def _with_setting(section: Any, path: list[str], value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return sections and mappings as plain dicts, numpy values as Python's; of a section only the fields that were set
-    explicitly."""
+    """Return ``value`` with sections and mappings as plain dicts, and numpy values as Python's. Of a section, only the
+    fields that were set explicitly are included."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, np.generic | np.ndarray):
@@ -446,11 +448,12 @@ def _seed_of(random_state: Any) -> int:
 
 
 def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
-    """Return the scikit-learn pipelines on the call stack, innermost first, each with its steps before the estimator.
+    """Return the scikit-learn pipelines on the call stack that are fitting this estimator, innermost first, each with
+    its steps before the estimator.
 
-    A step that is fitted to private records, such as a scaler, reads them without a privacy event, so no epsilon
-    includes it; and public records that do not pass through it are not comparable with private ones. Steps in another
-    process, or applied by hand before a fit, are not detected.
+    They are needed for warnings. A step that is fitted to private records, such as a scaler, reads them without a
+    privacy event, so no epsilon covers it; and public records that do not pass through it are not comparable with
+    private ones. Steps in another process, or applied by hand before a fit, are not detected.
     """
     # A pipeline does not pass its other steps to the last one, so the stack is searched.
     found = []
@@ -473,8 +476,8 @@ _KINDS = "biufU"
 
 
 def _write_student(student: Student, folder: Path) -> None:
-    """Write the model, and the embedding that it reads, to ``folder``; the model's card contains the embedding's
-    checksum."""
+    """Write the model, and the embedding that it reads, to ``folder``. The description in the model's file contains the
+    checksum of the embedding's file."""
     if student.embedding is not None:
         save_embedding(student.embedding, folder / _EMBEDDING)
         student = replace(student, card=replace(student.card, embedding=sha256_of(folder / _EMBEDDING)))
@@ -497,9 +500,10 @@ _Setting = Mapping[str, Any] | Section | None
 
 
 class Parameters(TypedDict, total=False):
-    """The parameters of :class:`FairClassifier` for every method of this package, for type checkers and editors.
+    """The parameters of :class:`FairClassifier` for all methods of this package together, for type checkers and
+    editors.
 
-    A method accepts only the parameters that are sections of its own configuration (`fairpate methods NAME`).
+    A single method accepts only those that are sections of its own configuration (`fairpate methods NAME`).
     """
 
     epsilon: float | None
@@ -560,7 +564,7 @@ _MOST_JUDGED = 10_000
 
 
 class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A scikit-learn classifier that fits any method.
+    """A scikit-learn classifier that is trained by any method of this package, or by one of your own.
 
     ``method`` is a name of `fairpate methods`, or ``module:Class`` of your own. Every section of its configuration is a
     parameter, given as the section or as a mapping: ``target``, ``student``, ``public_data``, ``noise``, and those of
@@ -691,13 +695,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``X`` and ``public_X`` are frames of its columns, which contain labels, groups and persons unless these are
         given.
 
-        Warnings, for the operator alone: columns that nothing scales, and a model that is right on its own training
-        records no more often than the most common class.
+        Warnings, to be seen by the operator alone: a column of ``X`` is not scaled, or the model is no better on its
+        own training records than always predicting the most common class.
 
         Raises:
-            ValueError: Settings out of range, with the field; arrays that the method needs and that are not given, or
-                differ in length or columns, or have values that are missing or not finite; public records that did not
-                pass through the steps of a pipeline as ``X`` did; a method that protects only the group, if a column of
+            ValueError: A setting is out of range (the message names it). An array that the method needs is not given,
+                differs in length or columns from the others, or has missing or infinite values. Public records did not
+                pass through the steps of a pipeline as ``X`` did. The method protects only the group, and a column of
                 ``X`` is or encodes the group.
         """
         if self.declaration is not None:
@@ -750,7 +754,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _records(self, X: Any, groups: Any) -> GivenRecords:
-        """Check and encode records to predict, and return their features, and their groups if known."""
+        """Check and encode records that are to be predicted; return their features, and their groups if known."""
         if self.declaration is None:
             return checked_records(self, X, groups)
         found = declared_records(self.declaration, X)
@@ -761,8 +765,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> npt.NDArray[np.float32]:
         """Return the probabilities (N, C) of the classes, in the order of ``classes_``.
 
-        A randomised classifier draws its labels with these. ``sensitive_features`` (N,) are needed if predictions
-        depend on the group. NotFittedError before ``fit``.
+        A randomised classifier draws its labels with these probabilities. ``sensitive_features`` (N,) are needed if
+        predictions depend on the group. NotFittedError before ``fit``.
         """
         check_is_fitted(self, "student_")
         records = self._records(X, sensitive_features)
@@ -772,7 +776,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None, random_state: Any = None
     ) -> Labels:
-        """Return labels (N,); with ``idp3`` a masked array, masked where the gate refuses.
+        """Return labels (N,); with ``idp3``, the demographic-parity gate at prediction, a masked array in which refused
+        records are masked.
 
         ``sensitive_features`` (N,), or their column in ``X``, are needed with ``idp3`` and if predictions depend on the
         group. A randomised classifier draws labels, the same ones at every call unless ``random_state`` differs.
@@ -796,8 +801,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         sensitive_features: npt.ArrayLike | None = None,
     ) -> float:
-        """Return the accuracy on answered records; NaN if none is answered. With a declaration, ``X`` may contain the
-        labels, and ``y`` is then None."""
+        """Return the accuracy on records that the model does not refuse to answer; NaN if it refuses all of them. With
+        a declaration, ``X`` may contain the labels, and ``y`` is then None."""
         y = self._labels(X, y)
         labels = self.predict(X, sensitive_features=sensitive_features)
         answered = ~np.ma.getmaskarray(labels)
@@ -807,7 +812,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(np.asarray(y)[answered], np.asarray(labels)[answered], sample_weight=weights))
 
     def _labels(self, X: Any, y: Any) -> Any:
-        """Return the labels ``y``, or, if ``y`` is None, those in the declared frame ``X``."""
+        """Return the labels ``y`` unchanged, or, if ``y`` is None, the labels in the label column of the declared frame
+        ``X``."""
         if y is None and self.declaration is not None:
             y = declared_records(self.declaration, X).labels
         if y is None:
@@ -969,8 +975,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return ax
 
     def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
-        """Measure the model on test records. Return the model, the records as a data set in the form that its network
-        reads, and the assessment of its predictions."""
+        """Measure the model's predictions on test records. Return the model, these records as a data set of encoded
+        features, and the assessment (metrics and verdict) of the predictions."""
         records, labels = self._records(X, groups), column_or_1d(self._labels(X, y), warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
         if unknown or len(labels) != len(records.x):
@@ -1001,7 +1007,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
-        """Return the published model. If ``fit`` got no groups, the model is returned with the group names in
+        """Return the published model. If it was trained without groups, a copy is returned that knows the names in
         ``groups``, so that it can be measured by group."""
         if groups is None or len(self.groups_):
             return self.student_
@@ -1020,7 +1026,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return text if len(text) <= N_CHAR_MAX else f"{text[:N_CHAR_MAX]}..."
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        """Return scikit-learn's diagram for notebooks, and above it the privacy guarantee of a fitted model."""
+        """Return what a notebook displays: scikit-learn's diagram of the estimator, and above it the privacy guarantee
+        once the model is fitted."""
         bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
         return {kind: self._guarantee_html() * (kind == "text/html") + text for kind, text in bundle.items()}
 
@@ -1106,8 +1113,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return config, embedded(dataset, config.data.embedding), classes, group_names
 
     def _configuration(self, *, num_records: int = 1, num_public: int = 1, seed: int | None = None) -> Method:
-        """Return the configuration in which the parameters set their sections; all other settings are chosen by
-        ``num_records`` and ``num_public``.
+        """Return the method's configuration: parameters of this classifier set their sections, and all other settings
+        are chosen by ``num_records`` and ``num_public``, the public numbers of private and of public records.
 
         ConfigError, a ValueError, lists every fault with its field.
         """
@@ -1146,8 +1153,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return config
 
     def _public(self, X: Any, groups: Any, seed: int) -> GivenRecords | None:
-        """Return the public records given to ``fit``, or else to the constructor; if ``X`` is a number, that many
-        records of independent standard normal features."""
+        """Return the public records that were given to ``fit``, or else to the constructor. If ``X`` is a number, draw
+        that many records of independent standard normal features."""
         in_fit = X is not None
         if not in_fit:
             X, groups = self.public_X, self.public_sensitive_features if groups is None else groups
@@ -1213,12 +1220,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A search over settings within the privacy guarantee: the best of a secret random number of trials is kept.
 
-    ``fit`` draws K, then K times one of the settings in ``param_grid`` at random, trains a copy of ``estimator`` with
-    it, and keeps the model with the best score; the other models and K are discarded
-    (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A score is the noisy number of correct predictions among
-    validation records. These are a share of the records, or of the persons, selected by a keyed hash of their content
-    or name, and no training reads them. So trainings and scores compose in parallel, and together cost ``epsilon`` at
-    ``delta``.
+    ``fit`` draws a secret number of trials K. In each trial it draws one of the settings in ``param_grid`` at random
+    and trains a copy of ``estimator`` with it. The model with the best score is kept; the other models and K are
+    discarded (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A score is the noisy number of correct
+    predictions among validation records. These are a share of the records, or of the persons, selected by a keyed hash
+    of their content or name, and no training reads them. So trainings and scores compose in parallel, and together cost
+    ``epsilon`` at ``delta``.
 
     - ``estimator``: a :class:`FairClassifier` of a method whose events are known before it trains: ``dp_sgd``,
       ``fair_dp_sgd``, ``weighted_votes``, ``record_votes``, ``ada_ssp``, or ``residual_votes`` with a curvature. Its
@@ -1391,7 +1398,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         return float(self.best_estimator_.score(X, y, sample_weight, **given))
 
     def statement(self) -> PrivacyStatement:
-        """Return the privacy statement of the best model and its choice. NotFittedError before ``fit``."""
+        """Return the privacy statement of the best model, which covers the choice among all trials. NotFittedError
+        before ``fit``."""
         check_is_fitted(self, "best_estimator_")
         return self.statement_
 
@@ -1409,8 +1417,8 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
 
     Such a search (``GridSearchCV`` or ``RandomizedSearchCV``; its estimator may be a pipeline that ends in the
     classifier) trains once for each combination of settings and fold, and once more if it refits. Each training costs
-    its epsilon, and the classifier's odometer adds them up. Without this call, the odometer refuses only the training
-    that exceeds the limit, when the earlier ones have been charged already.
+    its epsilon, and the classifier's odometer adds them up. Without this call, the odometer refuses only the first
+    training beyond the limit, when the trainings before it have been charged already.
 
     ValueError if the sum is above the limit; UserWarning if there is no limit and the sum is above 10. TypeError for
     another kind of search, for a classifier without ``odometer`` or ``epsilon``, and if the search draws epsilon at
