@@ -214,8 +214,11 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
 
 
 def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_records: int) -> int:
-    """Return the size limit in bytes for a request body with up to ``most_records`` records of shape
-    ``record_shape``."""
+    """Return the size limit in bytes for a request body with up to ``most_records`` records of shape ``record_shape``.
+
+    The limit is at most 2 MiB, or the size of one record if that is more. ``is_bytes``: the features of a record are
+    bytes, not floats.
+    """
     record = _BYTES_PER_RECORD + (_BYTES_PER_BYTE if is_bytes else _BYTES_PER_FLOAT) * math.prod(record_shape)
     return max(record, min(_MAX_BODY_BYTES, most_records * record))
 

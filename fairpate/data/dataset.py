@@ -132,7 +132,11 @@ OWN_FILES = "files-"
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """The public description of a data set: names of its classes and groups, and remarks."""
+    """The public description of a data set: the names of its classes and groups, and remarks.
+
+    ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. ``notes`` are public
+    remarks about the files, such as how many malformed names were left out.
+    """
 
     kind: FeatureKind
     label_names: tuple[str, ...]
@@ -323,7 +327,10 @@ class DatasetEntry:
 
     def protected(self, options: Mapping[str, Any], unit: Unit | None) -> tuple[int, Unit]:
         """Return the public number of protected units, and what they are: persons, by the publisher's number, if
-        persons are protected under ``options``; otherwise records, by the number ``rows``."""
+        persons are protected under ``options``; otherwise records, by the number ``rows``.
+
+        :class:`DataSettingsError` if the declaration gives no number.
+        """
         if self.persons is not None and unit is None and holds(self.persons_when, self.complete_options(options)):
             return self.persons, "person"
         if self.rows is None:
