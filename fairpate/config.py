@@ -574,7 +574,9 @@ def fair_rule(said: Any) -> FairRule:
         largest = math.nan
     # A limit of 0 would call no model fair, as rates of a sample always differ a little. NaN is refused too.
     if not 0 < largest <= 1:
-        raise ValueError(f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}.")
+        raise ValueError(
+            f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}; give one of these."
+        )
     return FairRule(notion=notion, limit=largest)
 
 
@@ -817,7 +819,9 @@ def _axes(values: Any) -> Any:
     # Of two axes that set one field, the later would replace the earlier without notice.
     for one, other in itertools.combinations(flat, 2):
         if overlapping(one, other):
-            raise ValueError(f"Expected axes that share no field, got {one!r} and {other!r}; leave one out.")
+            raise ValueError(
+                f"Expected axes of the grid that share no field, got {one!r} and {other!r}; leave one out."
+            )
     return flat
 
 
@@ -1042,7 +1046,7 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().get_single_node()
         # Before any of it becomes a value, which might fill the memory.
         if node is not None and _written_out(node, {}) > _MOST_VALUES:
-            raise yaml.YAMLError(f"its anchors expand to more than {_MOST_VALUES} values; write them out")
+            raise yaml.YAMLError(f"the YAML aliases expand to more than {_MOST_VALUES} values; use fewer of them")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -1051,7 +1055,7 @@ class _Loader(yaml.SafeLoader):
         for name in names:
             if names.count(name) > 1:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{name} is given twice; leave one out", node.start_mark
+                    None, None, f"{name} is given twice in one mapping; leave one out", node.start_mark
                 )
         return super().construct_mapping(node, deep=deep)
 
@@ -1061,7 +1065,7 @@ def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
     ``counted`` caches these numbers by node id."""
     if id(node) in counted:
         if not counted[id(node)]:
-            raise yaml.YAMLError("an anchor contains itself; write it out")
+            raise yaml.YAMLError("an anchor contains itself; write its values out without the alias")
         return counted[id(node)]
     # 0 while its parts are counted, so that an alias of it among them is found.
     counted[id(node)] = 0
@@ -1085,7 +1089,7 @@ def _load_yaml(text: str, *, as_text: bool = False) -> Any:
         # A copy, because `--set` writes into what was read, and the cached value must stay as the file has it.
         return deepcopy(_parsed(text, as_text)) if len(text) < _SHORT else _parsed.__wrapped__(text, as_text)
     except RecursionError:
-        raise yaml.YAMLError("it is nested too deeply") from None
+        raise yaml.YAMLError("the YAML text is nested too deeply; use fewer levels") from None
 
 
 # A run reads its configuration several times, and YAML takes a hundred times as long to read as its values to copy.
@@ -1116,11 +1120,11 @@ def apply_override(values: dict[str, Any], *overrides: Override) -> dict[str, An
         if isinstance(override, str):
             dotted, separator, text = override.partition("=")
             if not separator or not dotted:
-                raise ConfigError(f"--set {override}: expected section.field=value.")
+                raise ConfigError(f"--set {override}: expected section.field=value, such as target.epsilon=1.")
             try:
                 value = _load_yaml(text)
             except (yaml.YAMLError, ValueError) as error:
-                raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
+                raise ConfigError(f"--set {override}: not a valid YAML value; correct it: {error}") from error
         else:
             dotted, value = override
         *parents, field = dotted.split(".")

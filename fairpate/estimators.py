@@ -109,7 +109,9 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
             f"sensitive_feature: expected a column's name or position, or column and edges, got {said!r}: {error}"
         ) from error
     if list(found.edges) != sorted(set(found.edges)) or not np.isfinite(found.edges).all():
-        raise ValueError(f"sensitive_feature.edges: expected finite numbers in rising order, got {found.edges}.")
+        raise ValueError(
+            f"sensitive_feature.edges: expected finite numbers in rising order, got {found.edges}; sort them."
+        )
     return found
 
 
@@ -148,7 +150,7 @@ def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fi
     check_classification_targets(labels)
     if len(np.unique(labels)) < 2:
         # With the words that scikit-learn's own checks look for.
-        raise ValueError("y: a classifier learns two classes or more, got 1 class.")
+        raise ValueError("y: a classifier learns two classes or more, got 1 class; give records of another class too.")
     return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"), labels=labels)
 
 
@@ -161,7 +163,7 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
     width = table.shape[1]
     if width == 1:
         # With the words that scikit-learn's own checks look for.
-        raise ValueError("X: expected features in addition to the sensitive one, got 1 feature(s).")
+        raise ValueError("X: expected features in addition to the sensitive one, got 1 feature(s); give more columns.")
     # By position: scikit-learn indexes frames and arrays alike.
     place = _place(names, column, width)
     values = np.asarray(_safe_indexing(table, place, axis=1))
@@ -180,7 +182,9 @@ def _place(names: Sequence[Any] | None, column: SensitiveFeature, width: int) ->
             raise ValueError(f"sensitive_feature: X has no column {column.column!r}{nearest(column.column, names)}.")
         return list(names).index(column.column)
     if not 0 <= column.column < width:
-        raise ValueError(f"sensitive_feature: expected a column from 0 to {width - 1}, got {column.column}.")
+        raise ValueError(
+            f"sensitive_feature: expected a column from 0 to {width - 1}, got {column.column}; correct it."
+        )
     return column.column
 
 
@@ -207,11 +211,11 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
         return found
     if found is not None:
         raise ValueError(
-            f"{name}: the parameter sensitive_feature already names their column in X; give one of the two."
+            f"{name}: groups are given twice, as sensitive_feature names their column in X; give one of the two."
         )
     groups: Values = column_or_1d(np.asarray(given))
     if len(groups) != count:
-        raise ValueError(f"{name}: expected one value per record, got {len(groups)} for {count} records.")
+        raise ValueError(f"{name}: expected one value per record, got {len(groups)} values for {count} records.")
     _require_known(groups, name)
     return groups
 
@@ -270,17 +274,18 @@ def person_names(persons: Any, count: int) -> Names:
         return Names()
     values = column_or_1d(np.asarray(persons)).tolist()
     if len(values) != count:
-        raise ValueError(f"persons: expected one per record, got {len(values)} for {count} records.")
+        raise ValueError(f"persons: expected a person for each of {count} records, got {len(values)} persons.")
     # Columns with gaps contain floats: 7 and 7.0 are one person.
     whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     names = ["" if _is_nothing(value) else str(value).strip() for value in whole]
     if unknown := sum(not name for name in names):
         raise ValueError(
-            f"persons: expected one for every record, got {unknown} without (None, NaN or empty); complete them."
+            f"persons: expected a person for every record, got {unknown} records without one (None, NaN or empty); "
+            "complete them."
         )
     if several := sum(any(mark in name for mark in SEPARATORS) for name in names):
         raise ValueError(
-            f"persons: expected one for every record, got {' or '.join(SEPARATORS)} in {several} of {len(names)} "
+            f"persons: expected one person per record, got {' or '.join(SEPARATORS)} in {several} of {len(names)} "
             "names, which separates several persons; name one, such as the household that protects all of them, or "
             "write single names without these characters."
         )
@@ -308,11 +313,13 @@ def dataset_of(
     x, labels = features(X), np.asarray(y)
     public_x = x[:0] if public_X is None else features(public_X)
     if labels.ndim != 1 or len(x) != len(labels):
-        raise ValueError(f"Expected one label per record, got {len(x)} records, labels of shape {labels.shape}.")
+        raise ValueError(
+            f"y: expected one label per record of X, got {len(x)} records, labels of shape {labels.shape}."
+        )
     if x.ndim not in (2, 4) or not len(x) or public_x.shape[1:] != x.shape[1:]:
         raise ValueError(
-            "Expected records as (N, features) or (N, channels, height, width), public ones of the same shape, "
-            f"got {tuple(x.shape)} and {tuple(public_x.shape)}."
+            "X: expected records as (N, features) or (N, channels, height, width), and public_X of the same form, "
+            f"got {tuple(x.shape)} and {tuple(public_x.shape)}; reshape them."
         )
     classes, codes = np.unique(labels, return_inverse=True)
     private_z = None if sensitive_features is None else np.asarray(sensitive_features)
@@ -611,7 +618,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(self, method: str = FITTED, **settings: Unpack[Parameters]) -> None:
         if not isinstance(method, str):
-            raise TypeError(f"method: expected a name, got {method!r}.")
+            raise TypeError(f"method: expected a name that `fairpate methods` lists, got {method!r}.")
         known = parameters_of(method)
         unknown = sorted(settings.keys() - known.keys())
         if unknown:
@@ -665,7 +672,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # The method first: the other names depend on it.
         if "method" in params:
             if not isinstance(params["method"], str):
-                raise ValueError(f"method: expected a name, got {params['method']!r}.")
+                raise ValueError(f"method: expected a name that `fairpate methods` lists, got {params['method']!r}.")
             parameters_of(params["method"])  # an unknown method is refused before anything is changed
             self.method = params["method"]
         known = self.get_params(deep=False)
@@ -673,7 +680,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for path in sorted(params, key=lambda path: path.count("__")):
             name, *inner = path.split("__")
             if name not in known:
-                raise ValueError(f"Invalid parameter {name!r} for {self.method}; it has {', '.join(known)}.")
+                raise ValueError(f"Invalid parameter {name!r} for {self.method}; give one of {', '.join(known)}.")
             setattr(self, name, _with_setting(getattr(self, name, known[name]), inner, params[path]))
         return self
 
@@ -887,11 +894,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         try:
             values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
             if values["format"] != _FORMAT:
-                raise ValueError(f"expected format {_FORMAT}, found {values['format']}")  # noqa: TRY301 - reported below
+                raise ValueError(  # noqa: TRY301 - reported below
+                    f"estimator.json: expected format {_FORMAT}, got {values['format']}; load it with its own version"
+                )
             for name, digest in values["files"].items():
                 # Only these names: a folder may come from others, and a name such as `../x` would lead out of it.
                 if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
-                    raise ValueError(f"{name} does not match its checksum")  # noqa: TRY301 - as above
+                    raise ValueError(f"the file {name} does not match its checksum")  # noqa: TRY301 - as above
             config = configured(folder / _CONFIG)
             estimator = cls(config.method)
             known = parameters_of(config.method).keys() & type(config).model_fields.keys()
@@ -1065,7 +1074,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         public = self._public(public_X, public_sensitive_features, seed)
         names = person_names(persons, len(private.x))
         if self.num_records is not None and self.num_records < 1:
-            raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}.")
+            raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}; correct it.")
         count = names.num_distinct if names else len(private.x)
         config = self._configuration(
             num_records=count if self.num_records is None else int(self.num_records),
@@ -1189,7 +1198,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             except ValueError as error:
                 raise ValueError(f"public_X: {error}") from error
         if not 2 <= X <= _MOST_DRAWN:
-            raise ValueError(f"public_X: expected records, or a number from 2 to {_MOST_DRAWN} to draw, got {X}.")
+            raise ValueError(f"public_X: expected records, or how many to draw, from 2 to {_MOST_DRAWN}, got {X}.")
         # They depend on the number of columns alone, not on any record.
         generator = np.random.default_rng(stream_seed(seed, Stream.PUBLIC_POOL))
         x = generator.standard_normal((int(X), self.n_features_in_)).astype(np.float32)
@@ -1198,7 +1207,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             place = _place(None if names is None else list(names), column, x.shape[1])
             if not column.edges:
                 raise ValueError(
-                    "sensitive_feature.edges: needed for the groups of public records that are drawn; give them."
+                    "sensitive_feature.edges: drawn public records get their groups from edges, got none; give edges."
                 )
             x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
@@ -1213,7 +1222,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return None
         names = self.groups_ if len(self.groups_) else np.unique(groups)
         if not np.isin(groups, names).all():
-            raise ValueError(f"Expected sensitive_features among {names.tolist()}, got {np.unique(groups).tolist()}.")
+            raise ValueError(
+                f"sensitive_features: expected groups of `fit`, {names.tolist()}, got {np.unique(groups).tolist()}."
+            )
         return np.searchsorted(names, groups)
 
 
@@ -1282,9 +1293,13 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         priced = sorted({name for each in settings for name in each} & {"epsilon", "delta", "target", "noise"})
         if len(settings) < 2 or priced:
             got = f"{', '.join(priced)}, which all trials share" if priced else f"{len(settings)} of them"
-            raise ValueError(f"param_grid: expected at least two settings with the same privacy cost, got {got}.")
+            raise ValueError(
+                f"param_grid: expected at least two settings with the same privacy cost, got {got}; correct the grid."
+            )
         if not 0 < self.validation_share < 1:
-            raise ValueError(f"validation_share: expected a number between 0 and 1, got {self.validation_share}.")
+            raise ValueError(
+                f"validation_share: expected a number between 0 and 1, got {self.validation_share}; correct it."
+            )
         base = clone(self.estimator).set_params(delta=self.delta)
         if base.declaration is not None:
             raise ValueError("estimator: a search needs encoded records; give arrays instead of a declaration.")
@@ -1357,8 +1372,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     best = score, number, model
         if best is None:
             raise choice.TrialsError(
-                "FairSearchCV: no trial gave a model, and the privacy cost was spent; try the settings on made-up "
-                "records."
+                "FairSearchCV: every trial failed, and the privacy cost was spent; try the settings on made-up records "
+                "before you search again."
             )
         score, number, model = best
         self.best_estimator_, self.best_params_, self.best_score_ = model, settings[number], score / WEIGHT

@@ -59,7 +59,7 @@ def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tu
     one of ``suffixes`` (if any). ``option``: the name of the option that gave the path, for messages.
     """
     if suffixes and path.suffix not in suffixes:
-        raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}.")
+        raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}; rename it.")
     # By writing an unnamed file into the nearest existing folder: permissions alone do not show that it can be written.
     try:
         with suppress(FileNotFoundError):
@@ -152,7 +152,7 @@ class Storage:
         opened for."""
         if _identity(self.uri) != self.identity:
             raise StorageError(
-                f"storage: {self.uri}: not the same place on every node of the cluster; "
+                f"storage: {self.uri}: not the same place on every node: this node finds another folder; "
                 "give a network file system mounted at that path everywhere, or an object store."
             )
 

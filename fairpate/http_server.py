@@ -89,7 +89,7 @@ class Body(BaseModel):
         # Pydantic reports one error for each unknown field, and a body has room for a hundred thousand.
         most = max(_MAX_FIELDS, len(cls.model_fields))
         if isinstance(value, dict) and len(value) > most:
-            raise ValueError(f"Expected at most {most} fields, got {len(value)}")
+            raise ValueError(f"Expected at most {most} fields, got {len(value)}; send fewer")
         return value
 
 
@@ -128,7 +128,7 @@ class KnownCaller:
     def __post_init__(self) -> None:
         # Every other word would be taken for an analyst's.
         if self.role not in ("analyst", "operator"):
-            raise ValueError(f"Expected a role of analyst or operator, got {self.role}.")
+            raise ValueError(f"role: expected analyst or operator, got {self.role}; correct the role of this token.")
 
 
 LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
@@ -157,7 +157,9 @@ class RequestRate:
 
     def __post_init__(self) -> None:
         if not self.per_s > 0 or not self.burst >= 1:
-            raise ValueError(f"Expected per_s > 0 and burst >= 1, got {self.per_s} and {self.burst}.")
+            raise ValueError(
+                f"Expected a request rate with per_s > 0 and burst >= 1, got {self.per_s} and {self.burst}."
+            )
 
 
 NO_RATE = RequestRate()
@@ -288,7 +290,7 @@ class Guard:
                 except ClientDisconnect:
                     return
                 except TimeoutError:
-                    raise FaultError(408, "request", "no complete body", "Sent too slowly; send it at once.") from None
+                    raise FaultError(408, "request", "no complete body", "Send the body without a pause.") from None
                 if large:
                     # A pause before a large body is parsed lets the event loop answer other requests.
                     async with self._turn:
@@ -316,7 +318,7 @@ class Guard:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
                 raise FaultError(
-                    400, "Host", host, "Without tokens only this machine is answered; send the request to 127.0.0.1."
+                    400, "Host", host, "A service without tokens answers only its own machine; send to 127.0.0.1."
                 )
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
@@ -341,7 +343,9 @@ class Guard:
         elif caller is None and tokens is not None:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
-            raise FaultError(411, "Transfer-Encoding", coding, "Not supported; send a Content-Length header.")
+            raise FaultError(
+                411, "Transfer-Encoding", coding, "This encoding is not supported; send a Content-Length header."
+            )
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
         if length > (most := self.max_body_bytes()):
@@ -741,7 +745,7 @@ class LimitedProtocol(H11Protocol):
         """Refuse a request that is not valid HTTP, or whose header section is too large."""
         size, most = len(self.conn.trailing_data[0]), self._limits.max_head_bytes
         if size > most:
-            self._refuse(431, fault("headers", f"{size} bytes", f"Expected at most {most} bytes; send fewer."))
+            self._refuse(431, fault("headers", f"{size} bytes", f"Expected at most {most} bytes; send fewer headers."))
         else:
             self._refuse(400, fault("request", "", msg))
 
@@ -788,7 +792,7 @@ class LimitedProtocol(H11Protocol):
         if self.phase == "head" and not self.conn.trailing_data[0]:
             self.abort()  # the client has sent nothing
             return
-        self._refuse(408, fault("request", f"no complete {self.phase}", "Sent too slowly; send it at once."))
+        self._refuse(408, fault("request", f"no complete {self.phase}", "Sent too slowly; send it without a pause."))
         # The application may be waiting for the rest of the body.
         if self.cycle is not None:
             self.cycle.disconnected = True
@@ -840,7 +844,7 @@ class TlsFiles:
 
         def no_password() -> str:
             # Without a function that refuses, OpenSSL asks on the terminal and waits there.
-            raise ValueError("the key has a password; give one without")
+            raise ValueError("the TLS key has a password; give a key without a password")
 
         context.load_cert_chain(self.cert, self.key, password=no_password)
 
@@ -877,13 +881,15 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 2**16:
-            raise ValueError(f"Expected 0 < port < 65536, got {self.port}.")
+            raise ValueError(f"--port: expected a number from 1 to 65535, got {self.port}.")
         if self.log_file is not None:
             try:
                 # Opened now, because the process that writes it could only fail after the start.
                 open_private(self.log_file).close()
             except OSError as error:
-                raise ValueError(f"--log-file: {self.log_file} cannot be written ({error}); give another.") from error
+                raise ValueError(
+                    f"--log-file: {self.log_file} cannot be written ({error}); give another file."
+                ) from error
 
     @property
     def url(self) -> str:
@@ -985,9 +991,9 @@ class _Server(uvicorn.Server):
                 try:
                     # Tried on a context of its own first: a pair that is half replaced must not end the one in use.
                     replace(self._tls).load_into(self.config.ssl)  # type: ignore[arg-type]
-                    _log.info("The certificate was read again.")
+                    _log.info("The TLS certificate was read again.")
                 except (ValueError, OSError) as error:
-                    _log.error("The certificate that was replaced is not used: %s", error)
+                    _log.error("The new TLS certificate is not used; correct its files: %s", error)
         return await super().on_tick(counter)
 
 

@@ -238,7 +238,7 @@ class SourceFile(Section):
     def _is_below_the_folder(cls, place: str | None) -> str | None:
         # A declaration may come from a stranger: it must not read outside the data folder.
         if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
-            raise ValueError(f"Expected a path below the data folder, got {place!r}; name that folder with --data-dir")
+            raise ValueError(f"Expected a path below the data folder, got {place!r}; give the rest as --data-dir")
         return place
 
 
@@ -335,8 +335,8 @@ class DatasetEntry:
             return self.persons, "person"
         if self.rows is None:
             raise DataSettingsError(
-                f"{self.name}: rows: missing; declare how many private records there are about, a public number from "
-                "which default sizes follow, or configure the sizes yourself."
+                f"{self.name}: rows: missing; declare how many private records there are, a public estimate by which "
+                "default sizes of splits are chosen, or set these sizes (data.num_public, num_validation, num_test)."
             )
         return self.rows, "record"
 
@@ -629,7 +629,7 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
         chosen = free & np.isin(origins, permitted)
         if wanted is not None and wanted > (available := int(chosen.sum())):
             raise DataSettingsError(
-                f"data.num_{name}: expected at most {available} records left for it, got {wanted}; lower it."
+                f"data.num_{name}: expected at most {available} records left for it, got {wanted}; lower this setting."
             )
         if wanted == 0:
             chosen = np.zeros(len(ids), dtype=bool)
@@ -740,7 +740,7 @@ def check_members(dataset: Dataset, *names: str) -> None:
         counts = torch.bincount(codes_N, minlength=len(words)).tolist()
         if empty := [each for each, count in zip(words, counts, strict=True) if count == 0]:
             raise DataError(
-                f"The {name} split has no member of {what} {', '.join(empty)}; where a file names the split, add some "
-                "to it, or leave out of the declaration what no record has; where it is drawn, choose larger splits "
-                "(data.num_public, num_validation, num_test) or another data.seed."
+                f"The {name} split has no member of {what} {', '.join(empty)}. If the split has its own file, add such "
+                "records to it, or leave out of the declaration what no record has; if it is drawn, choose larger "
+                "splits (data.num_public, num_validation, num_test) or another data.seed."
             )

@@ -234,7 +234,7 @@ class Components:
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(
-                f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}; raise it."
+                f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}; set more."
             )
         is_table = pool.ndim == 2
         side, column_K, thresholds_K = 0 if plain else _SIDE, torch.zeros(0).long(), torch.zeros(0)
@@ -347,9 +347,9 @@ def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) ->
     if isinstance(embedding, EmbeddingConfig):
         if not len(pool):
             raise DataSettingsError(
-                f"data.embedding: {dataset.name} has no public records to fit it to, and not all of its features have "
+                f"data.embedding: {dataset.name} has no public records to fit an embedding to, and some features lack "
                 "declared bounds or categories; name a file of public records (files.public), raise data.num_public, "
-                "or set it to null."
+                "or set data.embedding to null."
             )
         embedding = Embedding.of(pool, embedding)
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
@@ -434,7 +434,7 @@ def read_embedding(path: Path) -> Embedding:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         digest = arrays_digest({name: tensor.numpy() for name, tensor in tensors.items()})
         if values["format"] != FORMAT or values["sha256"] != digest:
-            raise ValueError(f"expected {FORMAT}, with tensors that match the checksum")  # noqa: TRY301 - reported below
+            raise ValueError(f"expected {FORMAT} whose tensors match its checksum")  # noqa: TRY301 - reported below
 
         kinds = {"components": (EmbeddingConfig.model_validate(values["config"]), _SIDE)}
         if "scale" in values:

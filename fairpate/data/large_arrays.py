@@ -78,7 +78,9 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
                 digest.update(content)
                 stream.write(content)
             if stream.tell() != math.prod(shape):
-                raise ValueError(f"Expected {math.prod(shape)} bytes of pixels, got {stream.tell()}.")
+                raise ValueError(
+                    f"Expected {math.prod(shape)} bytes of pixels, got {stream.tell()}; report this as a defect."
+                )
             stream.write(digest.digest())
 
     if path.is_file():
@@ -92,7 +94,7 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
         # Mapped from the written file, so that the checksum of the pixels in use was verified.
         return map_pixels(path, shape)
     except OSError as error:
-        LOGGER.warning("%s: pictures are not cached (%s)", path, error)
+        LOGGER.warning("%s: pictures are not cached (%s); name a folder with room in FAIRPATE_CACHE", path, error)
         return None
 
 
@@ -180,7 +182,7 @@ class Gathered:
             self.file.flush()
         except OSError as error:
             raise UserError(
-                f"{CACHE_VARIABLE}: {cache_dir()} cannot take the records ({error.strerror}); name a folder with room."
+                f"{CACHE_VARIABLE}: {cache_dir()} cannot store the records ({error.strerror}); name a folder with room."
             ) from error
         # An empty block is kept for its type and width.
         self._blocks = [self._blocks[-1][:0]]

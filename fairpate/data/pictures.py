@@ -507,7 +507,9 @@ def load_chexpert(request: Request) -> LoadedRecords:
     patient_of = {path: match[1] for path, match in matches if match}
     for path, match in matches:
         if match is None:
-            raise DataError(f"{train.path}: column Path: expected .../patient00001/..., got {path!r}; restore it.")
+            raise DataError(
+                f"{train.path}: column Path: expected .../patient00001/..., got {path!r}; restore the file."
+            )
     table = frontal.filter(pa.array([patient_of[path] in race_of for path, _ in matches], pa.bool_()))
     paths = table["Path"].to_pylist()
     if not paths:

@@ -244,7 +244,9 @@ def entry_for(source: DataConfig | str) -> DatasetEntry:
     path, entry = declared.path, entry_of(read_declaration(declared.path))
     # A resumed run must read, name and divide records as before.
     if sha256_of(path) != declared.sha256:
-        raise DataSettingsError(f"data.declaration: {path} has changed since; restore it, or start a new run folder.")
+        raise DataSettingsError(
+            f"data.declaration: {path} has changed since the run began; restore it, or start a new run folder."
+        )
     if entry.name in REGISTRY:
         raise DataSettingsError(f"{path}: name: {entry.name} is a known data set; give the table another name.")
     if entry.name != name:
@@ -305,7 +307,7 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     files = table.files.model_copy(update=dict.fromkeys(absent, ()))
     if not files.parts:
         raise DataSettingsError(
-            f"files: {config.name} leaves the coordinator without any record, since private ones are not there; "
+            f"files: {config.name} leaves the coordinator without any record, which does not read private ones; "
             "declare `public: ...`, or `test: ...` without data.split=hashed."
         )
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
@@ -325,7 +327,7 @@ def dataset_of(
     features = options.get("features", "pixels")
     records = loaded if features == "pixels" else with_features(loaded, features)
     if len(records.records) == 0:
-        raise DataError("No record is left; check the data set's options and the publisher's file.")
+        raise DataError("No record is left after the data set's filters; check its options and the publisher's file.")
     # Names decide splits and teachers, and labels are released by name: no two records may share one.
     names = Names(records.records.record_id)
     copies = names.repeated()
@@ -505,7 +507,7 @@ def load_data(
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
     if not isinstance(source, (Mapping, str, Path)):
         raise DataSettingsError(
-            f"declaration: expected the path of a YAML file or a dictionary, got {type(source).__name__}."
+            f"declaration: expected the path of a YAML file or a dictionary, got {type(source).__name__}; give either."
         )
     table = read_declaration(source if isinstance(source, Mapping) else Path(source), given=given)
     entry = entry_of(table)
@@ -659,7 +661,9 @@ def check_declaration(config: DataConfig) -> Check:
     """Read all files of the declaration that ``config`` names, and return its counts and faults.
     :class:`DataSettingsError` for a wrong declaration."""
     if config.declaration is None:
-        raise DataSettingsError(f"{config.name}: expected a declaration (.yaml) of your own to check.")
+        raise DataSettingsError(
+            f"{config.name}: expected the path of your own declaration (.yaml); only declarations can be checked."
+        )
     entry, faults = entry_for(config), TableFaults()
     try:
         records = read_records(read_declaration(config.declaration.path), request_of(config, entry), faults)
@@ -808,7 +812,9 @@ def draft_declaration(
     kind = "a folder of pictures" if file.is_dir() else "a table"
     for option, given in (("public", public), ("test", test)):
         if given is not None and given.is_dir() != file.is_dir():
-            raise DataSettingsError(f"--{option}: expected {kind}, as {file.name} is, got {given.name}.")
+            raise DataSettingsError(
+                f"--{option}: expected {kind}, as {file.name} is, got {given.name}; give the same kind."
+            )
     if file.is_dir():
         return _draft_of_pictures(file, public, test, folder, reads_private=reads_private)
     separator, encoding = layout_of(public or file, with_rows=public is not None)

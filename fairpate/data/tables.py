@@ -184,7 +184,7 @@ class Feature(Section):
             (low, high), number = self.bounds, number_in(self.missing)
             # After scaling too: logarithms of two large bounds may be one float.
             if not np.less(*stretched(np.array(self.bounds), self.scale)):
-                raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]")
+                raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]; correct them")
             if self.missing is not None and (number is None or not low <= number <= high):
                 raise ValueError(
                     "missing: expected a number within the bounds, as which a missing value counts, got "
@@ -192,7 +192,7 @@ class Feature(Section):
                 )
         for alias, value in self.aliases.items():
             if value not in self.categories:
-                raise ValueError(f"Expected aliases of declared categories, got {value!r} for {alias!r}")
+                raise ValueError(f"Expected aliases of declared categories, got {value!r} for {alias!r}; declare it")
         _require_distinct([*self.categories, *self.aliases, *self.unknown])
         return self
 
@@ -260,17 +260,19 @@ def _named(values: Any) -> Any:
 def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Meaning, ...]]:
     # With fewer than two classes or groups there is nothing to compare.
     if len(values) < 2 or not all(values.values()):
-        raise ValueError(f"Expected two names or more, each with a value or a range, got {', '.join(values)}")
+        raise ValueError(
+            f"Expected two names or more, each with a value or a range, got {', '.join(values)}; add what is missing"
+        )
     every = [meaning for each in values.values() for meaning in each]
     ranges = [meaning for meaning in every if meaning.value is None]
     if ranges and len(ranges) < len(every):
-        raise ValueError("Expected values or ranges, got both; declare all names by one of them")
+        raise ValueError("Expected values or ranges, got both; declare all names by values, or all by ranges")
     _require_distinct([meaning.value for meaning in every if meaning.value is not None])
     for one, other in itertools.combinations(ranges, 2):
         (low, high), (other_low, other_high) = one.bounds, other.bounds
         # Compared with the sides of their bounds: `below 5` and `at_least 5` touch and do not overlap.
         if max(low, other_low) <= min(high, other_high):
-            raise ValueError("Expected ranges that do not overlap")
+            raise ValueError("Expected ranges that do not overlap; correct their ends")
     return values
 
 
@@ -342,7 +344,7 @@ def number_in(value: float | str | None) -> float | None:
 def _require_distinct(values: Sequence[str]) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise ValueError(f"Expected each value once, got {value!r} twice")
+            raise ValueError(f"Expected each value once, got {value!r} twice; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -709,7 +711,7 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
         if start <= len(array):
             yield batch
     if start != len(array):
-        raise DataError(f"{beside.name}: expected {start:,} rows, as {name} has, got {len(array):,}.")
+        raise DataError(f"{beside.name}: expected {start:,} rows, as {name} has, got {len(array):,}; correct it.")
 
 
 def text_of(values: Any) -> pa.Array:
@@ -1052,7 +1054,7 @@ class RecordForm:
                 raise ValueError(f"{column}: expected a number{bounds}, got {value!r}")
             if first.kind == "band":
                 if number is None or number < (first.at_least or 0):
-                    raise ValueError(f"{column}: expected a number from {first.at_least:g} on, got {number}")
+                    raise ValueError(f"{column}: expected a number of at least {first.at_least:g}, got {number}")
                 # Bands ascend, so that the number is in the last one whose start it reaches.
                 place = sum(number >= (code.at_least or 0) for code in codes) - 1
                 features += [place == each for each in range(len(codes))]

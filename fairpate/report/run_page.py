@@ -805,7 +805,9 @@ class Audit:
     def from_json(cls, values: Mapping[str, Any]) -> Audit:
         """Return the audit that :meth:`to_json` wrote; ValueError, TypeError or KeyError for anything else."""
         if values["format"] != AUDIT_FORMAT:
-            raise ValueError(f"audit.json: expected format {AUDIT_FORMAT}, got {values['format']!r}.")
+            raise ValueError(
+                f"audit.json: expected format {AUDIT_FORMAT}, got {values['format']!r}; run the audit again."
+            )
         # Fields alone: bounds and verdict follow from them and are computed again, so that a file cannot state others.
         plain = {name: values[name] for name in cls.__dataclass_fields__}
         plain["releases"] = [
