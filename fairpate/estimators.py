@@ -1223,7 +1223,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = self.groups_ if len(self.groups_) else np.unique(groups)
         if not np.isin(groups, names).all():
             raise ValueError(
-                f"sensitive_features: expected groups of `fit`, {names.tolist()}, got {np.unique(groups).tolist()}."
+                f"sensitive_features: expected groups among {names.tolist()}, got {np.unique(groups).tolist()}."
             )
         return np.searchsorted(names, groups)
 

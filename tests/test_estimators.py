@@ -227,7 +227,7 @@ class TestPersons:
             ([" ", *map(str, PERSONS[1:])], "persons: expected a person for every record, got 1 records without"),
             (
                 ["3;4", *map(str, PERSONS[1:])],
-                "expected one for every record, got , or ; or | in 1 of 1000 names",
+                "expected one person per record, got , or ; or | in 1 of 1000 names",
             ),
         ],
     )
