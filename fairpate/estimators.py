@@ -369,7 +369,7 @@ def _int64(codes: Values) -> Tensor:
 
 
 def features(values: npt.ArrayLike) -> Tensor:
-    """Return features as a tensor: bytes unchanged, other numbers as 32-bit floats."""
+    """Return the feature ``values`` as a tensor: bytes unchanged, other numbers as 32-bit floats."""
     array = np.asarray(values)
     kept = np.ascontiguousarray(array, dtype=None if array.dtype == np.uint8 else np.float32)
     # torch warns about memory that is not writable.
@@ -458,9 +458,9 @@ def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
     """Return the scikit-learn pipelines on the call stack that are fitting this estimator, innermost first, each with
     its steps before the estimator.
 
-    They are needed for warnings. A step that is fitted to private records, such as a scaler, reads them without a
-    privacy event, so no epsilon covers it; and public records that do not pass through it are not comparable with
-    private ones. Steps in another process, or applied by hand before a fit, are not detected.
+    They are needed to warn about their steps. A step that is fitted to private records, such as a scaler, reads them
+    without a privacy event, so no epsilon covers it; and public records that do not pass through it are not comparable
+    with private ones. Steps in another process, or applied by hand before a fit, are not detected.
     """
     # A pipeline does not pass its other steps to the last one, so the stack is searched.
     found = []
@@ -774,8 +774,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None, random_state: Any = None
     ) -> Labels:
-        """Return labels (N,); with ``idp3``, the demographic-parity gate at prediction, a masked array in which refused
-        records are masked.
+        """Return the predicted labels (N,). With ``idp3``, a demographic-parity gate at prediction, the result is a
+        masked array in which records that the gate refuses are masked.
 
         ``sensitive_features`` (N,), or their column in ``X``, are needed with ``idp3`` and if predictions depend on the
         group. A randomised classifier draws labels, the same ones at every call unless ``random_state`` differs.

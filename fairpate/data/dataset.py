@@ -298,10 +298,10 @@ class DatasetEntry:
 
     ``rows``: the publisher's number of records; None if not public. ``persons``: the publisher's number of persons;
     None if unknown. Records name their persons only under the options ``persons_when``. ``citation``: the reference for
-    a study. ``num_public``, ``num_validation`` and ``num_test``: default sizes of splits; None takes every record that
-    is set aside for the split (for ``num_test`` a quarter of ``rows`` if none is). ``count_public`` counts public
-    records in files of their own. ``class_shares``: the declared share of each class. ``num_classes``: the number of
-    classes under the default options.
+    a study. ``num_public``, ``num_validation`` and ``num_test``: default sizes of splits. None takes every record that
+    the publisher set aside for the split; if there are none for the test split, it gets a quarter of ``rows``.
+    ``count_public`` counts public records in files of their own. ``class_shares``: the declared share of each class.
+    ``num_classes``: the number of classes under the default options.
     """
 
     name: str
@@ -361,7 +361,8 @@ class DatasetEntry:
 
 
 def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
-    """Return True if ``options`` have all the values in ``when``, the condition of a file, feature or filter."""
+    """Return True if ``options`` have all the values in ``when``, the condition under which a file, a column or a
+    filter of a declaration is used."""
     return all(as_text(options[name]) == value for name, value in when.items())
 
 
@@ -458,8 +459,8 @@ def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes
 
 
 def check_file(file: SourceFile, path: Path, *, unpack: bool = False) -> str:
-    """Compare the sha256 of the file at ``path`` with the pinned one of ``file``, and return it; the file is read in
-    pieces. With ``unpack`` it is the sha256 of the unpacked bytes."""
+    """Verify that the sha256 of the file at ``path`` (with ``unpack``, of its unpacked bytes) is the pinned one of
+    ``file``, and return it. The file is read in pieces."""
     try:
         # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
         with gzip.open(path) if unpack else path.open("rb") as stream:

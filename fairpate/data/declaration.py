@@ -91,8 +91,8 @@ from fairpate.types import DataError, DataSettingsError, IntArray
 
 
 class Choice(Section):
-    """A declared option of a data set. Other sections of the declaration refer to it with `when`, the condition under
-    which they apply."""
+    """A declared option of a data set, with its allowed values. Other sections of the declaration name it in `when`, to
+    apply only under some of these values."""
 
     default: str = Field(description="Value that applies if a configuration gives none.")
     values: tuple[str, ...] = Field((), description="Allowed values; empty: true or false.")
@@ -218,7 +218,7 @@ class Files(Section):
 
     @property
     def parts(self) -> dict[Part, tuple[SourceFile, ...]]:
-        """The declared files of each part; parts without files are left out."""
+        """The declared files of each part of the data set; parts without files are left out."""
         return {part: files for part in PARTS if (files := getattr(self, part))}
 
     @property

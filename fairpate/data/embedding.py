@@ -127,7 +127,8 @@ class Graph:
 
     @classmethod
     def of(cls, pool: Tensor, components: Embed, *, seed: int = 0) -> Graph:
-        """Build the graph of the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors."""
+        """Build the neighbourhood graph of the public ``pool`` (M, ...) and compute its eigenvectors; ``seed`` starts
+        the search for them."""
         copies = []
         for turn, slant, wide, high, across, down in _COPIES if pool.ndim == 4 else ():
             cosine, sine = math.cos(turn), math.sin(turn)

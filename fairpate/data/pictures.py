@@ -73,8 +73,8 @@ class Pictures:
 
 
 def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
-    """Return the pictures of an archive: from its extracted folder if that exists, otherwise from the ``archive``
-    itself, after a check of its checksum."""
+    """Return a publisher's pictures: from the extracted folder if it exists, otherwise from the ``archive`` itself,
+    after a check of its checksum."""
     choice, path = locate(archive, data_dir)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_picture(file.name))

@@ -1048,7 +1048,8 @@ def _listed(values: Sequence[str] | dict[str, None]) -> str:
 
 
 def _quoted(text: str | None) -> str:
-    """Return the text, quoted if YAML would read it as something else."""
+    """Return ``text`` as it is written in a YAML file: quoted if YAML would read it as something other than this
+    text."""
     assert text is not None
     return text if _PLAIN.match(text) and text == text.strip() else json.dumps(text, ensure_ascii=False)
 

@@ -83,7 +83,7 @@ class Row:
 
     @property
     def is_unprotected(self) -> bool:
-        """True if the run has no privacy guarantee."""
+        """True if the run of this row has no privacy guarantee."""
         return not self.has_guarantee or (self.record is not None and math.isinf(self.record.epsilon))
 
 

@@ -217,8 +217,8 @@ def left_out_words(points: Sequence[Point]) -> str:
 
 
 def cells(point: Point) -> list[tuple[str, str]]:
-    """Return the table cells of a configuration: epsilon, disparity, accuracy and coverage as texts, each with its
-    spread over seeds."""
+    """Return the table cells of a configuration: epsilon, disparity, accuracy and coverage as pairs of texts, the value
+    and its spread over seeds."""
     dagger = " †" if point.epsilon_is_data_dependent else ""
     parts = [words.partition(" ± ") for words in figures.with_spread(point)]
     spreads = [(value.removesuffix(_PERCENT), plus + spread) for value, plus, spread in parts]

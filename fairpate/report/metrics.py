@@ -196,7 +196,7 @@ class Evaluation:
 
     @property
     def words(self) -> EvaluationWords:
-        """The words with which all pages describe these numbers."""
+        """The words with which all pages describe the numbers of this evaluation."""
         measured = "Measured on test records with their true labels and groups"
         people = " Every person counts as one, divided among the person’s records." if self.per_person else ""
         covered: Mapping[MetricsKind, str] = {
@@ -262,7 +262,8 @@ class Evaluation:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, and the property ``not_measured``, as plain JSON values; undefined numbers are null."""
+        """Return all fields of the evaluation, and its property ``not_measured``, as plain JSON values; undefined
+        numbers are null."""
         return strict(asdict(self) | {"not_measured": self.not_measured})
 
     @classmethod
@@ -757,10 +758,10 @@ class OrderResult:
     """The results of a reject option (IDP3) for one order of the records. Its gaps are the demographic-parity gaps
     ``dp_one_vs_rest`` over the records answered so far.
 
-    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number ``max_gap_from``
-    (from 1) on: by then every group that has records has got ``rule.min_count`` answers, and enough answers to be
-    shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets that many, or if there is
-    only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
+    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap after a number of answers,
+    ``max_gap_from``, by which every group with records has got ``rule.min_count`` answers, and enough answers to be
+    shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets so many answers, or if
+    there is only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
     """
 
     accuracy: float

@@ -113,7 +113,7 @@ class Guarantee:
 
     @classmethod
     def of(cls, statement: PrivacyStatement) -> Guarantee:
-        """Return the guarantee of a published statement, with its events in words."""
+        """Return the guarantee that a published privacy statement makes, with its events in words."""
         queries, events = statement.queries, statement.events
         touched = described_events(events, statement.part_events)
         # For queries their number is worded, not the parameters of the mechanism, which are in the events.
