@@ -135,7 +135,7 @@ def short_for(name: str) -> Any:
 
 
 class PinnedFile(Section):
-    """A file that is identified by its path and its checksum; YAML may give only the path."""
+    """A file that is identified by its path and its checksum; in YAML, its path alone is enough."""
 
     remedy: ClassVar[str]
 
@@ -169,7 +169,7 @@ Sha256 = Annotated[
 
 
 class DeclarationConfig(PinnedFile):
-    """The file that declares your own records; YAML may give only its path."""
+    """The file that declares the user's own records; in YAML, its path alone is enough."""
 
     remedy = "give a declaration in YAML"
     path: Path = Field(description="Path of the YAML file; docs/data.md describes its form.")
@@ -274,7 +274,7 @@ class AugmentConfig(Section):
 
 
 class WeightsConfig(PinnedFile):
-    """A file of weights trained on public pictures; YAML may give only its path."""
+    """A file of model weights trained on public pictures; in YAML, its path alone is enough."""
 
     remedy = "give a .pth or .safetensors file"
     path: Path | None = Field(
@@ -300,7 +300,7 @@ Architecture = Literal[
 
 
 class NetworkConfig(Section):
-    """The architecture of a model; YAML may give only its name."""
+    """The architecture of a model; in YAML, its name alone is enough."""
 
     name: Architecture = Field(
         "mlp",
@@ -322,7 +322,7 @@ class NetworkConfig(Section):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The value of ``hidden``, or its default for this architecture."""
+        """The widths of the hidden layers: the value of ``hidden``, or its default for this architecture."""
         if self.hidden is not None:
             return self.hidden
         return (32,) if self.name == "cnn" else (64,)
@@ -479,7 +479,7 @@ class PrivacyTarget(Terms):
 
 
 class DpfrConfig(Section):
-    """The settings of the demographic-parity regulariser on public records."""
+    """The settings of a regulariser, computed on public records, that penalises demographic-parity gaps."""
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
     maximum: Literal["hardmax", "softmax"] = Field(
@@ -490,8 +490,8 @@ class DpfrConfig(Section):
 
 
 class PenaltyConfig(Section):
-    """The settings of the demographic-parity regulariser in a student's loss, computed on a separate batch of public
-    records in each step."""
+    """The settings of a regulariser in a student's loss that penalises demographic-parity gaps, computed on a separate
+    batch of public records in each step."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
@@ -544,7 +544,9 @@ def fair_rule(said: Any) -> FairRule:
         notion = notion.strip() if has_notion else types.DEFAULT_NOTION
     names = get_args(types.NotionName)
     if notion not in names:
-        raise ValueError(f"Expected a notion of fairness before =, got {notion!r}{nearest(str(notion), names)}.")
+        raise ValueError(
+            f"Expected a notion of fairness before the = of NOTION=LIMIT, got {notion!r}{nearest(str(notion), names)}."
+        )
     try:
         largest = float(limit)
     except (TypeError, ValueError):
@@ -1001,7 +1003,7 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a YAML file.") from error
     except (UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}; correct the file.") from error
     # An empty file, or one of comments alone.
     if values is None:
         return {}

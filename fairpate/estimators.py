@@ -106,7 +106,7 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
         found = parse_config(dict(said) if isinstance(said, dict) else {"column": column}, SensitiveFeature)
     except ConfigError as error:
         raise ConfigError(
-            f"sensitive_feature: expected a column's name or position, or column and edges, got {said!r}: {error}"
+            f"sensitive_feature: expected a column's name or position, or column and edges, got {said!r}; correct it: {error}"
         ) from error
     if list(found.edges) != sorted(set(found.edges)) or not np.isfinite(found.edges).all():
         raise ValueError(
@@ -203,7 +203,8 @@ def _groups_of(values: Values, column: SensitiveFeature) -> Values:
 
 
 def _either(found: Values | None, given: Any, count: int, name: str) -> Values | None:
-    """Return the groups (N,) from the sensitive column (``found``) or from the argument ``name`` (``given``).
+    """Return the groups (N,): those found in the sensitive column (``found``), or those passed as the argument called
+    ``name`` (``given``); None if there are neither.
 
     ValueError if both exist, or if there is not one group for each of ``count`` records.
     """
@@ -286,8 +287,8 @@ def person_names(persons: Any, count: int) -> Names:
     if several := sum(any(mark in name for mark in SEPARATORS) for name in names):
         raise ValueError(
             f"persons: expected one person per record, got {' or '.join(SEPARATORS)} in {several} of {len(names)} "
-            "names, which separates several persons; name one, such as the household that protects all of them, or "
-            "write single names without these characters."
+            "names, as between several persons; give one name, such as that of the household, which protects all of "
+            "them, or write single names without these characters."
         )
     return Names(f"person-{name}" for name in names)
 
@@ -314,7 +315,7 @@ def dataset_of(
     public_x = x[:0] if public_X is None else features(public_X)
     if labels.ndim != 1 or len(x) != len(labels):
         raise ValueError(
-            f"y: expected one label per record of X, got {len(x)} records, labels of shape {labels.shape}."
+            f"y: expected one label per record of X, got {len(x)} records, labels of shape {labels.shape}; correct y."
         )
     if x.ndim not in (2, 4) or not len(x) or public_x.shape[1:] != x.shape[1:]:
         raise ValueError(
@@ -458,9 +459,9 @@ def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
     """Return the scikit-learn pipelines on the call stack that are fitting this estimator, innermost first, each with
     its steps before the estimator.
 
-    They are needed to warn about their steps. A step that is fitted to private records, such as a scaler, reads them
-    without a privacy event, so no epsilon covers it; and public records that do not pass through it are not comparable
-    with private ones. Steps in another process, or applied by hand before a fit, are not detected.
+    The caller warns about their steps. A step that is fitted to private records, such as a scaler, reads them without a
+    privacy event, so no epsilon covers it; and public records that do not pass through it are not comparable with
+    private ones. Steps in another process, or applied by hand before a fit, are not detected.
     """
     # A pipeline does not pass its other steps to the last one, so the stack is searched.
     found = []
@@ -1083,7 +1084,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         needing += ["embedding"] if config.data.embedding is not None else []
         if needing and public is None:
             raise ValueError(
-                f"{needing[0]} needs public records: give public_X to fit or to the constructor; where there are none, "
+                f"{needing[0]} needs public records: give public_X to fit or to the constructor; if you have none, "
                 "public_X=1000 draws some, or choose a method that needs none, such as dp_sgd."
             )
         if public is not None and public.groups is None and config.reads_public_groups:
@@ -1189,7 +1190,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             except ValueError as error:
                 raise ValueError(f"public_X: {error}") from error
         if not 2 <= X <= _MOST_DRAWN:
-            raise ValueError(f"public_X: expected records, or how many to draw, from 2 to {_MOST_DRAWN}, got {X}.")
+            raise ValueError(
+                f"public_X: expected records, or how many to draw, from 2 to {_MOST_DRAWN}, got {X}; correct it."
+            )
         # They depend on the number of columns alone, not on any record.
         generator = np.random.default_rng(stream_seed(seed, Stream.PUBLIC_POOL))
         x = generator.standard_normal((int(X), self.n_features_in_)).astype(np.float32)
@@ -1214,7 +1217,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = self.groups_ if len(self.groups_) else np.unique(groups)
         if not np.isin(groups, names).all():
             raise ValueError(
-                f"sensitive_features: expected groups among {names.tolist()}, got {np.unique(groups).tolist()}."
+                f"sensitive_features: expected groups among {names.tolist()}, which `fit` got, got "
+                f"{np.unique(groups).tolist()}; leave out records of other groups."
             )
         return np.searchsorted(names, groups)
 
@@ -1434,7 +1438,7 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
     final = search.estimator.steps[-1][1] if isinstance(search.estimator, Pipeline) else search.estimator
     if not (is_grid or is_drawn) or not isinstance(final, FairClassifier) or final.odometer is None:
         raise TypeError(
-            "search: expected a GridSearchCV or RandomizedSearchCV over a FairClassifier with odometer and epsilon."
+            "search: expected a GridSearchCV or RandomizedSearchCV over a FairClassifier with odometer and epsilon; give one."
         )
     if is_drawn and any(
         name.endswith("epsilon") for each in np.atleast_1d(search.param_distributions) for name in each

@@ -289,7 +289,7 @@ def estimate(found: Any) -> tuple[str, str]:
 
 
 def number(value: float) -> str:
-    """Return a number in its shortest readable form: whole numbers in full, others with three digits."""
+    """Return a number in its shortest readable form: whole numbers in full, others with three significant digits."""
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -316,7 +316,8 @@ def made_words(made_on: str | None, version: str) -> str:
 
 
 def in_two_lines(measure: str) -> str:
-    """Return the name of a measure in two lines, for a narrow column: broken at its first hyphen, or else space."""
+    """Return the name of a measure in two lines, for a narrow table column: broken at its first hyphen, or else at its
+    first space."""
     mark = "-" if "-" in measure else " "
     first, _, second = measure.partition(mark)
     return f"{first}{mark.strip()}\n{second}"

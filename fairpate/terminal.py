@@ -81,8 +81,8 @@ def listing(*headers: str | Column) -> Table:
 class Output:
     """The output of a command: ``facts`` for a program (JSON), ``words`` for a person.
 
-    If ``words`` is None, each fact is printed on a line; if it is an iterator, its items are. ``code`` is the exit
-    code; ``failure`` is printed on standard error to explain a code that is not 0.
+    If ``words`` is None, each fact is printed on a line; if it is an iterator, each of its items is printed on a line.
+    ``code`` is the exit code; ``failure`` is printed on standard error to explain a code that is not 0.
     """
 
     facts: Mapping[str, Any]

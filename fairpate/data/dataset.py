@@ -531,8 +531,8 @@ def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[
 def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
     """Return for each name its :func:`keyed_hash` as a number in [0, 1).
 
-    Do not rank names by it: of ten million names two are equal for one seed in 200, and a sort leaves equal ones in the
-    order of the file.
+    Do not rank names by these numbers: among ten million names, two get the same number for one seed in 200, and a sort
+    leaves them in the order of the file.
     """
     # The top 53 bits, so that rounding never reaches 1.
     return (keyed_hash(names, seed=seed, purpose=purpose) >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -709,10 +709,11 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
     """Return the records of ``split`` in a new order and with new names, neither of which reveals the order of the
     file.
 
-    They are sorted by a keyed hash of their unit; those of one unit are permuted by ``secret``, and names are replaced
-    by hashes keyed by ``secret``. This is for methods that protect only the attribute: files are often sorted by it, so
-    neither a record's position nor the name of one of several equal records may follow the file. Nor may a name be
-    readable: it may count the rows of such a file, or contain the date on which one group was recorded.
+    Records are sorted by a keyed hash of their unit; records of the same unit are put in an order drawn from
+    ``secret``, and names are replaced by hashes keyed by ``secret``. This is for methods that protect only the
+    attribute: files are often sorted by it, so neither a record's position nor the name of one of several equal records
+    may follow the file. Nor may a name be readable: it may count the rows of such a file, or contain the date on which
+    one group was recorded.
     """
     hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
     drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))

@@ -139,7 +139,7 @@ class Gathered:
             self._write()
 
     def array(self) -> AnyArray:
-        """Return all records. ValueError if no block was added, not even an empty one."""
+        """Return all collected records as one array. ValueError if no block was added, not even an empty one."""
         if self._values is None:
             if self.file is None:
                 self._values = np.concatenate(self._blocks)
@@ -153,7 +153,7 @@ class Gathered:
         return self._values
 
     def tensor(self) -> Tensor:
-        """Return all records as a tensor, without a copy."""
+        """Return all collected records as one tensor, without a copy."""
         return torch.from_numpy(self.array())
 
     def rows(self, index: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ class Point:
         return float(self.mean_O[OBJECTIVES.index(objective)])
 
     def seen_by(self, notion: NotionName) -> Point:
-        """Return the same point with its disparity by another notion of fairness, NaN if that was not recorded."""
+        """Return the same point with disparity measured by another notion of fairness, NaN if that was not recorded."""
         if notion == self.notion:
             return self
         values_SO = self.values_SO.copy()

@@ -133,8 +133,8 @@ class EvaluationWords(TypedDict):
     """The words with which all pages describe measured numbers.
 
     ``noun``: "records" or "persons", the units that numbers count. ``intervals``: the kind of confidence intervals.
-    ``covered``: whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; without meaning
-    if some were.
+    ``covered``: whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; not to be read if
+    some records were evaluated.
     """
 
     noun: str
@@ -542,8 +542,8 @@ class Shown:
     """Which numbers of an evaluation may be published without revealing a small cell. Public numbers may describe only
     the records ``kept_N`` (a mask), which exclude the groups ``small_G`` (a mask).
 
-    ``by_label`` and ``totals_by_label``: whether counts by true label may be shown for each group, and for all groups
-    together.
+    ``by_label``: whether counts by true label may be shown for each group; ``totals_by_label``: whether they may be
+    shown for all groups together.
     """
 
     kept_N: BoolArray
@@ -677,11 +677,11 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
 
 
 def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
-    """Return True if the number of records with some true label is nearly revealed by the predictions by group together
-    with the accuracies of all groups except ``hidden``.
+    """Return True if an outsider who knows the predictions by group, and the accuracies of all groups except
+    ``hidden``, can nearly compute how many records have some true label.
 
-    It is if they restrict the number to a range narrower than half of ``least``. ``with_totals``: the accuracy and most
-    common class of all groups together are known too.
+    "Nearly" means: within a range narrower than half of ``least``. ``with_totals``: the accuracy and most common class
+    of all groups together are known too.
     """
     # One more record of each kind of error, and one less of each kind of right prediction, changes the size of a class
     # by 2.
@@ -701,9 +701,9 @@ def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, wit
 
 
 def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
-    """Return True if the number of records with some true label is nearly revealed, as in :func:`_labels_follow`, by
-    the predictions by group together with the accuracy and most common class of all groups. False for more than two
-    classes."""
+    """Return True if an outsider who knows the predictions by group, and the accuracy and most common class of all
+    groups together, can nearly compute how many records have some true label, as in :func:`_labels_follow`. False for
+    more than two classes."""
     if joint_GYC.shape[-1] != 2:
         return False
     moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)

@@ -756,9 +756,9 @@ class PrivateReport:
     """The contents of the private report of a run with votes, in addition to those of the public one.
 
     Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
-    Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The courses
-    are data-dependent epsilons as they grow with the queries: ``epsilon_data_dependent_course`` charges every query for
-    which noise was drawn, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate.
+    Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The two
+    courses are data-dependent epsilons after each number of queries: ``epsilon_data_dependent_course`` charges every
+    query for which noise was drawn, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate.
     ``plurality_votes_Q`` counts the voters for the most popular label, ``runner_up_votes_Q`` those for the next,
     ``num_votes_Q`` all who voted. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known),
     ``callers_Q`` the callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that
