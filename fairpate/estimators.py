@@ -106,7 +106,8 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
         found = parse_config(dict(said) if isinstance(said, dict) else {"column": column}, SensitiveFeature)
     except ConfigError as error:
         raise ConfigError(
-            f"sensitive_feature: expected a column's name or position, or column and edges, got {said!r}; correct it: {error}"
+            f"sensitive_feature: expected a column's name or position, or column and edges, got {said!r}; correct it: "
+            f"{error}"
         ) from error
     if list(found.edges) != sorted(set(found.edges)) or not np.isfinite(found.edges).all():
         raise ValueError(
@@ -1217,7 +1218,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = self.groups_ if len(self.groups_) else np.unique(groups)
         if not np.isin(groups, names).all():
             raise ValueError(
-                f"sensitive_features: expected groups among {names.tolist()}, which `fit` got, got "
+                f"sensitive_features: expected groups among {names.tolist()}, those of `fit`, got "
                 f"{np.unique(groups).tolist()}; leave out records of other groups."
             )
         return np.searchsorted(names, groups)
@@ -1438,7 +1439,8 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
     final = search.estimator.steps[-1][1] if isinstance(search.estimator, Pipeline) else search.estimator
     if not (is_grid or is_drawn) or not isinstance(final, FairClassifier) or final.odometer is None:
         raise TypeError(
-            "search: expected a GridSearchCV or RandomizedSearchCV over a FairClassifier with odometer and epsilon; give one."
+            "search: expected a GridSearchCV or RandomizedSearchCV over a FairClassifier with odometer and epsilon; "
+            "give one."
         )
     if is_drawn and any(
         name.endswith("epsilon") for each in np.atleast_1d(search.param_distributions) for name in each
