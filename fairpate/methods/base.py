@@ -174,14 +174,14 @@ def find_method(name: str) -> type[Method]:
 
 
 def method_title(name: str) -> str:
-    """Return the name of a method on pages: its title, or for a method of another package its registered name, so that
-    its code need not be imported."""
+    """Return the name that pages show for a method: its title, or for a method of another package its registered name,
+    so that its code need not be imported."""
     return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
 
 
 def all_methods() -> dict[str, type[Method]]:
-    """Import every registered method and return the classes by name, without methods of other packages that cannot be
-    imported."""
+    """Import every registered method and return the classes by name; methods of other packages that cannot be imported
+    are left out."""
     found = {}
     for name in method_names():
         try:
@@ -322,10 +322,10 @@ class NoisySum(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The inputs of :meth:`Method.train`: data set, initial model, run directory, reporter of progress and seed.
+    """The inputs of :meth:`Method.train`: data set, initial model, run directory, reporter of progress, and seed.
 
-    ``log`` charges and stores releases; None for an estimator, whose releases are neither charged nor stored.
-    ``noisy_sum`` computes the sums of a release over several sites; None: all private records are on this site.
+    ``log`` charges and stores releases; None for a scikit-learn style estimator, whose releases are neither charged nor
+    stored. ``noisy_sum`` computes the sums of a release over several sites; None: all private records are on this site.
     """
 
     dataset: Dataset
@@ -337,7 +337,8 @@ class Training:
     noisy_sum: NoisySum | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
-        """Check, before the first of several releases, that the operator's release limits have room for all of them.
+        """Check, before the first of several releases, that the operator's limits on privacy cost have room for all of
+        them.
 
         ``events`` are those of all releases. LimitReachedError if there is no room. The first charge then reserves the
         room that the remaining releases need: no other run can use it.
@@ -346,11 +347,12 @@ class Training:
             self.log.admit(events, noise=noise)
 
     def reserve(self, events: Sequence[Event], noise: str) -> None:
-        """Charge ``events`` durably, before their noise is drawn.
+        """Charge ``events`` to the operator's records durably, before their noise is drawn.
 
         LimitReachedError, with nothing charged, if the release limits have no room: a refusal after the draw would
         reveal its outcome. After an error or a crash all of ``events`` stay charged; a training that finishes is
-        charged only for what it released. Sites of a joint sum charge it themselves, when they send its first message.
+        charged only for what it released. The sites of a sum over several sites charge the events themselves, when they
+        send the first message of that sum.
         """
         if self.log is not None and self.noisy_sum is None:
             self.log.reserve(events, noise=noise)
@@ -380,8 +382,8 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedVotes:
-    """A planning estimate: how many ``votes`` decide a label, the standard deviation of the noise on each count, and
-    how many public records get ``labels``."""
+    """An estimate made before a run: how many ``votes`` decide a label, the standard deviation of the noise on each
+    count, and how many public records get ``labels``."""
 
     votes: int
     noise_stddev_votes: float
@@ -481,7 +483,8 @@ class Method(Section):
     def train_teachers(
         self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
     ) -> Ensemble:
-        """Train the teachers without a checkpoint, as ``teachers`` says, and return the ensemble of all teachers.
+        """Train those teachers that have no checkpoint, as section ``teachers`` configures, and return the ensemble of
+        all teachers.
 
         ``folder`` is for checkpoints, unless ``storage`` is configured.
         """
@@ -513,8 +516,8 @@ class Method(Section):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The names of the settings that need public records, such as ``public_data.self_label``; `method` is one of
-        them if the method itself needs them."""
+        """The names of the settings that need public records, such as ``public_data.self_label``; the name `method` is
+        among them if the method itself needs public records."""
         uses = (f"public_data.{name}" for name, use in self.public_data if use is not None)
         return ("method",) * self.reads_public + tuple(uses)
 
@@ -584,8 +587,11 @@ class Method(Section):
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
-        """Return an estimate of how clearly votes decide labels, given the public number of private records
-        ``num_records``; None for a method without votes."""
+        """Return an estimate, for warnings before a run, of how clearly votes decide labels; None for a method without
+        votes.
+
+        ``num_records`` is the public number of private records, which are not read.
+        """
         return None
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:  # noqa: ARG002
@@ -610,15 +616,16 @@ class Method(Section):
         return without(determining_values(self), (*fields, "evaluation"))
 
     def price(self, trained: Trained) -> Price:
-        """Return the price to publish, whose epsilon is that of the events of ``trained``, or the ``epsilon_bound`` of
-        ``trained`` if it has one."""
+        """Return the epsilon to publish, with its delta, unit and relation: the epsilon of the events of ``trained``,
+        or its ``epsilon_bound`` if it has one."""
         known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
         cost = price(trained.events, delta=self.target.delta, **known)
         # A limit that was fixed before the first query also holds if later queries depended on earlier answers.
         return cost if trained.epsilon_bound is None else replace(cost, epsilon=trained.epsilon_bound)
 
     def require_trainable(self) -> None:
-        """Raise ConfigError as :meth:`check`, and for a sensitive attribute among features that count as public."""
+        """Raise ConfigError for settings that :meth:`check` refuses, and for a sensitive attribute among features that
+        count as public."""
         self.check()
         if not self.protects_attribute_only:
             return
@@ -634,8 +641,8 @@ class Method(Section):
 
 
 class UnprotectedMethod(Method):
-    """A method without noise, for comparison only: its epsilon is infinite, and its results are for the operator
-    only."""
+    """A method without noise and without a privacy guarantee, for comparison only: its epsilon is infinite, and its
+    results are for the operator only."""
 
     is_private: ClassVar[bool] = False
 
@@ -706,8 +713,8 @@ class ReleasingMethod(PrivateMethod):
 
     @property
     def release_alone(self) -> ReleasingMethod:
-        """A copy of this method that draws the same release; all fields that only learning reads have their
-        defaults."""
+        """A copy of this method that draws the same release, in which all fields that only learning from the release
+        reads have their defaults."""
         return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
 
     def release(self, training: Training) -> Released:
@@ -719,12 +726,12 @@ class ReleasingMethod(PrivateMethod):
         return training.release(lambda: self.measure(training), settings=settings, noise=self.source.label)
 
     def measure(self, training: Training) -> Released:
-        """Read the private records, once, and return the noisy arrays."""
+        """Read the private records, once, and return the release: noisy arrays with their events."""
         raise NotImplementedError
 
     def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
-        """Run :meth:`measure` without private records, and return its release; ``noisy_sum`` provides all noisy
-        sums."""
+        """Run :meth:`measure` without private records and return its release, to learn its events beforehand; the
+        function ``noisy_sum`` provides all noisy sums."""
         training = Training(
             dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
             # A release is drawn before a model is trained, so none is built.
@@ -955,7 +962,8 @@ def refused(path: Names, value: Any) -> list[str]:
 
 @cache
 def _defaults(schema: type[Method]) -> Values:
-    """Return the values of a method's configuration without settings; not to be written into."""
+    """Return the default configuration of the method class ``schema`` as nested dictionaries; they are cached, so
+    callers must not write into them."""
     return schema().model_dump()
 
 

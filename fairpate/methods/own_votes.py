@@ -106,7 +106,8 @@ class VotesFile:
 
 
 def read_votes_file(config: VotesConfig) -> VotesFile:
-    """Read the file of votes, and the file of test records if there is one. VotesFileError lists all faults."""
+    """Read the file of votes, and the file of test records if there is one. VotesFileError lists all faults of both
+    files."""
     path = config.path
     assert path is not None
     faults: list[str] = []
@@ -237,8 +238,8 @@ def _votes(table: pa.Table, config: VotesConfig, path: Path, faults: list[str]) 
 
 
 def _faulty(path: Path, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> list[str]:
-    """Return a list with the message about a column's wrong values, their number and the first row; empty if no value
-    is wrong."""
+    """Return a list with one message about the wrong values of ``column``: what is wrong, their number, and the first
+    row; empty if no value is wrong."""
     if not wrong_Q.any():
         return []
     first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
@@ -335,7 +336,7 @@ class OwnVotes(GnmaxMethod):
         yield votes.take([row_of[name] for name in queries.record_id])
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - none is trained
-        """Return the votes of the file, for a service."""
+        """Return the votes of the file as voters of a service, which answers further queries."""
         votes = read_votes_file(self.votes).votes
         row_of = {name: row for row, name in enumerate(votes.record_ids)}
         return StandingVoters(
@@ -347,7 +348,8 @@ class OwnVotes(GnmaxMethod):
         )
 
     def release(self, training: Training) -> Labels:
-        """Release labels, with a remark in the statement that the operator attests the unit."""
+        """Release labels; a remark in the run's privacy statement says that the operator attests the unit of
+        privacy."""
         labels, unit = super().release(training), self.unit_of(training.dataset)
         attestation = (
             f"The votes were made elsewhere. The operator attests that each {unit} touches one vote of a query at "

@@ -177,7 +177,8 @@ class MeanParity:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(U, G, K), the shape of violations and multipliers: there is one constraint for each entry."""
+        """The shape (U, G, K) of violations and multipliers: populations, groups, and values per record; each entry is
+        one constraint."""
         # A loss is one number, and of two classes one probability determines the other.
         num_populations = self.num_classes if self.constraint == "equalized_odds" else 1
         is_scalar = self.constraint == "accuracy_parity" or self.num_classes == 2
@@ -193,11 +194,12 @@ class MeanParity:
         return probability_BC[:, 1:] if self.num_classes == 2 else probability_BC
 
     def populations(self, labels_N: Tensor) -> Tensor:
-        """Return the population of every record, (N,) ``int64``."""
+        """Return the index of every record's population (all records, or those with its label), (N,) ``int64``."""
         return labels_N if self.constraint == "equalized_odds" else torch.zeros_like(labels_N)
 
     def cells(self, labels_N: Tensor, groups_N: Tensor) -> Tensor:
-        """Return ``population * G + group`` of every record, (N,) ``int64``; ``UNKNOWN`` for an unknown group.
+        """Return the cell of every record, ``population * G + group``, (N,) ``int64``; ``UNKNOWN`` for an unknown
+        group.
 
         ValueError for lengths that differ and for a label or group out of range.
         """
@@ -221,8 +223,8 @@ class MeanParity:
         return sizes.double().view(num_populations, num_groups)
 
     def violations(self, values_NK: Tensor, labels_N: Tensor, cells_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
-        """Return the violations (U, G, K): the mean of ``values_NK`` over the population, minus the sum over the group
-        divided by its size in ``sizes_UG``.
+        """Return the violations (U, G, K) of parity: the mean of ``values_NK`` over each population, minus the sum over
+        a group divided by its size in ``sizes_UG``.
 
         They are differentiable in the values, and NaN or infinite if a size or a population is 0.
         """
@@ -269,7 +271,8 @@ class MeanParity:
 
 @dataclass(frozen=True)
 class ValueAlong:
-    """A loss for clipping the gradients of h: the inner product of each record's value h with a direction (K,).
+    """A loss with which gradients of a record's value h (whose group means are compared) are clipped: the inner product
+    of h with a direction (K,).
 
     Its gradient is that of h in this direction. Targets (B, 1 + K) contain the label and the direction of each record.
     """
@@ -321,7 +324,8 @@ class DualAscent:
         self.multipliers_J = project(np.zeros(num_multipliers), cap=cap)
 
     def step(self, violations_J: FloatArray) -> FloatArray:
-        """Add the learning rate times ``violations_J`` to the multipliers, project and return them, shape (J,).
+        """Add the learning rate times ``violations_J`` to the multipliers, project them onto [0, cap], and return them,
+        shape (J,).
 
         A violation is positive where its constraint does not hold.
         """

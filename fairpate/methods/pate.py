@@ -126,8 +126,8 @@ NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerPlace:
-    """The location (a path or a database URL) of a ledger, and that of its anchor, which repeats the ledger's last
-    entry elsewhere; None: no anchor."""
+    """The location (a path or a database URL) of a ledger, the durable record of queries and charges, and the location
+    of its anchor, which repeats the ledger's last entry elsewhere; None: no anchor."""
 
     ledger: Place
     anchor: Place | None = None
@@ -148,7 +148,7 @@ def place_of(run: RunDirectory) -> LedgerPlace:
 
 
 def parsed(text: str) -> Place:
-    """Return ``text`` unchanged if it is the URL of a ledger in a database, otherwise as the absolute path of a
+    """Return ``text`` unchanged if it is the URL of a database that holds a ledger, otherwise as the absolute path of a
     file."""
     return text if is_database(text) else Path(text).absolute()
 
@@ -160,7 +160,8 @@ ANSWERED_BY_SERVICE = (
 
 
 def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
-    """Raise the statement's epsilon to the bound of the ledger's budget, before a service answers from the ledger.
+    """Raise the epsilon in the run's privacy statement to the bound of the ledger's budget, before a service answers
+    queries from the ledger.
 
     Analysts may spend the whole budget of the ledger, so from their first query on the epsilon of the run's own queries
     is too small. A statement whose epsilon is at least the bound is not changed.
@@ -186,7 +187,8 @@ def open_ledger(
     meter: LedgerMeter | None,
     take_over: bool = False,
 ) -> Ledger:
-    """Open the run's ledger, if it contains all labels that were released from it.
+    """Open the run's ledger, the durable record of its queries and charges, if it contains all labels that were
+    released from it.
 
     ``queries`` are the records on which the run queries the voters. With ``create``, a missing ledger is created, but
     only if nothing was released yet. ``meter`` charges the ledger's queries to the odometer, the operator's total of
@@ -246,13 +248,13 @@ def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], O
 
 
 def keys_of(queries: Split) -> list[str]:
-    """Return the key of each record as a query: a digest of its features and group."""
+    """Return the key under which the ledger stores each record's query: a digest of its features and group."""
     return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandingVoters:
-    """The voters of a service, as functions.
+    """The voters of a service that answers further queries after a run, represented by functions.
 
     ``ensemble`` is a digest of all that determines their votes, for the ledger. ``count_votes`` returns their votes on
     queries. ``try_vote`` tests them with a vote on features (1, ...) that is not released, and raises if they fail.
@@ -331,7 +333,8 @@ def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
 
 
 def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> LabelledSet:
-    """Return the labels that a demographic-parity gate with this ``rule`` accepts, in their order; it starts empty."""
+    """Return the labels that a demographic-parity gate with this ``rule`` accepts, in their order; the gate starts
+    without earlier labels."""
     # It reads only released labels and public groups, so it is post-processing: labels that it drops stay charged.
     sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
     return labelled.take(filter_stream(labelled.labels, labelled.groups, rule=rule, **sizes))
@@ -375,8 +378,8 @@ class Spending:
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
 
     def drawn(self, start: int, stop: int) -> Event:
-        """Return the data-dependent event of queries start .. stop - 1, which contains their votes, except those of
-        free refusals."""
+        """Return the data-dependent event of queries start .. stop - 1, with the votes on them; queries that were
+        refused at no privacy cost are left out."""
         touched = [
             charge.votes
             for charges in self.charges_Q[start:stop]
@@ -449,7 +452,8 @@ class ReleasePlan:
         return of_teachers(self.mechanism.worst_case(num_queries), self.unit)
 
     def count_fitting(self) -> int:
-        """Return the number of planned queries for which the budget has room; all of them if this depends on votes.
+        """Return the number of planned queries for which the budget has room; all of them if this number depends on
+        votes.
 
         It depends on public facts only and is known before any teacher is trained. ConfigError for a budget without
         room for one query.
@@ -465,10 +469,11 @@ class ReleasePlan:
         return fitting
 
     def terms(self, ensemble: str) -> LedgerTerms:
-        """Return the terms of the run's ledger; ``ensemble`` is the digest of its voters.
+        """Return the terms of the run's ledger (mechanism, budget and voters); ``ensemble`` is the digest of the
+        voters.
 
-        Without a configured budget, the ledger's budget has room for the run's queries and one more block, which a
-        crash may waste.
+        Without a configured budget, the ledger's budget has room for the run's queries and one more block of queries,
+        which a crash may waste.
         """
         delta = self.method.target.delta
         terms = LedgerTerms(
@@ -585,11 +590,11 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
 def _submit(
     votes: Ballot, keys: Sequence[str], session: AggregatorSession, plan: ReleasePlan, on_progress: Advance
 ) -> SessionResult:
-    """Submit the queries to the aggregator as in Algorithm 1 and return the result.
+    """Submit the queries to the aggregator as in FairPATE's Algorithm 1 and return the result.
 
-    With ``admission``, they are submitted in rounds. The first round submits candidates in their order; later rounds
-    submit those that the gate would probably accept. All rounds together submit the planned number of queries, or fewer
-    if the gate would accept no more.
+    With the setting ``aggregator.admission``, queries are submitted in rounds. The first round submits candidates in
+    their order; later rounds submit those that the gate would probably accept. All rounds together submit the planned
+    number of queries, or fewer if the gate would accept no more.
     """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
     if admission is None:
@@ -652,7 +657,7 @@ def _submit(
 
 
 class VotingMethod(Method):
-    """A method whose voters answer public queries. A subclass defines the voters and how the student learns.
+    """A method whose voters answer queries on public records. A subclass defines the voters and how the student learns.
 
     ``votes_on_anything``: the voters of a service can also vote on records that are not in the public pool.
     ``keeps_teachers``: the voters remain after the run, so that a service can submit further queries.
@@ -696,8 +701,8 @@ class VotingMethod(Method):
 
     @property
     def queries(self) -> QueriesConfig:
-        """The settings of the queries. A method that has only their number gets defaults: no budget, records in
-        order."""
+        """The settings of the queries; a method that configures only their number gets defaults for the rest: no
+        budget, records in order."""
         asked = self.aggregator
         if isinstance(asked, QueriesConfig):
             return asked
@@ -827,7 +832,7 @@ class VotingMethod(Method):
         return self.learn(training, replace(self.release(training), spending=None))
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels and return it; this costs no privacy."""
+        """Train a student on the released labels and return it; this costs no privacy."""
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
@@ -859,12 +864,14 @@ streaming_filter = filter_stream
 
 
 def preprocessing_factor(max_disparity: float | Fraction) -> int:
-    """Return the integer K of Theorem 1 for the sorted filter; a float is read as the decimal number that it prints."""
+    """Return the integer K of FairPATE's Theorem 1, by which the sorted filter multiplies epsilon; a float
+    ``max_disparity`` is read as the decimal number that it prints."""
     return 2 + math.ceil(_share(max_disparity))
 
 
 def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: float | Fraction) -> tuple[float, float]:
-    """Return the (epsilon, delta) of the sorted filter followed by an (``epsilon``, ``delta``)-DP mechanism."""
+    """Return the (epsilon, delta) of FairPATE's sorted filter, which drops records of the larger group, followed by an
+    (``epsilon``, ``delta``)-DP mechanism."""
     if not 0 <= epsilon < math.inf or not 0 <= delta < 1:
         raise ValueError(f"Expected a finite epsilon >= 0 and 0 <= delta < 1, got {epsilon} and {delta}.")
     factor = preprocessing_factor(max_disparity)
@@ -879,8 +886,8 @@ def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: fl
 def target_behind_sorted_filter(
     epsilon: float, delta: float, *, max_disparity: float | Fraction
 ) -> tuple[float, float]:
-    """Return the largest (epsilon, delta) that a mechanism after the sorted filter may have, so that both together are
-    (``epsilon``, ``delta``)-DP."""
+    """Return the largest (epsilon, delta) that a mechanism after FairPATE's sorted filter may have, so that both
+    together are (``epsilon``, ``delta``)-DP."""
     # The cost is computed for its checks alone. K changes at epsilon / K together multiply delta by K e^epsilon.
     factor, _ = preprocessing_factor(max_disparity), cost_behind_sorted_filter(epsilon, delta, max_disparity=0)
     return epsilon / factor, delta * math.exp(-epsilon) / factor
@@ -889,7 +896,7 @@ def target_behind_sorted_filter(
 def sorted_filter(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, order_N: npt.ArrayLike, *, max_disparity: float | Fraction
 ) -> npt.NDArray[np.bool_]:
-    """Return True for each record that the sorted filter of Theorem 1 keeps, shape (N,).
+    """Return True for each record that the sorted filter of FairPATE's Theorem 1 keeps, shape (N,).
 
     ``order_N`` are distinct public ranks, each a function of its record alone. ValueError for groups other than 0 and
     1, for lengths that differ and for equal ranks.
@@ -918,7 +925,8 @@ def sorted_filter(
 
 
 def _share(max_disparity: float | Fraction) -> Fraction:
-    """Return 2 gamma / (1 - gamma) for gamma = ``max_disparity``, exactly."""
+    """Return 2 gamma / (1 - gamma) for gamma = ``max_disparity``, exactly: the excess of the larger group that the
+    sorted filter keeps, as a share of the smaller group."""
     if not 0 <= max_disparity < 1:
         raise ValueError(f"Expected 0 <= max_disparity < 1, got {max_disparity}.")
     # As the decimal that it prints: the binary 0.8 is a little larger, and would make K 11 instead of 10.
@@ -1042,7 +1050,7 @@ class PateSPre(PateFamily):
     aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels that the filter keeps, and return it."""
+        """Train a student on the released labels that the demographic-parity filter keeps, and return it."""
         kept = passing(labels.labelled, GateRule(**dict(self.aggregator.gate)), training.dataset)
         training.reporter.note("filter", f"{len(kept.labels)} of {len(labels.labelled.labels)} released labels kept")
         return self.taught(training, labels, kept)
@@ -1060,7 +1068,8 @@ class PateSIn(PateFamily):
     pate_s_in: PenaltyConfig = PenaltyConfig()
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels, with the regulariser in its loss, and return it."""
+        """Train a student on the released labels, with the demographic-parity regulariser in its loss, and return
+        it."""
         from fairpate.nn.fit import public_penalty  # torch, as above
 
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)

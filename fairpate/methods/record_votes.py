@@ -143,12 +143,12 @@ class VotesOfRecords(ReleasingMethod):
 
     @property
     def own(self) -> TaughtConfig:
-        """The section of the configuration that belongs to this method alone, such as ``record_votes``."""
+        """The section of the configuration that only this method has, such as ``record_votes``."""
         return getattr(self, self.section)
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dotted names of the fields that the release does not read, but only learning does."""
+        """The dotted names of the fields that only learning from the release reads, and not the release itself."""
         own = (*self.learned, *TaughtConfig.model_fields)
         return (*ReleasingMethod.afterwards, *(f"{self.section}.{field}" for field in own))
 
@@ -168,15 +168,16 @@ class VotesOfRecords(ReleasingMethod):
         return dataset.private.z.numpy() * num_classes + labels_N, dataset.num_groups * num_classes
 
     def label_noise(self, num_groups: int) -> float:
-        """Return how many times the noise of the release is in the table from which the student learns."""
+        """Return the ratio of the noise in the table from which the student learns to the noise of the released table;
+        above 1 if the table is by group and is split."""
         # The tables of all groups are added, and their noises are independent.
         return TAUGHT_NOISE * math.sqrt(num_groups) if self.reads_groups else 1.0
 
     def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float, FloatArray]:
         """Split a released table by group (axis 0) into two tables with independent noise, the same at every call.
 
-        The first is for the student, the second to estimate the student's rates by group. Return the first summed over
-        groups, the standard deviation of its noise, and the second.
+        The student learns from the first table; the second is for estimating the student's rates by group. Return the
+        first table summed over groups, the standard deviation of its noise, and the second table.
         """
         # A new generator at each call, from one seed: student and estimate need the two tables of the same split.
         generator = np.random.default_rng(stream_seed(self.seed, Stream.THINNING))
@@ -245,7 +246,8 @@ class VotesOfRecords(ReleasingMethod):
     def sum_event(self, unit: Unit, *, norm: float = UNITS, scale: float = UNITS) -> VoteSums:
         """Return the event of a table of sums with the least noise that the target allows.
 
-        One unit of privacy adds a vector of L2 norm at most ``norm``. The search tries noise in multiples of ``scale``.
+        One unit of privacy adds a vector of L2 norm at most ``norm``. The least noise is searched in units of
+        ``scale``.
         """
         of_table = partial(VoteSums, count=1, norm=norm, unit=unit)
         noise = noise_within(self.target, lambda noise: [of_table(noise_stddev_votes=noise * scale)])
@@ -256,7 +258,7 @@ class VotesOfRecords(ReleasingMethod):
     ) -> Trained:
         """Train a student on the most certain labels that pass the gate, and return it with the release's events.
 
-        ``said`` are the labels of the public ``records`` (None: all public records) that ``released`` gave.
+        ``said`` are labels of the public ``records`` (None: all public records), computed from ``released``.
         """
         settings, dataset, public = self.own, training.dataset, training.dataset.public
         asked = public if records is None else records
@@ -365,7 +367,7 @@ def noisy_votes(
     person_N: IntArray | None = None,
     noisy_sum: NoisySum | None = None,
 ) -> IntArray:
-    """Return the released table (K, C): one vote per record, and noise on every cell.
+    """Return the released table of votes by prototype and label (K, C): one vote per record, and noise on every cell.
 
     With ``person_N``, the person of each record, a vote is :data:`UNITS` units, and all votes of a person together have
     at most the norm of one vote.
@@ -482,8 +484,8 @@ class RecordVotes(VotesOfRecords):
         return arrays["votes_KC"] / units if units > 1 else arrays["votes_KC"], event.noise_stddev_votes / units
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the counts by group, each public record's vote (the unit vector of its prototype), and the label
-        probabilities of the linear rule."""
+        """Return the counts of votes by group, the vote that each public record would add (the unit vector of its
+        prototype), and the label probabilities of the linear rule."""
         arrays, (votes_KC, stddev), (event,) = released.arrays, self._votes(released), released.events
         assert isinstance(event, VoteTables)  # groups of persons are refused
         noise = event.noise_stddev_votes
@@ -694,7 +696,7 @@ class WeightedVotes(VotesOfRecords):
         return self.taught(self._said(released), training, released)
 
     def _said(self, released: Released) -> PoolLabels:
-        """Fit the rule to the released table, and return its labels of the public pool."""
+        """Fit the linear rule to the released table, and return its labels of the public pool."""
         arrays, (event,) = released.arrays, released.events
         assert isinstance(event, VoteSums)
         stddev = event.noise_stddev_votes
@@ -706,7 +708,8 @@ class WeightedVotes(VotesOfRecords):
         return labels_of_sums(sums_CW, pool_MW, stddev=stddev / UNITS, ridge=self.weighted_votes.ridge)
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the sums by group, the votes of the public pool, and the rule's label probabilities."""
+        """Return the sums of votes by group, the votes that the public pool would add (M, W), and the linear rule's
+        label probabilities (M, C)."""
         arrays, (event,), chances_MC = released.arrays, released.events, self._said(released).chances_MC
         assert isinstance(event, VoteSums)
         assert chances_MC is not None

@@ -46,7 +46,8 @@ class Event(Protocol):
 
     @property
     def noun(self) -> str:
-        """Singular name of the event for pages and statements; the words before `` of `` take the plural s."""
+        """Singular name of the event on pages and in privacy statements, such as `sum of votes`: its plural adds an s
+        to the words before `` of ``."""
 
     @property
     def data_dependent(self) -> bool:
@@ -54,9 +55,10 @@ class Event(Protocol):
 
 
 class SpentError(ValueError):
-    """A ValueError raised after a release, whose message depends on the release: ``events`` must still be charged.
+    """A ValueError raised after a release was drawn, because of what was drawn: its ``events`` must still be charged.
 
-    ``noise`` is the label of the noise source.
+    ``events`` describe the release to the accountant; ``noise`` is the label of its noise source, which says whether
+    the noise is private.
     """
 
     def __init__(self, cause: ValueError, events: Sequence[Event], noise: str) -> None:
@@ -66,7 +68,8 @@ class SpentError(ValueError):
 
 @contextmanager
 def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
-    """Turn a ValueError raised after the release of ``events`` into a SpentError, so that they are still charged."""
+    """Return a context manager for code that runs after the release of ``events``: it turns a ValueError into a
+    SpentError, so that the events are still charged."""
     try:
         yield
     # A ValueError may depend on the released values. Any other error is a fault of the program, and passes unchanged.
@@ -206,7 +209,8 @@ class LaplaceReleases(PureReleases):
 
 
 def of_unit(event: Any, unit: Unit) -> Any:
-    """Return the same event at the same cost for another ``unit``, such as a person instead of a record.
+    """Return a copy of ``event``, at the same cost, for another ``unit`` of privacy, such as a person instead of a
+    record.
 
     TypeError for an event whose cost holds for one unit only.
     """
@@ -383,7 +387,8 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
     """Return the Renyi curve of one event, shape (A,). TypeError for an event type without a registered function.
 
-    Each event type registers its function with ``event_rdp.register``; it is never called with a ``count`` of 0.
+    Each event type registers its function with ``event_rdp.register``. An event with a ``count`` of 0 costs 0, and no
+    function is called for it.
     """
     raise TypeError(
         f"Expected an event with a known Renyi curve, got {type(event).__name__}; register one with event_rdp.register."
@@ -716,15 +721,16 @@ class RenyiFilter:
         object.__setattr__(self, "limit_A", limit_A)
 
     def admits(self, spent_rdp_A: npt.ArrayLike, next_rdp_A: npt.ArrayLike) -> bool:
-        """Return True if some order is still within its limit after the charge ``next_rdp_A``; curves have shape (A,).
+        """Return True if at some order the spent curve plus the curve of the next charge is within the filter's limit.
 
-        ValueError for a cost that is NaN, negative or of another shape.
+        Both curves have shape (A,). ValueError for a cost that is NaN, negative or of another shape.
         """
         total_A = self._checked("spent_rdp_A", spent_rdp_A) + self._checked("next_rdp_A", next_rdp_A)
         return bool(np.any(total_A <= self.limit_A))
 
     def max_queries(self, rdp_per_query_A: npt.ArrayLike) -> int:
-        """Return how many charges of this same curve an unused filter admits; ``sys.maxsize`` if a charge costs 0.
+        """Return how many charges, each with the curve ``rdp_per_query_A``, an unused filter admits; ``sys.maxsize`` if
+        a charge costs 0.
 
         Errors as :meth:`admits`.
         """
@@ -748,10 +754,10 @@ class RenyiFilter:
 class AdaptiveLimit:
     """A limit of ``epsilon`` at ``delta`` on releases of any kind, where each release may depend on all earlier ones.
 
-    It is a Renyi filter at a single order of ``DEFAULT_ORDERS``, at which all curves must be evaluated: the order at
-    which the most releases of one Gaussian mechanism fit, a function of epsilon and delta alone. It admits 71 to 94 %
-    of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520) admits, for epsilon
-    from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
+    It is a Renyi filter at a single order of ``DEFAULT_ORDERS``, the orders at which all curves must be evaluated: the
+    order at which the most releases of one Gaussian mechanism fit, a function of epsilon and delta alone. It admits 71
+    to 94 % of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520) admits, for
+    epsilon from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
     """
 
     epsilon: float

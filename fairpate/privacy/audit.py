@@ -44,8 +44,8 @@ class Guesses:
 
 
 def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in: int, num_guessed_out: int) -> Guesses:
-    """Guess that the canaries with the highest scores were included and those with the lowest were not, and return how
-    many guesses are right.
+    """Guess that the canaries with the highest scores were included in the data and those with the lowest were not;
+    return how many of these guesses are right.
 
     ``included_M``: the fair coins, True for a canary in the data. ``num_guessed_in`` and ``num_guessed_out``: the
     number of guesses at the high and at the low end. ValueError for a NaN score, for unequal lengths, and for more
@@ -87,7 +87,8 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
 
 
 def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> float:
-    """Return the lower bound on epsilon: the guesses refute (epsilon, delta)-privacy for every smaller epsilon.
+    """Return the lower bound on epsilon that the guesses prove: they refute (epsilon, delta)-privacy for every smaller
+    epsilon.
 
     It is 0 if the guesses refute nothing. For a mechanism that is (epsilon, delta)-private the bound exceeds epsilon
     with probability at most 1 - ``confidence``. ValueError unless 0 < confidence < 1.
@@ -150,7 +151,8 @@ class Separation:
     def mu_lower_bound(self, confidence: float = 0.95) -> float:
         """Return a lower confidence limit on the shift mu of normal scores, in standard deviations; at least 0.
 
-        If the shift were smaller, scores would lie as far apart as these with probability at most 1 - ``confidence``.
+        If the shift were smaller, a t statistic as large as this one would occur with probability at most 1 -
+        ``confidence``.
         """
         degrees = self.num_included + self.num_left_out - 2
         scale = math.sqrt(1 / self.num_included + 1 / self.num_left_out)
@@ -207,8 +209,8 @@ class IdealAttack:
         return included / (included + left_out)
 
     def guesses(self, *, num_canaries: int, delta: float) -> Guesses:
-        """Return the number of guesses that gives the highest lower bound on epsilon, with the median number of right
-        guesses."""
+        """Return the attack's expected outcome with ``num_canaries``: the number of guesses that gives the highest
+        lower bound on epsilon, and the median number of right ones."""
         best, found = -1.0, Guesses(num_canaries=num_canaries, num_guesses=0, num_correct=0)
         for share in np.geomspace(min(1.0, max(0.004, 10 / num_canaries)), 1.0, 12):
             count = 2 * min(round(share * num_canaries / 2), num_canaries // 2)
@@ -220,7 +222,8 @@ class IdealAttack:
         return found
 
     def separation(self, *, num_canaries: int) -> Separation | None:
-        """Return the median separation of the scores; None for randomised response, whose scores are not normal."""
+        """Return the median :class:`Separation` (t statistic) of the attack's scores for ``num_canaries``; None for
+        randomised response, whose scores are not normal."""
         if self.mu is None:
             return None
         each = num_canaries // 2
