@@ -189,7 +189,7 @@ def _answered_records(
     keep = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, dtype=np.bool_)
     if not len(predicted) == len(groups) == len(labels) == len(keep):
         raise ValueError(
-            f"Expected as many predictions, groups, labels and answered flags, got {len(predicted)}, "
+            f"Expected equally many predictions, groups, labels and answered flags, got {len(predicted)}, "
             f"{len(groups)}, {len(labels)} and {len(keep)}."
         )
     predicted, num_labels = predicted[keep], 1 if labels_N is None else num_classes

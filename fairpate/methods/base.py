@@ -164,7 +164,7 @@ def find_method(name: str) -> type[Method]:
         )
     missing = [word for word in ("title", "paper") if not hasattr(found, word)]
     if missing or found.train is Method.train:
-        raise ConfigError(f"method: {name} is incomplete, it lacks {', '.join(missing) or 'train'}; add it.")
+        raise ConfigError(f"method: class {name} is incomplete: it lacks {', '.join(missing) or 'train'}; define it.")
     try:
         # Shows defaults that contradict each other, before a configuration is read over them.
         found()
@@ -284,7 +284,7 @@ def price(
     if relation is None or any(event.relation != relation for event in events):
         raise ValueError(
             f"Expected events under relation {relation!r}, got {[e.relation for e in events]}; set target.relation to "
-            "that of the method."
+            "the relation of these events."
         )
     # One accountant for all events: a curve and a loss distribution do not compose with each other.
     if not accountant.has_loss_distributions(events):
@@ -635,8 +635,8 @@ class Method(Section):
         if option is not None:
             raise ConfigError(
                 f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "
-                "public, but with true they contain the attribute; set it to false, or choose a method that protects "
-                "whole records."
+                "public, but with the value true features contain the attribute; set it to false, or choose a method "
+                "that protects whole records."
             )
 
 
@@ -675,8 +675,8 @@ class PrivateMethod(Method):
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
-                f"target.relation: {self.method} protects a sensitive attribute, so the relation is replace one, got "
-                f"{self.target.relation!r}; leave it out."
+                f"target.relation: {self.method} protects a sensitive attribute, so the relation must be replace one, "
+                f"got {self.target.relation!r}; leave target.relation out."
             )
 
     def require_mixture(self, *, of_linear_rules: bool) -> None:
@@ -685,13 +685,13 @@ class PrivateMethod(Method):
         for field in ("calibration", "self_label"):
             if getattr(self.public_data, field):
                 raise ConfigError(
-                    f"public_data.{field}: {self.method} publishes a randomised classifier, which this would change; "
-                    "leave it out."
+                    f"public_data.{field}: {self.method} publishes a randomised classifier, which this setting would "
+                    "change; leave it out."
                 )
         if of_linear_rules and self.student.model.name != "logistic":
             raise ConfigError(
                 f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
-                "logistic."
+                "it to logistic."
             )
 
 
@@ -797,8 +797,8 @@ def check_release_of(config: Method, source: Path) -> None:
     """Raise ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
     if not isinstance(config, ReleasingMethod):
         raise ConfigError(
-            f"method: {config.method} keeps no release that another run could learn from; choose the method of that "
-            "run."
+            f"method: {config.method} keeps no release that another run could learn from; choose the method "
+            "of the run that has a release."
         )
     found = RunDirectory(root=source).released
     if not found.is_file():
@@ -854,7 +854,9 @@ def configured(
     if isinstance(source, Path | str):
         values = read_yaml(source)
         if {"methods", "data_sets"} & values.keys():
-            raise ConfigError(f"{source}: a sweep, with methods and data_sets; run it with `fairpate compare`.")
+            raise ConfigError(
+                f"{source}: describes a comparison (methods, data_sets), not one run; use `fairpate compare`."
+            )
         # A file may come from anybody; an option was typed by its user.
         if method is None and "method" not in said:
             require_trusted(values.get("method"), Path(source))
@@ -864,7 +866,7 @@ def configured(
     named = (method, said.get("method"), values.get("method"), DEFAULT)
     name = next(name for name in named if name is not None)
     if not isinstance(name, str):
-        raise ConfigError(f"method: expected a name, got {name!r}.")
+        raise ConfigError(f"method: expected a name that `fairpate methods` lists, or module:Class, got {name!r}.")
     schema = find_method(name)
     faults = []
     fields = [each.partition("=")[0] if isinstance(each, str) else each[0] for each in overrides]

@@ -235,7 +235,9 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
     features, counts_GE = np.asarray(x), cells.counts()
     if not counts_GE.all():
         group, event = np.argwhere(counts_GE == 0)[0]
-        raise ValueError(f"Expected records in every cell, got none in group {group}, event {event}; merge groups.")
+        raise ValueError(
+            f"Expected records of every group in every event, got none in group {group}, event {event}; merge groups."
+        )
 
     def answer(prices_GE: FloatArray) -> Any:
         differences = cost_differences(cells, prices_GE)
@@ -555,7 +557,10 @@ class OracleLearner(PrivateMethod):
             private.y.numpy(), private.z.numpy(), num_groups=num_groups, constraint=config.constraint
         )
         if not config.reference_group < num_groups:
-            raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
+            raise ValueError(
+                f"Expected dp_oracle_learner.reference_group < {num_groups}, the number of groups, got "
+                f"{config.reference_group}."
+            )
         by_group, (num_records, num_features) = config.rules == "by_group", features.shape
         # Without a setting, the paper's number of rounds and learning rate are used.
         num_rounds, rate = config.num_rounds, config.learning_rate
@@ -570,7 +575,9 @@ class OracleLearner(PrivateMethod):
                     "num_rounds."
                 )
             if published == math.inf:
-                raise ValueError("The paper's number of rounds is infinite without noise; set num_rounds.")
+                raise ValueError(
+                    "The paper's number of rounds is infinite without noise; set dp_oracle_learner.num_rounds."
+                )
             num_rounds = math.floor(published)
         if rate is None:
             # ln(4 G - 3), as in the paper: 4 (G - 1) multipliers of two signs and two labels, and the unused rest of B.
@@ -687,11 +694,13 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
     """
     num_groups, num_labels, num_classes = counts_GYC.shape
     if num_groups < 2 or num_labels != num_classes or num_classes < 2:
-        raise ValueError(f"Expected counts of >= 2 groups, >= 2 labels and as many classes, got {counts_GYC.shape}.")
+        raise ValueError(
+            f"Expected counts_GYC of shape (G, C, C) with at least 2 groups and 2 classes, got {counts_GYC.shape}."
+        )
     if not (counts_GYC >= 0).all() or not counts_GYC.any():
-        raise ValueError("Expected counts without NaN or negative values, and some above 0.")
+        raise ValueError("Expected counts_GYC without NaN or negative values, and some above 0; give released counts.")
     if not (reference := config.reference_group) < num_groups:
-        raise ValueError(f"Expected reference_group < {num_groups}, got {reference}.")
+        raise ValueError(f"Expected reference_group < {num_groups}, the number of groups, got {reference}.")
     # Of two labels, the rate of one determines that of the other.
     labels = [1] if num_classes == 2 else list(range(num_classes))
     all_G1C = counts_GYC.sum(axis=1, keepdims=True)

@@ -121,7 +121,7 @@ class MatrixGame:
     ) -> None:
         shares = np.asarray(shares_EG, dtype=np.float64)
         if shares.ndim != 2 or not (shares > 0).all():
-            raise ValueError(f"Expected positive shares by event and group, got {shares.tolist()}.")
+            raise ValueError(f"Expected positive shares by event and group in shares_EG, got {shares.tolist()}.")
         radius = 1.5 * math.sqrt(num_classes) if radius is None else radius
         if not weight >= 0 or not radius > 0:
             raise ValueError(f"Expected weight >= 0 and radius > 0, got {weight} and {radius}.")
@@ -330,13 +330,16 @@ def release_shares(
     if config.shares is not None:
         widths = [len(row) for row in config.shares]
         if widths != [cells.num_groups] * cells.num_events:
-            raise ValueError(f"Expected dp_fermi.shares of {shape[0]} events by {shape[1]} groups, got {widths}.")
+            raise ValueError(
+                f"Expected dp_fermi.shares to have {shape[0]} rows (events) of {shape[1]} numbers (groups), got rows "
+                f"of {widths} numbers."
+            )
         declared_EG = np.asarray(config.shares, dtype=np.float64)
         # Declared shares may be rounded to three digits.
         if not np.allclose(declared_EG.sum(axis=1), 1, atol=1e-3) or not (declared_EG >= config.min_share).all():
             raise ValueError(
                 f"Expected dp_fermi.shares >= {config.min_share} that sum to 1 in each event, "
-                f"got {declared_EG.tolist()}."
+                f"got {declared_EG.tolist()}; correct them."
             )
         return Shares(shares_EG=declared_EG)
     if not config.weight:

@@ -359,7 +359,9 @@ class PfLdConfig(FldConfig):
     def _shares_leave_a_rest(self) -> PfLdConfig:
         if self.dual_share + self.size_share >= 1:
             given = f"{self.dual_share} + {self.size_share}"
-            raise ValueError(f"Expected dual_share + size_share < 1, as gradients take the rest, got {given}.")
+            raise ValueError(
+                f"Expected dual_share + size_share < 1, as gradients take the rest, got {given}; lower one."
+            )
         return self
 
 
@@ -413,7 +415,10 @@ def train_pf_ld(
     num_populations, num_groups, _ = parity.shape
     population_U = parity.population_sizes(y)
     if not population_U.all():
-        raise ValueError(f"Expected records of every label, got {population_U.long().tolist()}; leave the label out.")
+        raise ValueError(
+            f"Expected records of every label, got {population_U.long().tolist()} records by label; leave labels "
+            "without records out of the data set."
+        )
     if config.group_sizes is None:
         sizes_UG = parity.group_sizes(cells)
         # A changed attribute moves two sizes by 1 each: sqrt(2) in L2.
@@ -424,7 +429,9 @@ def train_pf_ld(
         sizes_UG = torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
     else:
         sizes = f"{num_populations * num_groups} cells ({num_populations} populations, {num_groups} groups)"
-        raise ValueError(f"Expected pf_ld.group_sizes of {sizes}, got {len(config.group_sizes)}.")
+        raise ValueError(
+            f"Expected one number in pf_ld.group_sizes for each of {sizes}, got {len(config.group_sizes)}."
+        )
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
     guided = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
     rate = min(1.0, config.batch_size / len(x))

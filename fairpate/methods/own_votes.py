@@ -88,10 +88,11 @@ class VotesConfig(Section):
     @model_validator(mode="after")
     def _names_are_apart(self) -> VotesConfig:
         if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
-            raise ValueError(f"Expected two classes or more, each once, got {', '.join(self.classes)}")
+            raise ValueError(f"Expected two or more classes, each named once, got {', '.join(self.classes)}")
         if self.test is not None and not self.features:
             raise ValueError(
-                "Expected test records only together with features: they evaluate a student, which learns from features"
+                "Expected features with a file of test records, which evaluates a student: name feature columns, or "
+                "leave the test file out"
             )
         return self
 
@@ -177,7 +178,7 @@ def _records(
         what = f"no column {', '.join(missing)}" if missing else f"column {', '.join(repeated)} twice"
         what = what if missing or repeated else "no row"
         raise VotesFileError(
-            f"{path}: {what}; it has the columns {', '.join(table.column_names)}. Correct it, or name other columns."
+            f"{path}: {what}; the file has the columns {', '.join(table.column_names)}. Correct it, or name others."
         )
     names = _text(table, config.id)
     # Only a gate needs groups, and checks for them (:meth:`OwnVotes.check_data`).
@@ -218,7 +219,7 @@ def _votes(table: pa.Table, config: VotesConfig, path: Path, faults: list[str]) 
             faults += _faulty(path, name, ~whole, "no whole number of votes")
             votes_QC[:, place] = np.where(whole, numbers, 0)
         wrong_Q = votes_QC.sum(axis=1) != config.num_voters
-        faults += _faulty(path, ", ".join(config.classes), wrong_Q, f"sums other than {config.num_voters}")
+        faults += _faulty(path, ", ".join(config.classes), wrong_Q, f"votes whose sum is not {config.num_voters}")
         return votes_QC, config.num_voters
     # Each column that has no other meaning is a voter.
     if config.label in table.column_names:
@@ -243,7 +244,7 @@ def _faulty(path: Path, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) 
     if not wrong_Q.any():
         return []
     first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
-    return [f"{path}: column {column}: {rows} {what} (the first is row {first})."]
+    return [f"{path}: column {column}: {rows} {what} (the first is row {first}); correct the file."]
 
 
 def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:

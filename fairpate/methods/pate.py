@@ -143,7 +143,9 @@ def place_of(run: RunDirectory) -> LedgerPlace:
     values = context.read_json(run.ledger_place)
     anchor = values.get("anchor")
     if not all(isinstance(value, str | None) for value in values.values()) or values.keys() - {"ledger", "anchor"}:
-        raise RunDirectoryError(f"{run.ledger_place}: damaged; restore it from a copy.")
+        raise RunDirectoryError(
+            f"{run.ledger_place}: not a readable location of the run's ledger; restore the file from a copy."
+        )
     return LedgerPlace(ledger=values.get("ledger") or run.ledger, anchor=anchor and parsed(anchor))
 
 
@@ -201,8 +203,8 @@ def open_ledger(
     is_file = not is_database(place.ledger)
     if released and is_file and not run.ledger.exists():
         raise RunDirectoryError(
-            f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
-            "start a new run folder."
+            f"{run.ledger}: gone, although {released[0]} was released from this ledger; restore all files of the "
+            "ledger from one copy, or start a new run folder."
         )
     # Once something was released, a missing ledger is never replaced: its charges would be forgotten.
     may_create = create and not released and is_file
@@ -535,7 +537,7 @@ def _no_room(budget: Budget, consequence: str) -> ConfigError:
     limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
     return ConfigError(
         f"aggregator.budget: {limit} at delta {delta_text(budget.delta)} ({budget.kind}) has no room for one query, so "
-        f"{consequence}; raise it, or the noise."
+        f"{consequence}; raise the budget, or the noise."
     )
 
 
@@ -718,7 +720,9 @@ class VotingMethod(Method):
         """Raise ConfigError for a target epsilon together with a budget, and for ``aggregator.keep``, a reserved share
         of the target, without a target."""
         if self.target.epsilon is not None and self.queries.budget is not None:
-            raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
+            raise ConfigError(
+                "aggregator.budget: target.epsilon is the budget already; leave one of the two settings out."
+            )
         if self.queries.keep and self.target.epsilon is None:
             raise ConfigError(
                 "aggregator.keep: a share of target.epsilon, and there is none; set target.epsilon, or leave room with "
@@ -907,9 +911,11 @@ def sorted_filter(
             f"Expected equal lengths of labels, groups and ranks, got {len(labels)}, {len(groups)} and {len(order)}."
         )
     if not np.isin(groups, (0, 1)).all():
-        raise ValueError(f"Expected groups 0 and 1, as the theorem is for two groups, got {np.unique(groups)}.")
+        raise ValueError(
+            f"Expected groups 0 and 1, as FairPATE's Theorem 1 is for two groups, got {np.unique(groups)}."
+        )
     if len(np.unique(order)) < len(order):
-        raise ValueError("Expected an order without ties: with equal ranks, positions of rows would decide.")
+        raise ValueError("Expected order_N without ties, got equal ranks; give every record a rank of its own.")
     share = _share(max_disparity)
     kept = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
@@ -941,7 +947,7 @@ def _one_place_everywhere(storage: str) -> str:
         )
     if urlsplit(storage).password is not None:
         raise ValueError(
-            "Expected no password in the URI, as it would be stored with the run; set it in the environment"
+            "Expected no password in the URI, as it would be stored with the run; set the password in the environment"
         )
     return storage
 
@@ -975,8 +981,8 @@ class PateFamily(GnmaxMethod):
             votes = context.read_votes(path)
             if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
                 raise RunDirectoryError(
-                    f"{path}: votes on other records than the queries of this configuration; restore the data set's "
-                    "files, or start a new run folder."
+                    f"{path}: holds votes on other records than the queries of this configuration; restore the data "
+                    "set's files, or start a new run folder."
                 )
             training.reporter.note("teachers", "votes are there already")
         yield votes

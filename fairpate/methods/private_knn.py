@@ -188,16 +188,19 @@ class PrivateKnn(VotingMethod):
         is_typical = self.private_knn.queries == "typical"
         if is_typical and self.aggregator.num_queries is None:
             raise ConfigError(
-                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set it."
+                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set both."
             )
         if is_typical and self.queries.admission is not None:
-            raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
+            raise ConfigError(
+                "aggregator.admission: typical queries are chosen already, one per cluster; leave it out."
+            )
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
             what = f"the cost of neighbours is computed up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}"
             raise ConfigError(f"target.epsilon: {what}; lower it.")
         if self.queries.budget is not None and self.queries.budget.kind == "data_dependent":
             raise ConfigError(
-                "aggregator.budget.accept_leak: expected false, as the cost never depends on votes here; leave it out."
+                "aggregator.budget.accept_leak: expected false: this method's cost never depends on votes; leave it "
+                "out."
             )
 
     def check_data(self, dataset: Dataset) -> None:
@@ -212,8 +215,8 @@ class PrivateKnn(VotingMethod):
         if price > _LARGEST_CONFIGURED:
             raise ConfigError(
                 f"private_knn.noise_stddev_votes: at {self.private_knn.noise_stddev_votes:g} the queries cost epsilon "
-                f"{price:.3g}, and at most {_LARGEST_CONFIGURED} is supported; raise it, or lower "
-                "aggregator.num_queries."
+                f"{price:.3g}, and at most {_LARGEST_CONFIGURED} is supported; raise the noise, or "
+                "lower aggregator.num_queries."
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:

@@ -176,7 +176,7 @@ class RateConstraints:
             if constraint.bound < least:
                 raise ValueError(
                     f"Constraint {constraint.name!r} cannot be kept: no predictions bring it below {least:g}, and its "
-                    f"bound is {constraint.bound:g}; raise it."
+                    f"bound is {constraint.bound:g}; raise the bound."
                 )
 
     @property
@@ -295,11 +295,15 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     }
     for what, found in counts.items():
         if len(found - {1}) > 1:
-            raise ValueError(f"Expected partitions by the same {what}, got {sorted(found)} of them.")
+            raise ValueError(
+                f"Expected constraints over one number of {what}, got {sorted(found)}; state all over one partition."
+            )
     labels, groups = (max(found, default=1) for found in counts.values())
     classes = {part.num_classes for part in parts}
     if len(classes) != 1:
-        raise ValueError(f"Expected parts over the same number of classes, got {sorted(classes)}.")
+        raise ValueError(
+            f"Expected constraints over one number of classes, got {sorted(classes)}; state all for one classifier."
+        )
     partition = Partition(num_labels=labels, num_groups=groups)
     labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), groups)
     constraints = []
@@ -733,7 +737,10 @@ def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -
         labels = ("labels", own.partition.num_labels, {1, num_classes})
         for words, found, fitting in (*sizes, labels):
             if found not in fitting:
-                raise ValueError(f"Expected raco_dp.constraints over {max(fitting)} {words}, got {found}.")
+                raise ValueError(
+                    f"Expected raco_dp.constraints for the data set's {max(fitting)} {words}, got constraints for "
+                    f"{found}; state them for this data set."
+                )
         return own
     return named_constraints(
         config.constraint, num_classes=num_classes, num_groups=num_groups, bound=config.bound, label=config.label

@@ -76,7 +76,9 @@ def recovery(epsilon: float, num_groups: int) -> FloatArray:
     keep = keep_probability(epsilon, num_groups)
     scale = num_groups * keep - 1
     if not epsilon > 0 or scale <= 0:
-        raise ValueError(f"Expected epsilon > 0, got {epsilon}: the reports do not depend on the groups; raise it.")
+        raise ValueError(
+            f"Expected epsilon > 0, got {epsilon}, at which reports do not depend on the groups; raise it."
+        )
     # The inverse of keep on the diagonal and (1 - keep) / (G - 1) elsewhere.
     inverse_GG = np.full((num_groups, num_groups), (keep - 1) / scale)
     np.fill_diagonal(inverse_GG, (num_groups - 2 + keep) / scale)

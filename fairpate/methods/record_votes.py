@@ -229,8 +229,8 @@ class VotesOfRecords(ReleasingMethod):
             )
         if self.target.relation == "replace one":
             raise ConfigError(
-                f"target.relation: {self.target.relation!r} moves two votes and is not priced here; use 'add or remove "
-                "one'."
+                f"target.relation: {self.target.relation!r} moves two votes, for which no cost is known here; use 'add "
+                "or remove one'."
             )
 
     def check_data(self, dataset: Dataset) -> None:

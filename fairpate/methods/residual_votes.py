@@ -313,8 +313,8 @@ class RulesOfRecords(VotesOfRecords):
         super().check_data(dataset)
         if not len(dataset.public) and dataset.embedding is None:
             raise ConfigError(
-                f"data.embedding: null, and {dataset.name} has no public records to fit one to; set it to {{}}, which "
-                "needs a declared table, or name a file of public records (files.public)."
+                f"data.embedding: got null, and {dataset.name} has no public records to fit an embedding to; set it to "
+                f"{{}} (for a declared table), or name a file of public records (files.public)."
             )
 
     def published(self, training: Training, released: Released, rule_CW: FloatArray, said: PoolLabels) -> Trained:

@@ -363,7 +363,8 @@ def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> T
     """
     if config.trainable != "head":
         raise ValueError(
-            f"Expected trainable: head, got {config.trainable}: features of a backbone that is trained are not fixed."
+            f"Expected backbone.trainable to be head, got {config.trainable}, with which features are not fixed; set "
+            "head."
         )
     return predict_logits(_headless(config, tuple(x.shape[1:]), device), x)
 
@@ -386,7 +387,7 @@ class Mixture(nn.Module):
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         if not members:
-            raise ValueError("Expected at least one member of the mixture, got none.")
+            raise ValueError("Expected at least one member of the mixture, got none; give one or more models.")
         self.members = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:

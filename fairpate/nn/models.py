@@ -147,7 +147,7 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
             f"backbone.weights: {path}: not a readable .pth or .safetensors file ({error}); save it again."
         ) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise WeightsError(f"backbone.weights: {path}: expected tensors by name; save `model.state_dict()`.")
+        raise WeightsError(f"backbone.weights: {path}: expected tensors by name; save `model.state_dict()` there.")
     if name == "densenet121":
         tensors = {_OLD_DENSENET.sub(r"\1\2", key): value for key, value in tensors.items()}
     fault = _mismatch(name, tensors)

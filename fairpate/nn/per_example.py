@@ -618,17 +618,17 @@ class GradientClipper:
             name = type(layer).__name__
             if len(layer_input) != len(x):
                 raise ValueError(
-                    f"{name} reads {len(layer_input)} rows for {len(x)} records; keep the records on the first axis."
+                    f"Layer {name} reads {len(layer_input)} rows for {len(x)} records; keep records on the first axis."
                 )
             own_axes = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm) else 1
             if layer_input.ndim < 1 + (3 if isinstance(layer, nn.Conv2d) else own_axes):
                 raise ValueError(
-                    f"{name} reads records without an axis of their own: {tuple(layer_input.shape)}; keep the records "
-                    "on the first axis."
+                    f"Layer {name} reads an input without an axis for records, of shape {tuple(layer_input.shape)}; "
+                    "keep records on the first axis."
                 )
             if layer_input._version != version:
                 raise ValueError(
-                    f"The input of {name} is overwritten by a later layer; use no in-place operation on it."
+                    f"The input of layer {name} is overwritten by a later layer; use no in-place operation on it."
                 )
         return [(call[0], call[1], gradient) for call, gradient in zip(calls, output_gradients, strict=True)]
 

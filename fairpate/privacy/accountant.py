@@ -98,7 +98,7 @@ class CountedEvent:
                 is_valid, expected = value >= least, f"{name} >= {least}"
             # NaN fails each comparison.
             if not is_valid:
-                raise ValueError(f"Expected {expected}, got {value}.")
+                raise ValueError(f"Expected {expected} in this event, got {value}; correct the field.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ def of_unit(event: Any, unit: Unit) -> Any:
         return event
     # A unit that is no field belongs to the definition of the event: its price holds for no other unit.
     if "unit" not in {column.name for column in fields(event)}:
-        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}; use that unit.")
+        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}; use the first unit.")
     if hasattr(event, "trials"):  # of events, each of the same unit
         trials = tuple(tuple(of_unit(each, unit) for each in events) for events in event.trials)
         return replace(event, unit=unit, trials=trials)
@@ -586,7 +586,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
         except ValueError as error:
             least = loss_distributions.LEAST_DELTA
             raise ValueError(
-                f"Expected target_delta >= {least:g} for loss distributions, got {target_delta}; raise it."
+                f"Expected target_delta >= {least:g} for loss distributions, got {target_delta}; raise target_delta."
             ) from error
     if interval is not None:
         return _epsilon_pld(happened, target_delta, interval)[0]
@@ -654,15 +654,15 @@ def _require_common_guarantee(events: Sequence[Event], *, published: bool = Fals
     holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
     if holding_votes and published:
         raise ValueError(
-            f"Expected data-independent events, got {', '.join(holding_votes)}: use the function named data_dependent "
-            "and keep its result with the operator."
+            f"Expected data-independent events, got {', '.join(holding_votes)}: use the function whose name ends in "
+            "data_dependent, and do not publish its result."
         )
     # Curves add up for one pair of neighbouring data sets; another unit or relation has other pairs.
     guarantees = {(event.unit, event.relation) for event in events}
     if len(guarantees) > 1:
         raise ValueError(
-            f"Expected events under one unit and relation, got {sorted(guarantees)}; price them apart: compute one "
-            "epsilon for each pair."
+            f"Expected events under one unit and relation, got {sorted(guarantees)}; compute one epsilon for "
+            "each pair of unit and relation."
         )
 
 

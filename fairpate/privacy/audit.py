@@ -53,11 +53,17 @@ def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in:
     """
     scores, included = np.asarray(scores_M, dtype=np.float64), np.asarray(included_M, dtype=bool)
     if scores.ndim != 1 or scores.shape != included.shape:
-        raise ValueError(f"Expected one score and one coin per canary, got {scores.shape} and {included.shape}.")
+        raise ValueError(
+            f"Expected scores_M and included_M of equal shape (M,), got {scores.shape} and {included.shape}; align "
+            "them."
+        )
     if np.isnan(scores).any():
-        raise ValueError("Expected a score for every canary, got NaN.")
+        raise ValueError("Expected a score for every canary in scores_M, got NaN; leave canaries without a score out.")
     if min(num_guessed_in, num_guessed_out) < 0 or num_guessed_in + num_guessed_out > len(scores):
-        raise ValueError(f"Expected at most {len(scores)} guesses, got {num_guessed_in} and {num_guessed_out}.")
+        raise ValueError(
+            f"Expected at most {len(scores)} guesses, one per canary, got num_guessed_in {num_guessed_in} and "
+            f"num_guessed_out {num_guessed_out}; lower them."
+        )
     # Ties are broken by position: the coins must not decide which canaries are guessed.
     ascending = included[np.argsort(scores, kind="stable")]
     num_correct = ascending[len(scores) - num_guessed_in :].sum() + (~ascending[:num_guessed_out]).sum()
@@ -146,7 +152,7 @@ class Separation:
     def __post_init__(self) -> None:
         if min(self.num_included, self.num_left_out) < 2 or not math.isfinite(self.t):
             given = self.num_included, self.num_left_out, self.t
-            raise ValueError(f"Expected two canaries or more on both sides and a finite t, got {given}.")
+            raise ValueError(f"Expected two or more canaries both in and out of the data and a finite t, got {given}.")
 
     def mu_lower_bound(self, confidence: float = 0.95) -> float:
         """Return a lower confidence limit on the shift mu of normal scores, in standard deviations; at least 0.
@@ -174,7 +180,10 @@ def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
     scores, included = np.asarray(scores_M, dtype=np.float64), np.asarray(included_M, dtype=bool)
     inside, outside = scores[included], scores[~included]
     if min(len(inside), len(outside)) < 2:
-        raise ValueError(f"Expected two canaries or more on both sides, got {len(inside)} and {len(outside)}.")
+        raise ValueError(
+            f"Expected two or more canaries in the data and two or more out of it, got {len(inside)} and "
+            f"{len(outside)}; use more canaries."
+        )
     squares = float(((inside - inside.mean()) ** 2).sum() + ((outside - outside.mean()) ** 2).sum())
     stddev = math.sqrt(squares / (len(scores) - 2) * (1 / len(inside) + 1 / len(outside)))
     ahead = float(inside.mean() - outside.mean())

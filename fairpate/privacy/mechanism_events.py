@@ -375,7 +375,9 @@ def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float
     """
     noise = noise_stddev_votes
     if num_classes < 2:
-        raise ValueError(f"Expected at least 2 classes, got {num_classes}: one class is always the answer, for free.")
+        raise ValueError(
+            f"Expected at least 2 classes, got {num_classes}: one class is always the answer and costs nothing."
+        )
     if not 0 < noise < math.inf:
         raise ValueError(f"Expected 0 < noise_stddev_votes < inf, got {noise}.")
     log_q0 = limit = _log_q_limit(noise, order)
@@ -781,7 +783,10 @@ def as_in_paper_rdp(
     if fairness_rejected_Q is not None:
         charged_Q = ~np.asarray(fairness_rejected_Q, dtype=bool)
     if charged_Q.shape != (len(event.votes_QC),):
-        raise ValueError(f"Expected one flag per query ({len(event.votes_QC)}), got shape {charged_Q.shape}.")
+        raise ValueError(
+            f"Expected fairness_rejected_Q to hold one flag per query ({len(event.votes_QC)}), got shape "
+            f"{charged_Q.shape}."
+        )
     votes_QC, noise = np.asarray(event.votes_QC)[charged_Q], event.noise_stddev_votes
     threshold, threshold_stddev, tail = event.threshold, event.threshold_stddev_votes, event.tail
     log_q_Q = gnmax.log_q(votes_QC, noise_stddev_votes=noise, tail=tail)
@@ -823,16 +828,18 @@ class SecretTrials:
             raise ValueError(f"Expected 1 < expected_trials <= {MOST_TRIALS:g} and a finite eta > -1, got {given}.")
         guarantees = {(event.unit, event.relation) for events in self.trials for event in events}
         if not all(self.trials) or guarantees != {(self.unit, self.relation)}:
-            expected = f"trials with events for {self.unit}, {self.relation}"
-            raise ValueError(f"Expected {expected}, got {sorted(guarantees)}.")
+            expected = f"events in every trial, all of them for {self.unit}, {self.relation}"
+            raise ValueError(
+                f"Expected {expected}, got {sorted(guarantees)}; give SecretTrials the unit and relation of its events."
+            )
 
     @cached_property
     def gamma(self) -> float:
         """The parameter gamma at which K has the mean ``expected_trials``."""
         if mean_trials(_LEAST_GAMMA, self.eta) < self.expected_trials:
             raise ValueError(
-                f"No gamma gives {self.expected_trials} expected trials at eta {self.eta}; lower expected_trials or "
-                "raise eta."
+                f"No parameter gamma gives a mean of {self.expected_trials} trials at eta {self.eta}; lower "
+                "expected_trials or raise eta."
             )
         return math.exp(
             scipy.optimize.brentq(

@@ -246,7 +246,8 @@ def _require_valid(event: Mapping[str, Any]) -> None:
     if event["kind"] == "SecretTrials":
         if not 1 < event["expected_trials"] < math.inf or not -1 < event["eta"] < math.inf or not all(event["trials"]):
             raise ValueError(
-                "SecretTrials: expected finite expected_trials > 1 and eta > -1, and events in every trial"
+                "SecretTrials: expected finite expected_trials > 1 and eta > -1, and events in every trial; restore "
+                "the statement that contains this event"
             )
         for inner in (each for events in event["trials"] for each in events):
             if inner.get("kind") in ("SecretTrials", "PoissonGaussianLaplaces", "NeighbourVotes"):
@@ -268,9 +269,12 @@ def _require_valid(event: Mapping[str, Any]) -> None:
         if value is None and name == "threshold_stddev_votes":
             continue
         if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value) >= 0:
-            raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
+            raise ValueError(f"{event['kind']}.{name}: expected a number >= 0, got {value!r}; restore the statement")
     if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
-        raise ValueError(f"{event['kind']}: expected a whole number as count and 0 < sampling_rate <= 1")
+        raise ValueError(
+            f"{event['kind']}: expected a whole number as count and 0 < sampling_rate <= 1; restore the statement that "
+            "contains this event"
+        )
 
 
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
