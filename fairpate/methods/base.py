@@ -234,8 +234,8 @@ class Trained:
 
     ``noise`` is the label of the noise source, which decides whether the run is private. ``mixing_GCC[a, j, k]`` is the
     probability of predicting k for a member of group a if the model's label is j; None: the model's label is the
-    prediction. ``remarks`` are written into the statement. ``architecture`` is that of ``model``, if it differs from
-    ``student.model``.
+    prediction. ``remarks`` are written into the run's privacy statement. ``architecture`` is that of ``model``, if it
+    differs from ``student.model``.
 
     Methods whose voters answer queries also set ``queries``, the numbers of queries by outcome, and ``epsilon_bound``,
     the guarantee that was fixed before the first query. ``num_training_labels``: how many released labels the model
@@ -676,7 +676,7 @@ class PrivateMethod(Method):
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
                 f"target.relation: {self.method} protects a sensitive attribute, so the relation must be replace one, "
-                f"got {self.target.relation!r}; leave target.relation out."
+                f"got {self.target.relation!r}; leave it out."
             )
 
     def require_mixture(self, *, of_linear_rules: bool) -> None:
@@ -744,13 +744,14 @@ class ReleasingMethod(PrivateMethod):
         return self.measure(training)
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
-        """Return the events of the release, found by a rehearsal that reads no private record."""
+        """Return the events of the method's release, found by a rehearsal of :meth:`measure` that reads no private
+        record."""
         events = self.rehearse(dataset, lambda exact_RW, **_: np.zeros_like(exact_RW)).events
         # The rehearsal has no records, so it does not know persons either: the unit is set here.
         return tuple(of_unit(event, dataset.unit) for event in events)
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Train the model from the release and from public records."""
+        """Train the model from the noisy arrays ``released`` and from public records, and return it."""
         raise NotImplementedError
 
     def train(self, training: Training) -> Trained:
@@ -1057,7 +1058,8 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
 
 
 def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -> Values:
-    """Return settings that fit the data set ``data``, for ``method`` (None: the usual default, :data:`FITTED`)."""
+    """Return default settings chosen for the size and kind of the data set ``data``, for ``method`` (None: the usual
+    default, :data:`FITTED`)."""
     name, entry = FITTED if method is None else method, entry_for(data)
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry.rows is not None

@@ -172,8 +172,8 @@ def play(
     violations: Callable[[Rule], FloatArray],
     on_round: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[tuple[Rule, ...], FloatArray]:
-    """Play the game between learner and auditor; return the learner's rule of every round, and the mean multipliers (S,
-    O, E).
+    """Play the game between learner and auditor; return the learner's rule of every round, and the mean multipliers by
+    sign, non-reference group and event (S, O, E).
 
     A rule is a classifier. ``answer`` maps prices (G, E), the extra costs of predicting 1, to the learner's rule, and
     ``violations`` maps a rule to its violations (S, O, E) of the parity constraint, which move the auditor's
@@ -194,7 +194,8 @@ def play(
 
 
 def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
-    """Return the multipliers B exp(theta) / (1 + sum exp(theta)): all are positive, and their sum is below B."""
+    """Return the auditor's multipliers B exp(theta) / (1 + sum exp(theta)), B = ``dual_bound``: all are positive, and
+    their sum is below B."""
     # The 1 of the denominator is exp(0): shifted by the largest exponent of all, none overflows.
     largest = max(float(theta.max()), 0.0)
     weights = np.exp(theta - largest)
@@ -211,8 +212,8 @@ def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_grou
 
 
 def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int) -> FloatArray:
-    """Return the violations (S, O, E) of the parity constraint: plus and minus the gap rate_a - rate_ref, less
-    ``max_gap``, for each group a except the reference group."""
+    """Return the violations of the parity constraint by sign, non-reference group and event (S, O, E): plus and minus
+    the gap rate_a - rate_ref, less ``max_gap``, for each group a except the reference group."""
     gap_OE = np.delete(rates_GE - rates_GE[reference_group], reference_group, axis=0)
     return np.stack([gap_OE, -gap_OE]) - max_gap
 
@@ -315,8 +316,8 @@ class Setting:
         return np.insert(noisy, reference, totals - noisy.sum(axis=0), axis=0)
 
     def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:
-        """Return the violations (S, O, E) of the parity constraint, computed from rates that are noisy counts divided
-        by released sizes."""
+        """Return the violations of the parity constraint by sign, non-reference group and event (S, O, E), computed
+        from rates that are noisy counts divided by released sizes."""
         # Noise leaves the range of rates; clipping is post-processing.
         rates_GE = np.clip(positives_GE / (len(self.features) * shares_GE), 0.0, 1.0)
         return violations_of(rates_GE, max_gap=self.rules.max_gap, reference_group=self.rules.reference_group)

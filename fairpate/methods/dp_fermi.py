@@ -302,7 +302,8 @@ def fermi_training(
 class Shares:
     """The public, positive share of each group in each event, and the ``events`` of their release.
 
-    ``remarks``, for the statement, name released shares that were below the declared floor and were raised to it.
+    ``remarks``, for the run's privacy statement, name released shares that were below the declared floor and were
+    raised to it.
     """
 
     shares_EG: FloatArray
@@ -331,8 +332,8 @@ def release_shares(
         widths = [len(row) for row in config.shares]
         if widths != [cells.num_groups] * cells.num_events:
             raise ValueError(
-                f"Expected dp_fermi.shares to have {shape[0]} rows (events) of {shape[1]} numbers (groups), got rows "
-                f"of {widths} numbers."
+                f"Expected dp_fermi.shares to have {shape[0]} rows, one per event, each of {shape[1]} numbers, one per group; "
+                f"got rows of {widths} numbers."
             )
         declared_EG = np.asarray(config.shares, dtype=np.float64)
         # Declared shares may be rounded to three digits.

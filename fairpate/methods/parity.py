@@ -80,7 +80,8 @@ def require_shares(shares: FloatArray, floor: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCells:
-    """The label, group and event of each record, each (N,); the event ``NO_EVENT`` means that a record has none.
+    """The label, group and event of each record, each (N,). An event is a condition on the label under which groups are
+    compared; ``NO_EVENT`` means that a record meets none.
 
     ``cells_N``: the cell of each record, which is its event and group as one code: event times the number of groups,
     plus group; ``num_cells`` for a record without an event.
@@ -105,7 +106,7 @@ class ParityCells:
         num_classes: int = 2,
         positive_label: int = 1,
     ) -> ParityCells:
-        """Return the cells of records under ``constraint``.
+        """Return the cells (group and event) of records under the parity notion ``constraint``.
 
         ValueError for labels, groups or a positive label out of range, for lengths that differ, and for fewer than two
         groups.
@@ -223,8 +224,8 @@ class MeanParity:
         return sizes.double().view(num_populations, num_groups)
 
     def violations(self, values_NK: Tensor, labels_N: Tensor, cells_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
-        """Return the violations (U, G, K) of parity: the mean of ``values_NK`` over each population, minus the sum over
-        a group divided by its size in ``sizes_UG``.
+        """Return the violations of parity by population, group and value (U, G, K): the mean of ``values_NK`` over each
+        population, minus the sum over a group divided by its size in ``sizes_UG``.
 
         They are differentiable in the values, and NaN or infinite if a size or a population is 0.
         """
@@ -240,7 +241,8 @@ class MeanParity:
     def measured(
         self, model: nn.Module, x: Tensor, y: Tensor, cells: Tensor, sizes_UG: Tensor, *, clip_value: float = math.inf
     ) -> Tensor:
-        """Return the exact violations (U, G, K) ``float64`` over all records, which are not to be published.
+        """Return the exact violations of parity by population, group and value (U, G, K), ``float64``, over all
+        records; they are not to be published.
 
         Predictions are made in evaluation mode; the model is left in training mode. ``clip_value`` bounds the L2 norm
         of a record's values.

@@ -359,8 +359,8 @@ def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """The charges of a ledger, query by query. They depend on votes and are for the operator only, except
-    :meth:`submitted`.
+    """The charges in a ledger, the record of answered queries, query by query. They depend on votes and are for the
+    operator only, except :meth:`submitted`.
 
     ``charges_Q[i]`` are the ledger's charges for query i: one for each attempt that a crash interrupted, then one with
     the outcome.

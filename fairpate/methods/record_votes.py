@@ -154,11 +154,12 @@ class VotesOfRecords(ReleasingMethod):
 
     @property
     def reads_groups(self) -> bool:  # type: ignore[override]
-        """True if the table has separate rows for every group of private records, as ``by_group`` says."""
+        """True if the released table has separate rows for every group of private records, as the setting ``by_group``
+        says."""
         return getattr(self.own, "by_group", False)
 
     def rows(self, dataset: Dataset) -> tuple[IntArray, int]:
-        """Return the row of the table to which each private record adds its vote, and the number of rows.
+        """Return the row of the table of votes to which each private record adds its vote, and the number of rows.
 
         The row is the record's label or, if the table is by group, the group and the label.
         """
@@ -185,8 +186,8 @@ class VotesOfRecords(ReleasingMethod):
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the table by group, and for every public record the vote that it would have (M, W) and its label
-        probabilities (M, C)."""
+        """Return the released table of votes by group, and for every public record the vote that it would add (M, W)
+        and its label probabilities (M, C)."""
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
@@ -405,8 +406,8 @@ class RecordVotes(VotesOfRecords):
         )
 
     def event(self, unit: Unit) -> tuple[VoteTables | VoteSums, float]:
-        """Return the event of the table with the least noise that the target allows, and the standard deviation of this
-        noise in votes."""
+        """Return the event of the released table of votes, with the least noise that the target allows, and the
+        standard deviation of this noise in votes."""
         if unit == "person":
             # A sum in units, of which a vote has U: a power of two, so that no division rounds.
             sums = self.sum_event(unit)
@@ -415,7 +416,8 @@ class RecordVotes(VotesOfRecords):
         return VoteTables(count=1, noise_stddev_votes=noise), noise
 
     def prototypes(self, dataset: Dataset) -> Prototypes:
-        """Return the prototypes, which depend only on public records and settings."""
+        """Return the prototypes, centres of clusters of the public pool, which depend only on public records and
+        settings."""
         settings, (_, stddev) = self.record_votes, self.event(dataset.unit)
         return Prototypes.of(
             dataset.public.x,
@@ -692,7 +694,8 @@ class WeightedVotes(VotesOfRecords):
         return Released(arrays=arrays, events=(event,))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Fit the linear rule to the table, train a student on the rule's labels of the public pool, and return it."""
+        """Fit the linear rule to the released table of sums, train a student on the rule's labels of the public pool,
+        and return the student."""
         return self.taught(self._said(released), training, released)
 
     def _said(self, released: Released) -> PoolLabels:

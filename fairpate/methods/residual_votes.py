@@ -234,7 +234,8 @@ def _sum_of_part(how: tuple[Left, int], part: _Part, device: str) -> IntArray:  
 
 
 class ResidualVotesConfig(VectorsConfig):
-    """Settings of residual votes: the rounds that fit the linear rule, and the labels of a student if there is one."""
+    """Settings of residual votes, noisy sums that fit a linear rule in rounds: the rounds, and the labels of a student
+    if there is one."""
 
     curvature: Curvature | None = Field(
         None,
@@ -542,7 +543,8 @@ class AdaSsp(RulesOfRecords):
     ada_ssp: AdaSspConfig = AdaSspConfig()
 
     def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
-        """Return the events of AdaSSP's release, with the least noise that the target allows."""
+        """Return the events of AdaSSP's release (least squares from noisy moments), with the least noise that the
+        target allows."""
         return least_squares_events(noise_within(self.target, least_squares_events))
 
     def measure(self, training: Training) -> Released:

@@ -411,8 +411,8 @@ class ShiftedClipper(GradientClipper):
     """Computes sums of ``clip(g_i + shift)``, where g_i is a record's gradient; otherwise as :class:`GradientClipper`.
 
     FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. ``shift`` has one tensor per trainable
-    parameter; None means no shift. If ``public_gradient`` is given, it sets the shift before each sum, from the current
-    model. A person's average gradient is shifted once, which is the average of the shifted gradients.
+    parameter; None means no shift. If the function ``public_gradient`` is given, it computes the shift from the current
+    model before each sum. A person's average gradient is shifted once, which is the average of the shifted gradients.
 
     Squared norms are ``|g_i|^2 + 2 <g_i, r> + |r|^2`` with the shift r, in ``float64``. If the gradient of some record
     is near -r, rounding would lose the digits of this sum: the shifted gradients of that part of the batch are then

@@ -335,7 +335,8 @@ def poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: 
 
 
 def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[int]) -> list[float]:
-    """Return (alpha - 1) R(alpha), where R is the Renyi cost of :func:`poisson_rdp`, at whole orders alpha >= 1."""
+    """Return (alpha - 1) R(alpha) for the whole ``orders`` alpha >= 1, where R is the Renyi cost that
+    :func:`poisson_rdp` returns."""
     if sampling_rate == 1:
         return [0.0 if order == 1 else float(log_moments(np.array([float(order)]))[0]) for order in orders]
     log_in, log_out = math.log(sampling_rate), math.log1p(-sampling_rate)
