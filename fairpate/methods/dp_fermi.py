@@ -332,8 +332,8 @@ def release_shares(
         widths = [len(row) for row in config.shares]
         if widths != [cells.num_groups] * cells.num_events:
             raise ValueError(
-                f"Expected dp_fermi.shares to have {shape[0]} rows, one per event, each of {shape[1]} numbers, one per group; "
-                f"got rows of {widths} numbers."
+                f"Expected dp_fermi.shares to have {shape[0]} rows, one per event, each of {shape[1]} numbers, one per "
+                f"group; got rows of {widths} numbers."
             )
         declared_EG = np.asarray(config.shares, dtype=np.float64)
         # Declared shares may be rounded to three digits.
