@@ -192,7 +192,7 @@ class Stream(IntEnum):
 
 
 def torch_generator(seed: int, stream: Stream) -> torch.Generator:
-    """Return a generator for one part of a run with the given ``seed``."""
+    """Return a generator of random numbers for one part of a run, seeded by ``seed`` and the number of ``stream``."""
     return torch.Generator().manual_seed(stream_seed(seed, stream))
 
 
@@ -246,7 +246,7 @@ class Price:
 def price(
     events: Sequence[Event], *, delta: float, relation: Relation | None = None, accounting: Accounting = "pld"
 ) -> Price:
-    """Return the epsilon of ``events`` at ``delta``; ``relation`` None: that of the events.
+    """Return the epsilon of ``events`` at ``delta`` as a :class:`Price`; ``relation`` None: the relation of the events.
 
     If an event has no loss distribution, Renyi curves are used for all. If all events are pure (they hold at delta 0),
     the sum of their epsilons is used where it is smaller. ValueError for events under another relation, for units or
@@ -683,7 +683,7 @@ class ReleasingMethod(PrivateMethod):
 
     @property
     def release_settings(self) -> dict[str, Any]:
-        """All settings that determine the release (records and noise determine it too)."""
+        """All settings on which the release depends; it also depends on the records and the noise."""
         return self.settings_without(*self.afterwards)
 
     @property

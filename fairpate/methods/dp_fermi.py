@@ -154,7 +154,8 @@ class MatrixGame:
         return self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
 
     def ascend(self, noise: GaussianNoise, *, stddev: float, learning_rate: float) -> None:
-        """Take one ascent step with the noisy gradient of all observed records, project, and clear the sums.
+        """Move the adversary's matrices one step along the noisy gradient of all observed records, project them onto
+        the allowed norm, and clear the observed sums.
 
         ``learning_rate`` multiplies the sum over records, not the mean.
         """
@@ -229,8 +230,8 @@ class FermiLoss:
 
 
 def public_partitions(num_records: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield the rows of batches without end: every epoch is a random partition of all records into batches of
-    ``batch_size``, of which one may be smaller."""
+    """Yield the indices of the records of each batch, without end: every epoch is a random partition of all records
+    into batches of ``batch_size``, of which one may be smaller."""
     while True:
         yield from reversed(torch.randperm(num_records, generator=generator).split(batch_size))
 

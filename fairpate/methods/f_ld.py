@@ -274,7 +274,9 @@ class Descent:
         from fairpate.nn.models import memory_format_for, to_memory_format
 
         if len(x) != len(y) or not len(x):
-            raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
+            raise ValueError(
+                f"Expected one or more records, each with a label, got {len(x)} records and {len(y)} labels."
+            )
         shared = config.model_dump(include={"batch_size", "optimizer", "learning_rate", "schedule"})
         fit = FitConfig(epochs=config.warmup_epochs + config.epochs, **shared)
         self._x, self._generator, self._batch_size = x, generator, fit.batch_size

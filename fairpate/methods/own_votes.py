@@ -268,7 +268,8 @@ _NO_GATE = GateConfig(max_disparity=NO_GATE.max_disparity, min_count=NO_GATE.min
 
 
 class OwnAggregatorConfig(GatedAggregatorConfig):
-    """Settings of Confident&Fair-GNMax, by default without a threshold check and without a gate."""
+    """Settings of the aggregator (noisy argmax of votes), by default without a threshold check and without a fairness
+    gate."""
 
     mechanism: MechanismParameters = _NO_CHECK
     gate: GateConfig = _NO_GATE

@@ -115,7 +115,7 @@ class ParityCells:
         require_codes("labels", labels, num_classes)
         require_codes("groups", groups, num_groups)
         if len(labels) != len(groups) or not len(labels):
-            raise ValueError(f"Expected one group per label, got {len(groups)} for {len(labels)}.")
+            raise ValueError(f"Expected one group per label, got {len(groups)} groups for {len(labels)} labels.")
         if num_groups < 2:
             raise ValueError(f"Expected at least 2 groups to compare, got {num_groups}.")
         if constraint in ("equal_opportunity", "equal_false_positives") and not positive_label < num_classes:
@@ -205,7 +205,7 @@ class MeanParity:
         ValueError for lengths that differ and for a label or group out of range.
         """
         if labels_N.shape != groups_N.shape:
-            raise ValueError(f"Expected one group per label, got {len(groups_N)} for {len(labels_N)}.")
+            raise ValueError(f"Expected one group per label, got {len(groups_N)} groups for {len(labels_N)} labels.")
         require_codes("labels", labels_N.cpu().numpy(), self.num_classes)
         require_codes("groups", groups_N[groups_N != UNKNOWN].cpu().numpy(), self.num_groups)
         cells_N = self.populations(labels_N) * self.num_groups + groups_N
@@ -282,7 +282,7 @@ class ValueAlong:
     parity: MeanParity
 
     def __call__(self, outputs_BC: Tensor, targets: Tensor) -> Tensor:
-        """Return one value per record, shape (B,)."""
+        """Return the inner product of each record's value h with its direction, shape (B,)."""
         return (self.parity.values(outputs_BC, targets[:, 0].long()) * targets[:, 1:]).sum(dim=1)
 
     def gradient(self, outputs_BC: Tensor, targets: Tensor) -> Tensor:

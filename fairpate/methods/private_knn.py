@@ -271,7 +271,8 @@ class PrivateKnn(VotingMethod):
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """Return the release plan, in which the number of queries is fixed unless a budget is configured.
 
-        Typical queries, which are chosen from public features only, are moved to the front of the public records.
+        Typical queries (one per cluster of public records), which are chosen from public features only, are moved to
+        the front of the public records.
         """
         settings = self.aggregator
         if self.private_knn.queries == "typical":

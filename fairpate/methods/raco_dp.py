@@ -296,13 +296,13 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     for what, found in counts.items():
         if len(found - {1}) > 1:
             raise ValueError(
-                f"Expected constraints over one number of {what}, got {sorted(found)}; state all over one partition."
+                f"Expected all constraints to have one number of {what}, got {sorted(found)}; use one partition."
             )
     labels, groups = (max(found, default=1) for found in counts.values())
     classes = {part.num_classes for part in parts}
     if len(classes) != 1:
         raise ValueError(
-            f"Expected constraints over one number of classes, got {sorted(classes)}; state all for one classifier."
+            f"Expected all constraints to have one number of classes, got {sorted(classes)}; use one classifier."
         )
     partition = Partition(num_labels=labels, num_groups=groups)
     labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), groups)

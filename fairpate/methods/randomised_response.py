@@ -86,7 +86,8 @@ def recovery(epsilon: float, num_groups: int) -> FloatArray:
 
 
 def shrinkage(epsilon: float, num_groups: int) -> float:
-    """Return the ratio of a gap over reported groups to the gap over true groups, if the groups have equal sizes."""
+    """Return the ratio of a gap over reported groups to the gap over true groups, if the groups have equal sizes; it
+    multiplies the learner's allowed gap."""
     return (num_groups * keep_probability(epsilon, num_groups) - 1) / (num_groups - 1)
 
 
@@ -136,7 +137,7 @@ class RandomisedResponse(PrivateMethod):
 
     @property
     def learns_two_classes(self) -> bool:  # type: ignore[override]
-        """True unless the learner is F-LD."""
+        """True unless the configured learner is F-LD, which learns any number of classes."""
         return self.randomised_response.learner == "exponentiated_gradient"
 
     def learned(

@@ -234,7 +234,8 @@ class VotesOfRecords(base.ReleasingMethod):
     def taught(
         self, said: PoolLabels, training: Training, released: Released, *, records: Split | None = None
     ) -> Trained:
-        """Train a student on the most certain labels that pass the gate, and return it with the release's events.
+        """Train a student on the most certain labels that pass the demographic-parity gate, and return it with the
+        events of ``released``.
 
         ``said`` are labels of the public ``records`` (None: all public records), computed from ``released``.
         """
@@ -289,7 +290,8 @@ _POOL_PER_CELL = 10
 
 
 class RecordVotesConfig(TaughtConfig):
-    """Settings of record votes: the prototypes, the rule that labels public records, and the student's labels."""
+    """Settings of record votes (each private record votes once, at its nearest public prototype): the prototypes, the
+    rule that labels public records, and the student's labels."""
 
     embedding: EmbeddingName = Field(
         "components",

@@ -548,7 +548,8 @@ class AdaSsp(RulesOfRecords):
         return least_squares_events(noise_within(self.target, least_squares_events))
 
     def measure(self, training: Training) -> Released:
-        """Release noisy sums, second moments and their least eigenvalue."""
+        """Release noisy sums of votes by class, noisy second moments of the votes, and a noisy least eigenvalue of
+        these moments."""
         dataset, source = training.dataset, self.source
         sums, moments, eigenvalue = events = self.events()
         with training.reporter.stage("votes"), open_pool(self.ray) as pool:

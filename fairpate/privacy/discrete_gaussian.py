@@ -314,7 +314,7 @@ def log_difference_masses(stddev: float) -> tuple[IntArray, FloatArray]:
 
 
 def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Return ln P[N >= t] and ln P[N < t] for integers t of either sign.
+    """Return ln P[N >= t] and ln P[N < t] for the integers t in ``at_V``, of either sign, and N ~ N_Z(0, stddev^2).
 
     The smaller of the two is computed directly, because 1 minus the larger would lose its digits.
     """

@@ -459,11 +459,12 @@ class Gaussian:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss that matters; larger ones have a mass below 1e-33."""
+        """The largest privacy loss taken into account; larger losses have a probability below 1e-33."""
         return (0.5 / self.noise_multiplier + _MOST_DEVIATIONS) / self.noise_multiplier
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """Return the hockey-stick divergence at thresholds of any sign (Balle and Wang 2018, Theorem 8)."""
+        """Return the hockey-stick divergence of a Gaussian release at thresholds of any sign (Balle and Wang 2018,
+        Theorem 8)."""
         mu = 1 / self.noise_multiplier
         # In log space: e^epsilon overflows where the tail that it multiplies vanishes.
         behind, ahead = -epsilons / mu - mu / 2, mu / 2 - epsilons / mu
@@ -500,7 +501,7 @@ class GaussianAndLaplace:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss that matters; larger ones have a mass below 1e-33."""
+        """The largest privacy loss taken into account; larger losses have a probability below 1e-33."""
         return 1 / self.laplace_scale + Gaussian(noise_multiplier=self.noise_multiplier).largest_loss
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
@@ -534,7 +535,7 @@ class AtomicLoss:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss that matters; larger ones have a mass below 1e-33."""
+        """The largest privacy loss taken into account; larger losses have a probability below 1e-33."""
         mass_from, _ = self._tails
         return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
 

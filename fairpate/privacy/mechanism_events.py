@@ -830,8 +830,8 @@ class SecretTrials:
         )
 
     def draw(self, source: NoiseSource) -> int:
-        """Draw K by inversion. 63 random bits and float sums change the distribution of K by less than 1e-12 in total
-        variation."""
+        """Draw K, the secret number of trials, by inversion. 63 random bits and float sums change the distribution of K
+        by less than 1e-12 in total variation."""
         left = (source.randbelow(2**63) + 0.5) / 2**63
         gamma, eta = self.gamma, self.eta
         chance, number = -(1 - gamma) / math.log(gamma), 1
