@@ -51,9 +51,10 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedLedger:
-    """A summary of a ledger whose chain is valid: its counts and its budget.
+    """The summary of a ledger (the record of all queries and their charges) of which every entry was verified.
 
-    ``open`` counts reservations that a crash left open: charged, but not answered.
+    ``reservations`` counts charged queries; ``open`` counts those to which a crash left no outcome: they are charged,
+    but were not answered. ``head`` is the digest of the last entry.
     """
 
     entries: int
@@ -70,10 +71,11 @@ class VerifiedLedger:
 
 
 def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
-    """Verify every entry against its predecessor, and that the last entries that the head file and the ``anchor`` note
-    exist; return a summary of the ledger.
+    """Verify a ledger and return its summary.
 
-    LedgerError at the first fault.
+    Each entry must have the digest that follows from its predecessor's. The last entries on record in the ledger's head
+    file and in ``anchor`` (a copy of the last entry's number and digest at another place; None: there is none) must
+    exist. LedgerError at the first fault.
     """
     terms, state = _read(place, anchor)
     budget = terms.budget
@@ -96,14 +98,15 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
 
 
 def rows(place: Place, *, anchor: Place | None = None) -> Sequence[Charge]:
-    """Return all reservations in the order they were made. LedgerError as :func:`verify`."""
+    """Return all charges in the ledger at ``place``, in the order they were made. LedgerError as :func:`verify`."""
     return _read(place, anchor)[1].charges
 
 
 def export(place: Place, out: Path) -> None:
-    """Write the terms and all reservations to ``out``, atomically: ``.parquet`` (terms in its metadata) or ``.json``.
+    """Write a ledger's terms (mechanism, gate, budget) and all its charges to the file ``out``, atomically.
 
-    LedgerError as :func:`verify`; UserError for another ending and for a file that exists.
+    The ending decides the format: ``.parquet`` (with the terms in its metadata) or ``.json``. LedgerError as
+    :func:`verify`; UserError for another ending and for a file that exists.
     """
     if out.suffix not in (".parquet", ".json"):
         raise UserError(f"{out}: expected a name that ends in .parquet or .json.")
@@ -132,8 +135,8 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
 
 
 class LogEnd(NamedTuple):
-    """The end of an audit log: the last ledger entry and the last action that it contains, and the digest of its last
-    line, which covers all lines before."""
+    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains, and
+    ``chain``, the digest of its last line, which covers all lines before."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")
@@ -144,11 +147,11 @@ START = LogEnd()
 
 
 def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Iterator[tuple[LogEnd, str]]:
-    """Yield the lines to be appended to an audit log that ends at ``end``: for new entries of the ledger, then for new
-    actions in the journal ``actions``.
+    """Yield pairs (end of the log with this line, line): the lines by which an audit log that ends at ``end`` is
+    continued.
 
-    Each line comes with the end that the log then has. LedgerError if the entry or the action at ``end`` is not in the
-    ledger or the journal.
+    Lines for later entries of the ledger come first, then lines for later actions in ``actions``, the run's journal of
+    what its operators did. LedgerError if the ledger lacks the entry, or the journal the action, at which the log ends.
     """
     name = shown(place)
     with closing(back_end(place).reader(place)) as reader:
@@ -202,7 +205,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
 def follow(
     place: Place, end: LogEnd, actions: Path | None = None, *, pause_s: float = 1.0
 ) -> Iterator[tuple[LogEnd, str]]:
-    """Yield the lines of :func:`lines_after`, and then each new line as it comes; never ends.
+    """Yield the pairs of :func:`lines_after`, then further pairs as entries and actions are added; never ends.
 
     The ledger is read every ``pause_s`` seconds.
     """
@@ -231,10 +234,11 @@ def log_end(log: Path) -> LogEnd:
 
 
 def check_log(log: Path, head: str) -> tuple[int, int, str]:
-    """Verify an audit log against ``head``, the ``chain`` of a line that was noted elsewhere.
+    """Verify an audit log, and that one of its lines has the ``chain`` that was noted elsewhere as ``head``.
 
-    Returns the number of lines, the number of the line with ``head``, and the chain of the last line. LedgerError if a
-    line was edited, inserted or removed, and if no line has ``head``: then the log was truncated or written anew.
+    A line's chain is the digest of all lines up to it. Returns the number of lines, the number of the line with
+    ``head``, and the chain of the last line. LedgerError if a line was edited, inserted or removed, and if no line has
+    ``head``: then the log was truncated or written anew.
     """
     try:
         content = log.read_bytes()
@@ -249,7 +253,8 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
 
 
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
-    """Verify the log line by line, and after each line yield the end that the log has there."""
+    """Verify ``content``, read from the audit log ``log``, line by line; yield after each line the end of the log up to
+    it."""
     end = START
     for number, (values, chain) in enumerate(_verified(content, f"{log}: line"), start=1):
         try:
@@ -261,9 +266,10 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
 
 
 def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Verify chained JSON lines, and yield the values and the chain of each.
+    """Verify JSON lines, each of which ends with its chain, a digest of all lines up to it; yield each line's other
+    values and its chain.
 
-    LedgerError at the first line whose chain is wrong; ``name`` stands before the line's number in the message.
+    LedgerError at the first line whose chain is wrong. The error's message begins with ``name`` and the line's number.
     """
     before, text = "", content.decode("utf-8", "replace")
     # Not splitlines: a name may hold another character that breaks lines.
@@ -283,15 +289,16 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
 
 
 def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
-    """Return a JSON line with ``values`` and its chain, and this chain: the SHA-256 of the chain ``before`` and the
-    rest of the line."""
+    """Return a JSON line that contains ``values`` and ends with its chain, and this chain: the SHA-256 of ``before``,
+    the previous line's chain, and of ``values`` as JSON."""
     text = json.dumps(values, ensure_ascii=False)
     chain = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
     return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain
 
 
 def note_action(journal: Path | None, event: str, **facts: object) -> None:
-    """Append an operator's action to a run's ``journal``, durably, before the action itself; do nothing if it is None.
+    """Append an operator's action, such as a restored copy, to the file ``journal`` of a run, durably and before the
+    action itself; do nothing if there is no journal (None).
 
     ``event`` names the action, ``facts`` its details. LedgerError if the journal is damaged or cannot be written.
     """
@@ -319,8 +326,8 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
 
 
 def _actions(journal: Path, content: bytes) -> Iterator[tuple[Head, dict[str, Any]]]:
-    """Yield the number and digest, and the values, of every action in a journal, verified like lines of an audit
-    log."""
+    """Verify ``content``, read from a run's journal of operators' actions; yield each action's number and digest, and
+    its values."""
     # Up to the last line break: a crash may have left a part of a line.
     whole = content[: content.rfind(b"\n") + 1]
     for number, (values, chain) in enumerate(_verified(whole, f"{journal}: action"), start=1):

@@ -66,7 +66,7 @@ def told(tmp_path_factory):
 def test_a_full_disk_ends_the_answers_with_a_clear_message_and_loses_none(told):
     assert 10 < told["answered"] < 300
     assert "cannot be written" in told["failure"]
-    assert "Fix the disk" in told["failure"]
+    assert "Repair its disk" in told["failure"]
     assert told["stored"]
     assert told["kept"]
 
