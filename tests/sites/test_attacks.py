@@ -194,7 +194,7 @@ def test_a_model_that_would_fail_on_some_test_records_alone_is_refused_before_on
     data.private = SimpleNamespace(x=np.zeros((0, 2)))
     run.student.parent.mkdir(parents=True)
     save_student(Student(card=card, network=network), run.student)
-    with pytest.raises(SumError, match="Expected a mixing of shape"):
+    with pytest.raises(SumError, match="Expected mixing of shape"):
         measurable(run, data)  # type: ignore[arg-type]
 
 
