@@ -461,7 +461,7 @@ class AggregatorSession:
                 what = (
                     f"{(len(new), terms.num_classes)} for at least two classes, got {votes_QC.dtype} {votes_QC.shape}"
                 )
-                raise ValueError(f"Expected the vote function to return integers of shape {what}.")
+                raise ValueError(f"Expected the vote function to return votes as integers of shape {what}.")
             if votes_QC.min() < 0:
                 raise ValueError("Expected votes >= 0; the vote function returned a negative count.")
             totals_Q = votes_QC.sum(axis=1)
@@ -511,10 +511,7 @@ class AggregatorSession:
                 if settled is not None and settled.label is not None:
                     counts_GC[group, settled.label] += 1
             self._gate = DemographicParityGate(
-                terms.gate,
-                num_groups=terms.num_groups,
-                num_classes=terms.num_classes,
-                counts_GC=counts_GC,
+                terms.gate, num_groups=terms.num_groups, num_classes=terms.num_classes, counts_GC=counts_GC
             )
         # Another thread may have got an outcome since these votes were cast.
         new = [row for row, query in enumerate(queries) if ledger.outcome_of.get(query.key) is None]

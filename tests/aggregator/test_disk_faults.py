@@ -72,6 +72,6 @@ def test_a_full_disk_ends_the_answers_with_a_clear_message_and_loses_none(told):
 
 
 def test_a_read_only_disk_is_refused_and_nothing_is_lost(told):
-    assert "ledger.sqlite: cannot be" in told["read_only"]
+    assert "ledger.sqlite: the ledger cannot be" in told["read_only"]
     assert "Read-only" in told["read_only"]
     assert told["after"]
