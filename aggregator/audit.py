@@ -51,7 +51,7 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedLedger:
-    """The summary of a ledger (the record of all queries and their charges) of which every entry was verified.
+    """The summary of a ledger, the record of all queries and their charges, after every entry was verified.
 
     ``reservations`` counts charged queries; ``open`` counts those to which a crash left no outcome: they are charged,
     but were not answered. ``head`` is the digest of the last entry.
@@ -74,8 +74,8 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
     """Verify a ledger and return its summary.
 
     Each entry must have the digest that follows from its predecessor's. The last entries on record in the ledger's head
-    file and in ``anchor`` (a copy of the last entry's number and digest at another place; None: there is none) must
-    exist. LedgerError at the first fault.
+    file and in ``anchor`` (a copy of the last entry's number and digest at another place, or None) must exist.
+    LedgerError at the first fault.
     """
     terms, state = _read(place, anchor)
     budget = terms.budget
@@ -266,8 +266,8 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
 
 
 def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Verify JSON lines, each of which ends with its chain, a digest of all lines up to it; yield each line's other
-    values and its chain.
+    """Verify JSON lines that end with their chains, digests of all lines up to them; yield each line's other values and
+    its chain.
 
     LedgerError at the first line whose chain is wrong. The error's message begins with ``name`` and the line's number.
     """

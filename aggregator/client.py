@@ -55,8 +55,8 @@ class QueryError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRule:
-    """How often a request that got no answer is sent: the number of attempts, and the pause before the second; each
-    further pause is twice as long."""
+    """The number of attempts to send a request that gets no answer, and the pause before the second; each further pause
+    is twice as long."""
 
     attempts: int = 5
     first_pause_s: float = 0.25

@@ -313,8 +313,8 @@ def _lacks(name: str, held: int, written: int) -> LedgerError:
 
 
 class BackEnd(NamedTuple):
-    """How ledgers are stored, in files or in databases: the classes that write and read a ledger and its anchor, and a
-    function that writes a whole ledger.
+    """The classes that write and read a ledger and its anchor, in files or in databases, and a function that writes a
+    whole ledger.
 
     An anchor is a copy of a ledger's last entry's number and digest at another place. A ``store`` is opened by a
     ledger's one writer; with ``create`` it creates a missing ledger. Opening raises LedgerError if the ledger was lost,

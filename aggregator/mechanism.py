@@ -75,12 +75,11 @@ outcome = lru_cache(maxsize=1024)(Outcome)
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism(ABC):
-    """How votes become released labels: draws outcomes from votes and returns the privacy events of doing so.
+    """A mechanism draws released labels from votes, and returns the privacy events of doing so.
 
-    A mechanism is a frozen dataclass of public parameters, all plain numbers. ``name`` is stored in ledgers and must
-    never be given to another mechanism. ``voters`` is the word for the voters on pages. ``releases`` says what is
-    released with an answer. ``all_vote`` is False if not every voter votes on every query, as with the neighbours in a
-    small sample.
+    It is a frozen dataclass of public parameters, all plain numbers. ``name`` is stored in ledgers and must never be
+    given to another mechanism. ``voters`` is the word for the voters on pages. ``releases`` says what is released with
+    an answer. ``all_vote`` is False if not every voter votes on every query, as with the neighbours in a small sample.
     """
 
     name: ClassVar[str]

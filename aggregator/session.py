@@ -146,8 +146,8 @@ def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int) -> float:
 # Cached by terms, which never change once a ledger is made: statements and pages ask for it repeatedly.
 @lru_cache(maxsize=16)
 def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
-    """Return the epsilon that was fixed before the first query and holds whatever queries are chosen and whenever they
-    end.
+    """Return the epsilon that was fixed before the first query, and that holds for any choice and any number of
+    queries.
 
     It holds at the budget's delta. None for a budget on the data-dependent epsilon, for which no such bound is known.
     """

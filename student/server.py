@@ -42,7 +42,7 @@ class Record(Body):
 
 
 class Records(Body):
-    """The records of one request, for each of which the student predicts a label."""
+    """The records of one request. The student predicts a label for each."""
 
     records: list[Record] = Field(min_length=1, max_length=MAX_RECORDS_PER_REQUEST)
 

@@ -841,7 +841,8 @@ _TIMEOUT_S = 300.0
 
 @dataclass(eq=False, repr=False)
 class LocalNeighbourhood:
-    """Private records, all in this process, of which the ``count`` nearest to a query in a random sample vote on it."""
+    """Private records, all in this process, as voters: for each query, the ``count`` nearest records in a random sample
+    vote."""
 
     blocks: Sequence[Voters]
     _: KW_ONLY
@@ -863,11 +864,11 @@ class LocalNeighbourhood:
 
 
 class RayNeighbourhood(_ServingActors):
-    """Private records on a bounded number of Ray actors, of which the ``count`` nearest to a query in a random sample
-    vote on it; use inside :func:`start_ray`.
+    """Private records on a bounded number of Ray actors, as voters: for each query, the ``count`` nearest records in a
+    random sample vote.
 
-    Each actor samples its own records. A restarted actor draws new samples; nothing computed from the lost ones was
-    released.
+    Use it inside :func:`start_ray`. Each actor samples its own records. A restarted actor draws new samples; nothing
+    computed from the lost ones was released.
     """
 
     def __init__(

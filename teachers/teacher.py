@@ -317,7 +317,7 @@ class _Stack:
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
     def _gradients(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor, kept_T: Tensor) -> list[Tensor]:
-        """Return every parameter's gradient (T, ...), of which row t is the gradient of teacher t's loss alone.
+        """Return every parameter's gradient (T, ...). Row t is the gradient of teacher t's loss alone.
 
         Teachers for which the mask ``kept_T`` is False are computed on zeros.
         """

@@ -207,7 +207,7 @@ class TokenStore(BaseModel):
         return self.model_copy(update={"tokens": tuple(tokens)})
 
     def of(self, name: str) -> tuple[StoredToken, ...]:
-        """Return the tokens whose owner is ``name``, oldest first. TokenError if there is none."""
+        """Return the tokens whose owner is ``name``, oldest first. TokenError if this owner has no token."""
         found = tuple(token for token in self.tokens if token.name == name)
         if not found:
             known = ", ".join(sorted({token.name for token in self.tokens})) or "none yet"

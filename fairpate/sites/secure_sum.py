@@ -79,7 +79,7 @@ class Store(Protocol):
     durable file."""
 
     def get(self, key: str, /) -> bytes | None:
-        """Return the value stored under ``key``, None if there is none."""
+        """Return the value stored under ``key``, None for an unknown key."""
 
     def setdefault(self, key: str, value: bytes, /) -> bytes:
         """Store ``value`` unless ``key`` has a value, and return the value that it has."""

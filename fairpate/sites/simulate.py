@@ -140,7 +140,7 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
 
 
 def _person_column(declared: Mapping[str, Any]) -> str:
-    """Return the name of the column of person ids in a declaration; empty if there is none."""
+    """Return the name of the column of person ids in a declaration; empty for a table without person ids."""
     person = declared.get("person")
     return (person["column"] if isinstance(person, Mapping) else person) or ""
 

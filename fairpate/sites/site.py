@@ -212,7 +212,7 @@ class Messenger:
         return self._journal.get("charged") is not None
 
     def sum(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Return the noisy sum of all sites' tables, of which ``exact_RW`` is this site's.
+        """Add up this site's table ``exact_RW`` and the tables of all other sites; return the noisy sum.
 
         ``stddev`` and ``name`` must be those of the plan; ``about`` is the file of the model that the table describes,
         if any.
