@@ -109,9 +109,9 @@ def export(place: Place, out: Path) -> None:
     :func:`verify`; UserError for another ending and for a file that exists.
     """
     if out.suffix not in (".parquet", ".json"):
-        raise UserError(f"{out}: expected a name that ends in .parquet or .json.")
+        raise UserError(f"{out}: expected a file name that ends in .parquet or .json; give one of these endings.")
     if out.exists():
-        raise UserError(f"{out}: already exists; remove it, or give another name.")
+        raise UserError(f"{out}: this file already exists; remove it, or give another name.")
     _, state = _read(place)
     terms, written = strict(state.stored_terms), [charge.to_json() for charge in state.charges]
 
@@ -131,7 +131,9 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
     try:
         return LedgerTerms.from_json(state.stored_terms), state
     except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(f"{shown(place)}: its terms are damaged ({error}); restore it from a copy.") from error
+        raise LedgerError(
+            f"{shown(place)}: the ledger's terms are damaged ({error}); restore the ledger from a copy."
+        ) from error
 
 
 class LogEnd(NamedTuple):
@@ -161,7 +163,8 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
         last = reader.noted
         if last.number < before.number or (last.number == before.number and last != before):
             raise LedgerError(
-                f"{name}: has {last.number} entries, but the log ends with entry {before.number}: the ledger was "
+                f"{name}: the ledger has {last.number} entries, but the audit log ends with entry "
+                f"{before.number}: the ledger was "
                 "rolled back, or the log belongs to another ledger; restore the ledger, or give its own log."
             )
         # If entries follow, the digest of the first covers `before`, so that the log of another ledger fails there.
@@ -193,7 +196,8 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     number = end.action.number
     if len(journal) <= number or journal[number][0] != end.action:
         raise LedgerError(
-            f"{actions}: has no action {number}, with which the log ends: the journal was cut, or the log belongs to "
+            f"{actions}: this journal has no action {number}, with which the audit log ends: the journal was "
+            "cut, or the log belongs to "
             "another run; restore the journal, or give its own log."
         )
     for head, values in journal[number + 1 :]:
@@ -225,7 +229,7 @@ def log_end(log: Path) -> LogEnd:
     content = log.read_bytes()
     whole, rest = content[: content.rfind(b"\n") + 1], content[content.rfind(b"\n") + 1 :]
     if rest and not any(rest.startswith(begin) or begin.startswith(rest) for begin in (b'{"entry": ', b'{"action": ')):
-        raise LedgerError(f"{log}: is not an audit log, or damaged; give another file.")
+        raise LedgerError(f"{log}: this file is not an audit log, or damaged; restore it, or give another file.")
     *_, end = START, *_ends(log, whole)
     # Only after all lines were verified: nothing is cut off a file that was named by mistake.
     if rest:
@@ -261,7 +265,9 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
             kind = "entry" if "entry" in values else "action"  # its number in ledger or journal, with its digest
             end = end._replace(**{kind: Head(values[kind], values["digest"])}, chain=chain)
         except (KeyError, TypeError) as error:
-            raise LedgerError(f"{log}: is not an audit log, or damaged at line {number}; give another file.") from error
+            raise LedgerError(
+                f"{log}: this file is not an audit log, or damaged at line {number}; restore it."
+            ) from error
         yield end
 
 
@@ -283,7 +289,7 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
             follows = False
         if not follows:
             what = "or a line before it was changed or removed, or the file is not an audit log"
-            raise LedgerError(f"{name} {number} {what}; restore it, or give another file.")
+            raise LedgerError(f"{name} {number} {what}; restore the file, or give another one.")
         before = chain
         yield values, chain
 
@@ -322,7 +328,9 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
         if not content:  # its name too, or a loss of power could leave an action without a journal
             sync(journal.parent)
     except OSError as error:
-        raise LedgerError(f"{journal}: cannot be written ({error}); repair the disk or the folder.") from error
+        raise LedgerError(
+            f"{journal}: the journal of actions cannot be written ({error}); repair its disk or folder."
+        ) from error
 
 
 def _actions(journal: Path, content: bytes) -> Iterator[tuple[Head, dict[str, Any]]]:

@@ -128,7 +128,7 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         return self._request("GET", "/v1/budget", Budget)
 
     def statement(self) -> Statement:
-        """Return the privacy guarantee that the service may publish, with its public facts."""
+        """Return the privacy guarantee that the service may publish, with public facts about the service."""
         return self._request("GET", "/v1/statement", Statement)
 
     def ledger(self, *, start: int = 0, limit: int = 100) -> LedgerPage:
@@ -148,7 +148,7 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
                 # Another scheme than HTTP fails at every attempt.
                 if is_last or isinstance(error, httpx.UnsupportedProtocol):
                     raise QueryError(
-                        f"{self.url}: no service answers ({error}); start it, or correct the URL."
+                        f"{self.url}: no service answers ({error}); start the service, or correct the URL."
                     ) from error
             else:
                 if is_last or response.status_code not in _RETRIED_STATUSES:
@@ -258,7 +258,8 @@ class QueryShell(cmd.Cmd):
         return False
 
     def do_ask(self, line: str) -> None:
-        """ask 17 | ask 0:20 | ask {"features": [...], "group": "red"}: ask pool records by number, or one of yours."""
+        """ask 17 | ask 0:20 | ask {"features": [...], "group": "red"}: submit public records by number, or a record of
+        yours."""
         questions = parse_questions(line)
         # Before the questions: if this fails, nothing was charged.
         names = self._client.statement().label_names
@@ -312,20 +313,22 @@ def parse_questions(text: str) -> list[Question]:
         try:
             value: Any = json.loads(stripped)
         except ValueError as error:
-            raise CommandError(f"Expected JSON ({error}).") from error
+            raise CommandError(f"Expected a query as JSON ({error}); correct its text.") from error
         return value if isinstance(value, list) else [value]
     ranges = [parse_range(word) for word in stripped.split()]
     # Before the list is made, which a long range would fill the memory with.
     if (total := sum(map(len, ranges))) > _MOST_QUESTIONS:
-        raise CommandError(f"{stripped}: expected at most {_MOST_QUESTIONS} records at once, got {total}.")
+        raise CommandError(f"{stripped}: expected at most {_MOST_QUESTIONS} records at once, got {total}; give fewer.")
     questions: list[Question] = [number for numbers in ranges for number in numbers]
     if not questions:
-        raise CommandError('Expected a number, a range such as 0:20, or {"features": [...], "group": "..."}.')
+        raise CommandError(
+            'Expected the number of a record, a range such as 0:20, or {"features": [...], "group": "..."}.'
+        )
     return questions
 
 
 def parse_range(word: str) -> Sequence[int]:
-    """Return the numbers that ``17`` or ``0:500`` (500 not included) denotes. CommandError for anything else."""
+    """Return the record numbers of a typed range: ``17``, or ``0:500`` without 500. CommandError for anything else."""
     start, colon, stop = word.partition(":")
     # `isdecimal`, as `isdigit` accepts superscripts, which int() refuses. Length is limited, as int() refuses a number
     # of more than 4300 digits with an error of its own.
@@ -335,7 +338,7 @@ def parse_range(word: str) -> Sequence[int]:
         raise CommandError(f"{word}: an empty range; expected its first number below its end, such as 0:500.")
     # A longer range has no length in Python.
     if colon and int(stop) > sys.maxsize:
-        raise CommandError(f"{word}: expected record numbers below {sys.maxsize}.")
+        raise CommandError(f"{word}: expected record numbers below {sys.maxsize}; give smaller ones.")
     return range(int(start), int(stop)) if colon else [int(start)]
 
 
@@ -417,7 +420,9 @@ def query_batch(
         # Before the first batch: a number that is too large would fail the last one, after the others were charged.
         if numbers[-1] >= statement.pool_size:
             size = statement.pool_size
-            raise CommandError(f"--ids: expected numbers below {size}, the size of this pool, got {numbers[-1]}.")
+            raise CommandError(
+                f"--ids: expected numbers below {size}, the size of the pool, got {numbers[-1]}; give smaller ones."
+            )
         try:
             with reporter.stage("queries") as advance:
                 for batch in client.ask_many(numbers, batch_size=batch_size):
@@ -491,7 +496,7 @@ def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
     except ValueError:  # the port or the address is malformed
         is_known = False
     if not is_known:
-        raise CommandError(f"{url}: expected a URL of a service, such as {DEFAULT_URL}.")
+        raise CommandError(f"{url}: not a URL of a service; give one such as {DEFAULT_URL}.")
     return url, list(words[1:] if given else words)
 
 

@@ -341,10 +341,11 @@ def back_end(place: Place) -> BackEnd:
 
 
 def noted_at(place: Place | None) -> tuple[Head, ...]:
-    """Return the last entry that the anchor at ``place`` has on record, as the only element of a tuple.
+    """Return the ledger's last entry, as the anchor at ``place`` has it, as the only element of a tuple.
 
-    An anchor is a copy of the number and digest of a ledger's last entry, kept where the ledger's operator cannot
-    rewrite it. The tuple is empty if ``place`` is None. Errors are those of :meth:`aggregator.store.FileAnchor.noted`.
+    An anchor is a copy of the number and digest of a ledger's last entry at another place, so that an older copy of the
+    ledger is noticed. The tuple is empty if ``place`` is None. Errors are those of
+    :meth:`aggregator.store.FileAnchor.noted`.
     """
     if place is None:
         return ()
@@ -433,7 +434,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             ) from error
 
     def close(self, *_: object) -> None:
-        """Close the store, then the anchor; safe to call twice."""
+        """Close the ledger's files or its database connection, then its anchor; safe to call twice."""
         self._is_open = False
         # The mark above comes first: no thread begins a write into a store that is being closed.
         self._opened.close()
@@ -441,7 +442,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     __exit__ = close
 
     def check(self) -> None:
-        """Raise LedgerError if writing has ended: the ledger is closed, a write failed, or its store was changed.
+        """Raise LedgerError if the ledger can no longer be written: it is closed, a write failed, or its files or
+        database connection are gone.
 
         Any thread may call this; nothing is written.
         """

@@ -140,7 +140,8 @@ class Mechanism(ABC):
         return {name: f"{value:g}" for name, value in asdict(self).items()}
 
     def chances(self, counts_QC: IntArray, *, num_teachers: int) -> FloatArray:  # noqa: ARG002 - of the subclass
-        """Return the probability of every label given released counts, shape (Q, C); rows sum to one.
+        """Return the probability of every label for each query, given the query's released noisy counts, shape (Q, C);
+        rows sum to one.
 
         ValueError if the mechanism releases no counts.
         """
@@ -255,7 +256,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentGnmax(ConfidentVotes):
-    """Confident-GNMax: labels that enough teachers agree on.
+    """Confident-GNMax: releases the noisy argmax of the votes on each query on which enough teachers agree.
 
     The realised cost is the exact joint cost of the threshold check and the noisy argmax.
     """
@@ -440,4 +441,4 @@ def mechanism_named(name: str, parameters: Mapping[str, Any]) -> Mechanism:
     try:
         return _KINDS[name](**parameters)
     except TypeError as error:
-        raise ValueError(f"mechanism {name}: {error}") from error
+        raise ValueError(f"mechanism {name}: its parameters are wrong ({error}); correct them") from error

@@ -290,7 +290,8 @@ class PostgresStore:
         the number and digest of the last entry that was verified."""
         if head != self._last:
             raise LedgerError(
-                f"{self._place}: the ledger has not ended at entry {self._last.number}; restore it from a copy."
+                f"{self._place}: entry {self._last.number}, the last on record, is not the last that was "
+                "verified; restore the ledger from a copy."
             )
         # By `run`: a commit that did not wait for its standby must not make a writer.
         self._commits.run("COMMIT")

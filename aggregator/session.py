@@ -92,8 +92,8 @@ def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> Budg
 
 
 def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
-    """Return how many of ``wanted`` queries fit the budget of a new ledger with these ``terms``; all of them if votes
-    decide when the budget ends."""
+    """Return how many of ``wanted`` queries the budget of a new ledger with these ``terms`` has room for. If votes
+    decide when the budget ends, ``wanted`` is returned."""
     budget = terms.budget
     if budget.max_queries is not None:
         return min(wanted, budget.max_queries)
@@ -268,7 +268,7 @@ MAX_BLOCK = 1024
 
 
 class VotesUnavailableError(RuntimeError):
-    """A teacher did not vote: nothing was reserved, drawn or stored, and the query may be submitted again."""
+    """A teacher did not vote: nothing was charged, drawn or stored, and the queries may be submitted again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +344,7 @@ class PublicPool:
             )
         # Only these two: `bodies_for` derives the range of posted values from the type.
         if self.features.dtype not in (np.uint8, np.float32):
-            raise ValueError(f"Expected features of uint8 or float32, got {self.features.dtype}.")
+            raise ValueError(f"Expected features of type uint8 or float32, got {self.features.dtype}; convert them.")
 
     def __len__(self) -> int:
         return len(self.record_ids)
@@ -355,7 +355,8 @@ class PublicPool:
         return tuple(self.features.shape[1:])
 
     def posted(self, features: Sequence[Any], group: str) -> Question:
-        """Return a question about a record that was sent in a request; its shape and range must have been validated."""
+        """Return a query with features about a record that was sent in a request; shape and range of ``features`` must
+        have been validated."""
         # In the pool's type before it is hashed, and -0.0 as 0.0, which is their sum: all spellings of a number are one
         # query, and charged once.
         array: Features = np.add(np.asarray(features, dtype=self.features.dtype), self.features.dtype.type(0))
@@ -370,7 +371,7 @@ class PublicPool:
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """All records of the pool as questions, by number; they are hashed on first use."""
+        """A query with features for every record of the pool, in order of the records' numbers; hashed on first use."""
         zero = self.features.dtype.type(0)
         return tuple(
             Question(
@@ -453,7 +454,10 @@ class AggregatorSession:
         if new:
             for query in new:
                 if not 0 <= query.group < terms.num_groups:
-                    raise ValueError(f"Expected 0 <= group < {terms.num_groups} in each query, got {query.group}.")
+                    raise ValueError(
+                        f"Expected 0 <= group < {terms.num_groups} in each query, got {query.group}; give the "
+                        "index of a group."
+                    )
             # Votes come before the lock is taken, so that slow teachers hold up no other thread.
             votes_QC = vote(new)
             # Signed integers only: noise is negative too, and other types would wrap around or be rounded.
@@ -463,7 +467,9 @@ class AggregatorSession:
                 )
                 raise ValueError(f"Expected the vote function to return votes as integers of shape {what}.")
             if votes_QC.min() < 0:
-                raise ValueError("Expected votes >= 0; the vote function returned a negative count.")
+                raise ValueError(
+                    "Expected votes >= 0, but the vote function returned a negative count; correct this function."
+                )
             totals_Q = votes_QC.sum(axis=1)
             if (totals_Q > terms.num_teachers).any() or (
                 terms.mechanism.all_vote and (totals_Q < terms.num_teachers).any()

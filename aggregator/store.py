@@ -172,7 +172,9 @@ def is_database(place: Place) -> bool:
     try:
         importlib.import_module("psycopg")  # imported, not looked up: it may be installed and lack libpq
     except ImportError as error:
-        raise LedgerError(f"psycopg is missing ({error}); run `pip install 'fairpate[postgresql]'`.") from error
+        raise LedgerError(
+            f"The PostgreSQL driver psycopg is missing ({error}); run `pip install 'fairpate[postgresql]'`."
+        ) from error
     return True
 
 

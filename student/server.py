@@ -48,8 +48,8 @@ class Records(Body):
 
 
 class SharedGate:
-    """The reject option IDP3 as a demographic-parity gate that all replicas of a student share, with its counters of
-    answers."""
+    """IDP3, the option to refuse predictions, as one demographic-parity gate with counters of answers that all replicas
+    of a student share."""
 
     def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)

@@ -169,7 +169,8 @@ def check_coordinates(coordinates_ND: Coordinates) -> None:
     if coordinates_ND.dtype.kind != "i" or largest > LARGEST_COORDINATE or coordinates_ND.shape[1] > MOST_COORDINATES:
         raise ValueError(
             f"Expected at most {MOST_COORDINATES} integer coordinates per record, each at most {LARGEST_COORDINATE} in "
-            f"absolute value; got {coordinates_ND.shape[1]} of type {coordinates_ND.dtype}, up to {largest}."
+            f"absolute value; got {coordinates_ND.shape[1]} of type {coordinates_ND.dtype}, up to {largest}; "
+            "reduce or scale them."
         )
 
 
@@ -610,9 +611,10 @@ def _own_sigterm() -> Iterator[None]:
 
 @contextmanager
 def head_watched(address: str, *, interval_s: float = _WATCH_INTERVAL_S) -> Iterator[None]:
-    """Inside the block, warn once when the head of a cluster stops answering, and report when it answers again.
+    """Inside the block, warn once when the head (the main node) of a Ray cluster stops answering, and report when it
+    answers again.
 
-    ``address`` is ``host:port``; the head is contacted every ``interval_s`` seconds.
+    ``address`` is the head's ``host:port``; the head is contacted every ``interval_s`` seconds.
     """
     host, _, port = address.rpartition(":")
     place, ended = (host.strip("[]"), int(port)), threading.Event()
@@ -731,7 +733,7 @@ class _ServingActors:
         return answers
 
     def close(self) -> None:
-        """End the actors, and the thread that watches them."""
+        """End the actors, and the thread that pings them."""
         import ray
 
         self._watch.close()
@@ -859,7 +861,7 @@ class LocalNeighbourhood:
         return True
 
     def close(self) -> None:
-        """Drop the records, so that their memory is freed."""
+        """Drop the private records, so that their memory is freed."""
         self.blocks = []
 
 

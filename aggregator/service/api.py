@@ -549,7 +549,8 @@ class ServiceMetrics:
         self._last_s: deque[float] = deque(maxlen=1000)
 
     def count_request(self, facts: Mapping[str, Any], seconds: float) -> None:
-        """Count a finished request that took ``seconds``; called as a :data:`fairpate.http_server.OnResponse`."""
+        """Count a finished request, described by ``facts``, that took ``seconds``; called as a
+        :data:`fairpate.http_server.OnResponse`."""
         route = facts["route"]
         self._requests.labels(facts["method"], route, str(facts["status"])).inc()
         self._latency.labels(route).observe(seconds)
@@ -665,12 +666,12 @@ def add_error_bodies(app: FastAPI) -> None:
     async def failed(_: Request, error: Exception) -> Response:
         # The cause is written to the log only: it is about the operator's machines.
         if isinstance(error, VotesUnavailableError):
-            _log.error("Teachers did not vote: %s", error)
+            _log.error("Teachers did not vote, so new queries were refused; look at their workers: %s", error)
             found = fault(
                 "votes", "", "Some teachers are not available: no query was answered. Submit them again later."
             )
         else:
-            _log.error("The ledger failed: %s", error)
+            _log.error("The ledger failed, so new queries are refused until it can be written: %s", error)
             remedy = "The ledger cannot be written, so no new query is answered; ask the operator for the cause."
             found = fault("ledger", "", remedy)
         return faults_response(503, [found], _RETRY_AFTER)
@@ -709,7 +710,7 @@ def add_analyst_routes(
         return json_response(reply_json(key, outcome))
 
     async def estimate(body: Any) -> Response:
-        """Return what the given queries, or a number of new queries, would cost. No query is submitted."""
+        """Return what the given queries, or a number of new queries, would cost at most. No query is submitted."""
         # A set: a query that is given twice in one request is charged once.
         keys = {question_of(query, pool).query.key for query in getattr(body, "queries", ())}
         # One snapshot, so that both budgets are of one moment.

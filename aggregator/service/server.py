@@ -170,7 +170,7 @@ class AggregatorActor:
                 except UserError as error:
                     if time.monotonic() >= deadline_s:
                         raise
-                    _log.warning("The service cannot start again yet: %s", error)
+                    _log.warning("The service cannot start yet, and tries again: %s", error)
                     time.sleep(_REOPEN_PAUSE_S)
             # A process that another replaces may hold the port until its last requests have ended.
             self._server = HttpServer(
@@ -240,7 +240,7 @@ class Service:
             ray.get(self.actor.stop.remote(), timeout=2 * _STOP_TIMEOUT_S)
         except ray.exceptions.RayError as error:
             # It is ended in any case: a ledger survives the death of its writer at any instant.
-            _log.warning("The aggregator did not stop by itself: %s", error)
+            _log.warning("The aggregator did not stop by itself, and its process is ended: %s", error)
         self.kill()
 
     def kill(self) -> None:

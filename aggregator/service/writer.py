@@ -160,7 +160,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
 
     def close(self) -> None:
-        """Wait until the current call has ended, end the thread and close the ledger."""
+        """Wait until the writer's current call has ended, end its thread and close the ledger."""
         self._thread.shutdown()
         self.books.ledger.close()
 
@@ -351,7 +351,7 @@ class Probe:
             self._failed = False
         except Exception as error:  # noqa: BLE001 - any error means not ready
             if not self._failed:
-                _log.warning("The service is not ready: %s", error)
+                _log.warning("The service is not ready, because a check failed; it is repeated: %s", error)
             self._failed = True
         # The state first: the callers that wait for this check read it next.
         self._under_way = None

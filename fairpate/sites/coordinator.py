@@ -198,7 +198,9 @@ class CoordinatorSums:
         sum ``number``."""
         machine = self._machine(number)
         if step not in STEPS:
-            raise FaultError(404, "step", step, f"Expected as step one of {', '.join(STEPS)}.")
+            raise FaultError(
+                404, "step", step, f"Expected a step of the protocol: {', '.join(STEPS)}; give one of these."
+            )
         self._require_place(place)
         with self._changed:
             self._refuse_if_ended(machine)

@@ -325,9 +325,9 @@ def make_plan(
     """Return a new plan for ``sites``, which maps names to public keys, and the bytes of the embedding's file if all
     records are embedded (else None). No private record is read.
 
-    ``may_vanish`` and ``may_collude`` are the numbers of sites that may do so. DataError as
-    :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError if the numbers of sites and
-    the noise are not compatible.
+    ``may_vanish`` and ``may_collude``: how many sites may vanish, and how many may collude with the coordinator.
+    DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError if the numbers
+    of sites and the noise are not compatible.
     """
     from fairpate.data.embedding import save_embedding
     from fairpate.data.registry import load_at_site
@@ -371,7 +371,7 @@ def config_of(
     # Before the configuration is made, which imports the code that ``method`` names.
     require_trusted(values.get("method"), Path("plan"))
     if others := [each for each in own if not each.startswith("ray.")]:
-        raise PlanError(f"--set: {others[0]} is fixed by the plan, for all sites alike; set ray.* alone.")
+        raise PlanError(f"--set: {others[0]} is fixed by the plan, for all sites alike; set only fields of ray.")
     if "ray" in find_method(values["method"]).model_fields:
         values["ray"] = {"num_actors": 0}  # this process, unless the operator says otherwise
     fields = {"data.declaration": str(declaration), "data.data_dir": data_dir, "out": out}
@@ -430,8 +430,8 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Journal:
-    """The durable store in which one party keeps what it sent and decided, a file that only its owner can read. The
-    first value stored under a key remains.
+    """The durable store in which one party of a plan keeps what it sent and decided, a file that only its owner can
+    read. A stored value is never replaced.
 
     Every value is on the disk when :meth:`setdefault` returns. JournalError if that fails.
     """
@@ -469,7 +469,7 @@ class Journal:
             yield journal
 
     def part(self, prefix: str) -> Journal:
-        """Return a journal for the part of this one whose keys begin with ``prefix``."""
+        """Return a view of this journal that contains the keys with this ``prefix`` only, and shows them without it."""
         return Journal(self.database, self.path, f"{self.prefix}{prefix}/")
 
     def get(self, key: str, /) -> bytes | None:

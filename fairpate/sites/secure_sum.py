@@ -75,8 +75,8 @@ class LateError(SumError):
 
 
 class Store(Protocol):
-    """A key-value store of one party in one sum. The first value stored under a key remains. A ``dict`` will do, or a
-    durable file."""
+    """A key-value store of one party in one sum, in which a stored value is never replaced: a ``dict``, or a durable
+    file."""
 
     def get(self, key: str, /) -> bytes | None:
         """Return the value stored under ``key``, None for an unknown key."""

@@ -215,8 +215,8 @@ def simulate(
     and sites as processes.
 
     ``by`` as in :func:`deal`; ``planning`` are further arguments of `fairpate site plan`. UsageError for a folder that
-    exists, SimulationError for a process that fails; all processes are ended. LimitReachedError if the operator's own
-    odometer, which counts records of a declaration, has no room.
+    exists; SimulationError for a process that fails, after all others were ended. LimitReachedError if the records are
+    declared by the user and the operator's odometer, which adds up the cost of all their releases, has no room.
     """
     if folder.exists():
         raise UsageError(f"--out: {folder} exists already; give another folder.")
@@ -246,7 +246,10 @@ def simulate(
     def result(process: subprocess.Popen[str], party: Path, command: str) -> dict[str, Any]:
         output, _ = process.communicate()
         if process.returncode:
-            raise SimulationError(f"{party.name}: `fairpate site {command}` failed: {output or '(no output)'}")
+            raise SimulationError(
+                f"{party.name}: `fairpate site {command}` failed; correct the cause in its output: "
+                f"{output or '(no output)'}"
+            )
         return json.loads(output)
 
     began_s = time.monotonic()

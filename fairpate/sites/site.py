@@ -391,7 +391,7 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
             process.join(_LEAVES_S)
             raise ComputingError(
                 f"The process that computes this site's tables ended with code {process.exitcode} (-9: killed, mostly "
-                "for want of memory); give the same command again to continue."
+                "because memory ran out); give the same command again to continue."
             ) from None
         if asked == "error":
             raise values
