@@ -189,8 +189,8 @@ class LedgerState:
     def __init__(self, name: str, header: Header, noted: Sequence[Head], rows: Iterable[Row]) -> None:
         """Verify the entries ``rows`` of the ledger ``name`` and compute the ledger's state from them.
 
-        LedgerError if an entry is wrong, or if one of ``noted``, the last entries on record in the ledger's head file
-        and anchor, is not among the rows.
+        ``noted`` are the last entries on record: in the head file next to the ledger, and in the anchor at another
+        place. LedgerError if an entry is wrong, or if one of ``noted`` is not among the rows.
         """
         self.name, self.header = name, header
         self.keys: list[str] = []

@@ -267,11 +267,12 @@ class ConfidentGnmax(ConfidentVotes):
         return ConfidentGnmaxVotes(votes_QC=votes_QC, **asdict(self))
 
     def right_probability(self, votes_QC: IntArray, right_Q: IntArray) -> FloatArray:
-        """Return P[the noisy argmax is class ``right_Q``] per query, shape (Q,), for continuous Gaussian noise.
+        """Return P[the noisy argmax is the right class] for each query, shape (Q,), for continuous Gaussian noise;
+        ``right_Q`` are the right classes.
 
-        With X the noise of the right class, it is E[prod over other classes of Phi(lead / sigma + X)], computed by
-        Gauss-Hermite quadrature; discrete noise with a standard deviation of several votes differs only by its rare
-        ties.
+        With X the noise of the right class, it is E[prod over other classes of Phi(lead / sigma + X)], where lead is
+        the right class's votes less the other's, computed by Gauss-Hermite quadrature. Discrete noise with a standard
+        deviation of several votes differs only by its rare ties.
         """
         rows = np.arange(len(votes_QC))
         lead_QC = (votes_QC[rows, right_Q][:, None] - votes_QC) / self.noise_stddev_votes

@@ -342,8 +342,8 @@ class PostgresStore:
         """Take the advisory lock that keeps a second writer out. LedgerError if another writer's connection has it,
         unless ``take_over``.
 
-        ``take_over`` ends that connection; if the lock is not free even then, the writer's epoch alone protects the
-        ledger.
+        ``take_over`` ends that connection. If the lock is not free even then, the ledger is protected by the writer's
+        epoch alone, a number that every entry must match.
         """
         connection = self._commits.connection
         deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)
@@ -379,8 +379,8 @@ def write_database(place: Place, header: store.Header, rows: Sequence[store.Row]
 
 
 class DatabaseAnchor:
-    """An anchor, the copy of a ledger's last number and digest, in a row of the table ``fairpate_anchors``; its methods
-    are those of :class:`aggregator.store.FileAnchor`."""
+    """An anchor, the copy of a ledger's last entry's number and digest, in a row of the table ``fairpate_anchors``; its
+    methods are those of :class:`aggregator.store.FileAnchor`."""
 
     def __init__(self, place: Place) -> None:
         self._at, self._commits = place, Commits(place)

@@ -72,7 +72,8 @@ class StudentCard:
 
 
 def read_card(path: Path) -> StudentCard:
-    """Return the card in a student's file; StudentFileError for any other file."""
+    """Return the card, the description of a student, from the student's file ``path``. StudentFileError if this is not
+    a student's file."""
     with readable(path):
         return read_student_file(path)[0]
 

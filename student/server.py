@@ -171,7 +171,8 @@ def student_app(replica: Callable[[], StudentReplica], **options: Any) -> FastAP
     """Return the HTTP application of a student; ``replica()`` returns the copy of the student that answers a request.
 
     ``options`` are tokens, rate and tracer as in :func:`fairpate.http_server.new_app`. Without tokens every caller is
-    admitted. The rate limits one caller: the name of a token, or an address if no token is needed.
+    admitted. The rate of requests is limited for each caller, who is known by the name of a token or, if no token is
+    needed, by an address.
     """
 
     async def reasons() -> Sequence[str]:

@@ -394,7 +394,7 @@ def train_teachers(
     if len(indices) != len(shards) or not shards:
         raise ValueError(
             f"Expected one teacher index per shard, and at least one shard; got {len(indices)} indices and "
-            f"{len(shards)} shards."
+            f"{len(shards)} shards; give as many of both."
         )
     if spec.max_shard_size is not None and any(len(shard.y) > spec.max_shard_size for shard in shards):
         raise ValueError(
