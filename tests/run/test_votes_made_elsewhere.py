@@ -197,7 +197,7 @@ def test_other_votes_are_another_ledger(tmp_path, fairpate, state):
     written(tmp_path, table(changed=4))
     code, _, errors = aggregate(fairpate, path, tmp_path / "run", "--epsilon", "8")
     assert code == 1
-    assert "opened for other teachers" in errors
+    assert "created for other teachers" in errors
 
 
 @pytest.mark.usefixtures("with_graphs")
