@@ -128,7 +128,7 @@ def test_the_end_of_a_file_is_no_interrupt(fairpate, monkeypatch):
     ("arguments", "words"),
     [
         (["run", "--set", "data.name=adult", "--data-dir", "."], ["adult.data", "fairpate data fetch", "missing file"]),
-        (["query", "http://127.0.0.1:9", "budget"], ["no service answers", "start it, or correct the URL"]),
+        (["query", "http://127.0.0.1:9", "budget"], ["no service answers", "start the service, or correct the URL"]),
     ],
 )
 def test_what_fails_for_another_reason_than_the_request_ends_in_exit_code_1(fairpate, monkeypatch, arguments, words):

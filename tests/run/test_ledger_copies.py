@@ -157,7 +157,7 @@ def test_an_older_copy_is_refused_by_the_anchor_where_all_files_are_lost(fairpat
     charge(folder, "later", terms)
     for file in ledger_files(folder.ledger):
         file.unlink()
-    with pytest.raises(LedgerError, match="not the number"):
+    with pytest.raises(LedgerError, match="lacks entry"):
         restore(folder, out, to=None)
     code, _, error = fairpate("ledger", "anchor", str(folder.root), str(tmp_path / "other"))
     assert (code, "already has an anchor" in error) == (2, True)

@@ -179,7 +179,7 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
 
     assert "2 may_vanish + may_collude < sites" in refused("coordinator", "plan", *words, "--may-vanish", "1")
     assert "expected os_entropy" in refused("coordinator", "plan", *words, "--set", "noise=seeded")
-    assert "give --tls-cert and --tls-key" in refused(
+    assert "encrypt with --tls-cert and --tls-key" in refused(
         "coordinator", "serve", "plan.json", "--data", "hospitals.yaml", "--host", "192.0.2.1"
     )
     assert "expected https://" in refused(
