@@ -568,7 +568,7 @@ def _json(bundle: RunDirectory, name: str) -> Any:
     # Bundles come from others: nothing is read that could fill the memory.
     path = bundle.public / name
     if path.stat().st_size > _MOST_TEXT:
-        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the limit of a bundle; ask for another bundle")
+        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the limit in a bundle; ask for a smaller one")
     return json.loads(path.read_bytes()) if name == EVENTS else read_json(path)
 
 
@@ -602,13 +602,13 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
                     f"more than {_MOST_BYTES} bytes": sum(entry.file_size for entry in entries) > _MOST_BYTES,
                 }
                 if fault := next((words for words, is_there in faults.items() if is_there), None):
-                    raise BundleError(f"{path}: not a bundle ({fault}); give a file of `fairpate bundle`.")
+                    raise BundleError(f"{path}: not a bundle ({fault}); give the file that `fairpate bundle` wrote.")
                 # Every name is known and without a folder, so none leads out of this one.
                 bundle.extractall(folder)
         except FileNotFoundError:
             raise BundleError(f"{path}: no such file; give the file that `fairpate bundle` wrote.") from None
         except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError) as error:
-            raise BundleError(f"{path}: not a bundle ({error}); give a file of `fairpate bundle`.") from error
+            raise BundleError(f"{path}: not a bundle ({error}); give the file that `fairpate bundle` wrote.") from error
         yield Unpacked(root=Path(folder))
 
 
@@ -619,7 +619,7 @@ Kind = Literal["filled", "operator", "open"]
 
 
 class DossierError(UserError):
-    """Raised for a dossier that is damaged, or whose signature is not valid."""
+    """Raised if a dossier (a form about a published run) is damaged, or if its signature is not valid."""
 
 
 @dataclass(frozen=True, kw_only=True)

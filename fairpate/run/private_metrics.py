@@ -260,8 +260,8 @@ def draw_table(
 
 
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
-    """Return the predicted label (N,) and the score (N,) of each record. Each record is predicted separately, so that
-    its prediction depends on no other record."""
+    """Return the label (N,) that ``student`` predicts for each record, and its score (N,). Each record is predicted
+    separately, so that its prediction depends on no other record."""
     alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
     # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
     generator = np.random.default_rng(source.randbelow(2**63))

@@ -146,7 +146,7 @@ def read_receipt(run: RunDirectory) -> Release | None:
         # Receipts of earlier versions have no plan.
         return Release(**values | {name: tuple(map(event_from, values.get(name, ()))) for name in ("events", "plan")})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OdometerError(f"{run.receipt}: damaged ({error}); restore it from a copy.") from error
+        raise OdometerError(f"{run.receipt}: damaged ({error}); restore the file from a copy.") from error
 
 
 def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: bool = False) -> float:
@@ -638,7 +638,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
             header = json.loads(file.metadata()["release"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         if header["format"] != FORMAT or header["sha256"] != arrays_digest(arrays):
-            raise ValueError(f"expected {FORMAT}, with arrays that match the checksum")  # noqa: TRY301 - reworded below
+            raise ValueError(f"expected format {FORMAT}, and arrays that match the file's checksum")  # noqa: TRY301
         released = Released(arrays=arrays, events=tuple(map(event_from, header["events"])))
         after = tuple(header.get("after", ()))
         return released, Origin(**{name: header[name] for name in ("id", "settings", "pool")}, after=after)

@@ -136,8 +136,8 @@ def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a results table, such as ``results.parquet``. RecordsTableError if it is damaged or of another
-    kind."""
+    """Return the rows of the results table in the file ``path``, such as ``results.parquet``. RecordsTableError if the
+    file is damaged or of another kind."""
     rows = []
     for values in read_table(path).to_pylist():
         config, record = json.loads(values["config"]), None
