@@ -238,7 +238,7 @@ class SourceFile(Section):
     def _is_below_the_folder(cls, place: str | None) -> str | None:
         # A declaration may come from a stranger: it must not read outside the data folder.
         if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
-            raise ValueError(f"Expected a path below the data folder, got {place!r}; give the rest as --data-dir")
+            raise ValueError(f"Expected a path below the data folder, got {place!r}; set that folder by --data-dir")
         return place
 
 
