@@ -104,7 +104,7 @@ def run(
         try:
             share = float(keep.removesuffix("%").strip()) / (100 if keep.endswith("%") else 1)
         except ValueError:
-            raise UsageError(f"--keep: expected a share such as 30% or 0.3, got {keep!r}.") from None
+            raise UsageError(f"--keep: expected a share, got {keep!r}; give one such as 30% or 0.3.") from None
     given |= {
         "aggregator.keep": share,
         "evaluation.fair_at": fair_at,
@@ -301,7 +301,7 @@ def select(
         try:
             given[name] = float(share)
         except ValueError:
-            raise UsageError(f"--share {each}: expected GROUP=SHARE with a number, such as F=0.5.") from None
+            raise UsageError(f"--share: {each} is not a share of a group; give GROUP=SHARE, such as F=0.5.") from None
     configs = [cell.config for cell in cells]
     common: dict[str, Any] = {"epsilon": epsilon, "out": out, "group_shares": given or None}
     common["reporter"] = Reporter(asks=not yes)
@@ -600,7 +600,7 @@ def dossier(
     from fairpate.sites.plan import key_text, read_key
 
     if form not in FORMS:
-        raise UsageError(f"--for: expected one of {', '.join(FORMS)}, got {form}.")
+        raise UsageError(f"--for: {form} is not the name of a form; give one of {', '.join(FORMS)}.")
     if out is not None:
         check_output(out, "--out", is_file=True, suffixes=(".json",))
     # Before the form is filled in: a key that cannot be read is refused now.

@@ -306,7 +306,7 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
     if unit is None:
         unit = "record" if len(released) != 1 or "person" in released else next(iter(released))
     if unit not in units:
-        raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
+        raise ConfigError(f"--unit: {unit} is not a known unit of privacy; give one of {', '.join(units)}.")
     if not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}; give a positive number such as 3.")
     spent = odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)

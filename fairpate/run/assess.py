@@ -466,7 +466,7 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
     try:
         require_columns(read, columns, title)
     except DataError as error:
-        raise DataSettingsError(f"{error} Options such as --prediction and --group name the columns.") from error
+        raise DataSettingsError(f"{error} Name the columns by options such as --prediction and --group.") from error
     found = {}
     for name in columns:
         # `1.0` as `1`: predictions may be written as floats where labels are whole numbers.

@@ -421,7 +421,9 @@ class Odometer:
         :class:`Total`, where a single release counts as fixed beforehand. ValueError for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
-            raise ValueError(f"Limit: expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
+            raise ValueError(
+                f"Limit: expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}; change these values."
+            )
         with self.transaction() as database:
             database.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (data, unit, epsilon, delta))
             # As limits will charge it: a plan in full, however little of it was released.

@@ -79,7 +79,7 @@ class Demand:
                 raise ValueError(f"{name}: expected a share between 0 and 1, got {value}; give a number such as 0.1.")
         for name, limit in self.fairness.items():
             if name not in NOTIONS:
-                raise ValueError(f"fairness: expected a notion among {', '.join(NOTIONS)}, got {name!r}.")
+                raise ValueError(f"fairness: {name!r} is not a notion of fairness; give one of {', '.join(NOTIONS)}.")
             if not 0 <= limit <= 1:
                 raise ValueError(f"fairness: {name}: expected a limit between 0 and 1, got {limit}; give such as 0.1.")
         if self.disparity is not None and DEFAULT in self.fairness:
