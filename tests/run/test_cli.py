@@ -402,11 +402,14 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        (["run", "data.yaml"], "not a configuration; give it with --data data.yaml"),
+        (["run", "data.yaml"], "not a configuration; give the file with --data data.yaml"),
         (["data", "describe", "rows.csv"], "fairpate data declare rows.csv --public"),
-        (["run", "--data", "rows.csv", "--epsilon", "1"], "not a declaration; draft one with `fairpate data declare"),
+        (
+            ["run", "--data", "rows.csv", "--epsilon", "1"],
+            "not a declaration; draft a declaration with `fairpate data declare",
+        ),
         (["ledger", "verify", "rows.csv"], "rows.csv: no ledger; give a ledger file"),
-        (["aggregate", "no.csv", "--unit", "site", "--classes", "a,b"], "no.csv: not found; give the CSV"),
+        (["aggregate", "no.csv", "--unit", "site", "--classes", "a,b"], "no.csv not found; give the CSV"),
         (["card", "."], "holds no run"),
         (["verify", "rows.csv"], "not a bundle"),
         (["verify", "nowhere.zip"], "nowhere.zip: no such file; give the file that `fairpate bundle` wrote"),
@@ -414,7 +417,7 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
             ["serve", ".", "--analyst-token-file", "no"],
             "no: cannot be read as a token file (No such file or directory); give",
         ),
-        (["compare", "settings.yaml"], "This configures one run, not a sweep"),
+        (["compare", "settings.yaml"], "this file configures one run, not a comparison"),
         (["new", "clinic"], "clinic exists already"),
     ],
 )

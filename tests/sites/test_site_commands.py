@@ -188,4 +188,4 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
     assert "exists already" in refused("north", "key", "own.key")
     # A script that is repeated agrees to one plan, and not to whatever is served next.
     joining = ("join", "http://127.0.0.1:1", "--data", "hospitals.yaml", "--key", "own.key", "--yes")
-    assert "name it with --plan DIGEST" in refused("north", *joining)
+    assert "name this plan with --plan DIGEST" in refused("north", *joining)
