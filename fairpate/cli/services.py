@@ -96,15 +96,15 @@ def declare_data(
         public: Table of public records: the same columns, the label may be missing.
         label: Column of the label; default: one that --public lacks.
         group: Column of the group whose fairness counts.
-        person: Column that is the same in all rows of one person; default: ids that repeat.
-        test: Table of labelled records to measure the model on, which is not read.
+        person: Column that is the same in all rows of one person; default: an id column whose values repeat.
+        test: Table of labelled records to measure the model on; this command does not read it.
         read_private: Also read private rows, for the values of the label and for ids that repeat; the draft asks you to
             confirm these lines from your own knowledge. Bounds and categories are never taken from private rows.
-        output: YAML file to write; default: none.
+        output: YAML file to write; default: the draft is only printed.
     """
     # An existing draft may hold answers of the user.
     if output is not None and output.exists():
-        raise ConfigError(f"--output: {output} exists already; name another file.")
+        raise ConfigError(f"--output: {output} exists already; give the path of a new file.")
     for name, table in (("file", file), ("--public", public), ("--test", test)):
         if table is not None and not table.exists():
             raise ConfigError(f"{name}: {table} not found; give the path of a table.")
@@ -172,12 +172,12 @@ def audit_ledger(
         follow: Keep printing new entries.
         out: File to append to; default: standard output.
         check: Verify this log instead, against --head.
-        head: The value `chain` of a line of the log, as you noted it elsewhere.
+        head: The value `chain` of a line of the log, which you noted elsewhere before.
     """
     if check is not None or head is not None:
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
-            raise UsageError("--check LOG and --head HASH: give both, and no run, --follow or --out.")
+            raise UsageError("--check LOG and --head HASH: both are needed; give both, and no PATH, --follow or --out.")
         from aggregator.audit import check_log
 
         count, number, last = check_log(check, head)
@@ -189,7 +189,9 @@ def audit_ledger(
         check_output(out, "--out", is_file=True)
     # JSON lines are read line by line; one document of an endless log would never be complete.
     if follow and is_for_program():
-        raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
+        raise UsageError(
+            "--follow: never ends, but --json prints one document; leave out --json, as each line is JSON already."
+        )
     lines = serving.audit_lines(path, follow=follow, out=out)
     # Both are lazy and share one iterator: only one of them is ever printed.
     return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
@@ -211,7 +213,7 @@ def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()
 
 @ledger_app.command("restore")
 def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFolder, to: str | None = None) -> Output:
-    """Replace the ledger of a run by a copy, which must contain every charge; else it is refused.
+    """Replace the ledger of a run by a copy. A copy that lacks a charge of the ledger is refused.
 
     Args:
         copy: A copy of `fairpate ledger backup`.
@@ -226,9 +228,9 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 
 @ledger_app.command("anchor")
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
-    """Note the ledger's last entry at a second location too, so that a ledger that was rolled back is refused.
+    """Note the last entry of a ledger at a second location too, so that a ledger that was rolled back is refused.
 
-    A service begins to do so when it is started next.
+    A service notes its entries there from its next start on.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
@@ -243,7 +245,7 @@ def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()
 
 @ledger_app.command("export")
 def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
-    """Write all entries of a ledger, including votes, to a file. Do not publish it.
+    """Write all entries of a ledger, including votes, to a file. Do not publish the file.
 
     Args:
         out: A .parquet or .json file.
@@ -256,7 +258,7 @@ def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]
 
 @ledger_app.command("show")
 def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)] = 20) -> Output:
-    """Print the last charges of a ledger and their outcomes. Do not publish them.
+    """Print the last charges of a ledger and their outcomes. Do not publish the output.
 
     Args:
         last: Number of charges.
@@ -270,11 +272,11 @@ _DELTA = "--delta: expected 0 < delta < 1, got {}."
 
 @ledger_app.command("total")
 def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
-    """Print what all your releases on each data set cost together: runs, comparisons and services.
+    """Print the privacy cost of all your releases on each data set together: runs, comparisons and services.
 
     Args:
         data: Only this data set.
-        delta: Delta at which the sums are stated.
+        delta: Delta at which the total epsilons are stated.
     """
     if not 0 < delta < 1:
         raise ConfigError(_DELTA.format(delta))
@@ -306,7 +308,7 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
     if unit not in units:
         raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
     if not 0 < epsilon < float("inf"):
-        raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
+        raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}; give a positive number such as 3.")
     spent = odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
     if data not in known:  # Python may give a data set any name, so a mistyped one is only reported
@@ -336,7 +338,8 @@ def _settings(
     log_file: base.LogFile = None,
     traces: bool = False,
 ) -> Any:
-    """Check the options of a service, and return them as :class:`aggregator.service.server.ServiceSettings`.
+    """Check the options of a command that starts a service, and return them as
+    :class:`aggregator.service.server.ServiceSettings`.
 
     Tokens are read from the files or from the environment; an aggregator also accepts the tokens in its run's token
     store.
@@ -362,7 +365,8 @@ def _settings(
 
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function`` with its parameter ``settings`` replaced by the options of :func:`_settings`.
+    """Return ``function`` as a command whose parameter ``settings`` is replaced by the options of :func:`_settings`,
+    from which it is made.
 
     The attribute ``parts`` of the returned function is the pair of ``function`` and :func:`_settings`.
     """
@@ -420,11 +424,11 @@ serve = base.in_modes(
         operator_token_file: File with the operator's token; default: FAIRPATE_OPERATOR_TOKEN.
         quota: New queries per analyst token and day.
         rate: Requests per second and token; bursts of twice as many.
-        traces: Send OpenTelemetry traces to where OTEL_EXPORTER_OTLP_* point.
+        traces: Send OpenTelemetry traces to the address in OTEL_EXPORTER_OTLP_*.
         stop: Stop a service started with --detach.
         student: Serve the published model; without tokens it is open to all users.
-        detach: Start it on the cluster at RAY_ADDRESS, and return.
-        take_over: End another writer of a ledger in a database, if it hangs or is lost.
+        detach: Start the service on the cluster at RAY_ADDRESS, and return.
+        take_over: Stop another service that writes the same ledger in a database, if it hangs or is lost.
         replicas: Replicas of the model on Ray Serve; default: one, in this process.
     """,
     base.Mode(function=_serve_aggregator),
@@ -548,7 +552,7 @@ def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Ou
     """Make a new token for an owner who has one and print it, only once.
 
     Args:
-        keep_old: How long the old token stays valid: 1h, 2d.
+        keep_old: How long the old token stays valid, such as 1h or 2d; default: it ends now.
     """
     return _shown_once(name, serving.change_tokens(folder, "rotate", name, when=keep_old))
 
@@ -700,7 +704,9 @@ def join_plan(
     """
     if yes and plan is None:
         # Otherwise a script that is repeated would agree, and pay, for any plan that the address serves next.
-        raise UsageError("--yes: agrees to one plan; name it with --plan DIGEST, which `fairpate site plan` printed.")
+        raise UsageError(
+            "--yes: agrees to one plan only; name this plan with --plan DIGEST, which `fairpate site plan` printed."
+        )
     if out is not None:
         check_output(out, "--out")
     from fairpate.sites.site import join
@@ -709,7 +715,9 @@ def join_plan(
         if not is_for_program():
             say(offer)
         if not yes and (is_for_program() or not sys.stdin.isatty()):
-            raise UsageError("--yes: there is no terminal to ask on; give --yes to agree.")
+            raise UsageError(
+                "--yes: missing, and there is no terminal on which to ask; give --yes to agree to the plan."
+            )
         # On standard error: standard output has the result alone.
         return yes or typer.confirm("Take part?", err=True)
 

@@ -156,7 +156,7 @@ def test_all_faults_are_told_at_once(tmp_path, fairpate, state):
     [
         ((), "give --epsilon, or --mechanism"),
         (("--epsilon", "5", "--unit", "<b>"), "votes.unit"),
-        (("--epsilon", "5", "--classes", "no"), "two or more classes"),
+        (("--epsilon", "5", "--classes", "no"), "expected two or more classes"),
         (("--mechanism", "{threshold: 6}"), "aggregator.mechanism"),
         (("--epsilon", "-1"), "target.epsilon"),
     ],
@@ -197,7 +197,7 @@ def test_other_votes_are_another_ledger(tmp_path, fairpate, state):
     written(tmp_path, table(changed=4))
     code, _, errors = aggregate(fairpate, path, tmp_path / "run", "--epsilon", "8")
     assert code == 1
-    assert "opened for other teachers" in errors
+    assert "created for other teachers" in errors
 
 
 @pytest.mark.usefixtures("with_graphs")
