@@ -576,16 +576,31 @@ class _Shares(NamedTuple):
         stddev: float,
         *,
         z: float,
-        rest: bool = False,
-        has_ends: bool = True,
     ) -> _Shares:
         """Return the share of each group's records in which each of the outcomes ``events`` occurs, with its interval,
         from one noisy table (G, Y, C) or from several that are stacked along leading axes.
 
-        ``rest`` returns instead the shares among the records of all other groups together. The ends of the intervals
-        are at z standard deviations; if not ``has_ends``, both ends equal the share.
+        The ends of the intervals are at z standard deviations.
         """
-        found, cells = events(table_GYC), events(np.ones(table_GYC.shape[-3:]))
+        return cls.of_counts(events(table_GYC), events(np.ones(table_GYC.shape[-3:])), stddev, z=z)
+
+    @classmethod
+    def of_counts(
+        cls,
+        found: rates.Events,
+        cells: rates.Events,
+        stddev: float,
+        *,
+        z: float,
+        rest: bool = False,
+        has_ends: bool = True,
+    ) -> _Shares:
+        """Return the shares of events whose records are already counted by group in ``found``.
+
+        ``cells`` counts the same events in a table of ones: the number of noisy cells in each count. ``rest`` returns
+        instead the shares among the records of all other groups together. If not ``has_ends``, both ends equal the
+        share.
+        """
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
             for each in (found.hits_EG, found.sizes_EG, cells.hits_EG, cells.sizes_EG)
@@ -622,37 +637,45 @@ def gap_of(
         # Of all groups together, whose noises add up.
         table_GYC, stddev = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
 
+    found, cells = metric.events(table_GYC), metric.events(np.ones(table_GYC.shape))
+    # A group against itself is no comparison: NaN keeps it out of maxima.
+    itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
+
     def ends(z: float, joint_GYC: FloatArray, has_ends: bool = True) -> _Shares:
-        own = _Shares.of(metric.events, joint_GYC, stddev, z=z, has_ends=has_ends)
+        counts = found if joint_GYC is table_GYC else metric.events(joint_GYC)
+        shares_of = partial(_Shares.of_counts, counts, cells, stddev, z=z, has_ends=has_ends)
+        own = shares_of()
         if metric.compare is rates.level:
             return own
-        # A group against itself is no comparison: NaN keeps it out of maxima.
-        itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
         if metric.compare is rates.below_other:
+            if not has_ends:
+                value = np.maximum(own.value_EG, _LEAST_SHARE)
+                value = 1 - value[..., :, None] / value[..., None, :] + itself_GG
+                return _Shares(value, value, value)
             ratio, least, most = _ratios(own)
             return _Shares(1 - ratio + itself_GG, 1 - most, 1 - least + itself_GG)
         if metric.compare is rates.pairwise:
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
-            others = _Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True, has_ends=has_ends)
-            first, other = list(own), list(others)
-        value = first[0] - other[0]
-        # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
-        low = value - np.hypot(first[0] - first[1], other[2] - other[0])
-        high = value + np.hypot(first[2] - first[0], other[0] - other[1])
+            first, other = list(own), list(shares_of(rest=True))
+        value = low = high = first[0] - other[0]
+        if has_ends:
+            # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
+            low = value - np.hypot(first[0] - first[1], other[2] - other[0])
+            high = value + np.hypot(first[2] - first[0], other[0] - other[1])
         if metric.compare is rates.to_overall:
             # A group is part of the whole: its distance to it is that to the others, times their share.
-            sizes_EG = np.maximum(metric.events(joint_GYC).sizes_EG, 0.0)
+            sizes_EG = np.maximum(counts.sizes_EG, 0.0)
             others_EG = 1 - rates.divide(sizes_EG, sizes_EG.sum(axis=-1, keepdims=True))
             far, near = np.maximum(np.abs(low), np.abs(high)), np.maximum(0.0, np.maximum(low, -high))
             value, low, high = np.abs(value) * others_EG, near * others_EG, far * others_EG
         return _Shares(value, low, high)
 
-    found, alone = metric.events(table_GYC), ends(_deviations(), table_GYC)
+    alone = ends(_deviations(), table_GYC)
     value = alone.value_EG
     if np.isnan(value).all():
         return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
-    shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations())
+    shares = _Shares.of_counts(found, cells, stddev, z=_deviations())
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
     low = _low_of_largest(ends, table_GYC, stddev)
