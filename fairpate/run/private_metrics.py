@@ -46,7 +46,7 @@ from fairpate.config import ConfigError, EvaluationConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
-from fairpate.methods.base import Method, NoisySum, Price, Stream
+from fairpate.methods.base import Method, NoisySum, OpenRun, Price, Stream
 from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, sample_discrete_gaussian
@@ -283,28 +283,18 @@ def records_of_unit(split: Split) -> IntArray:
     return np.bincount(person_N)[person_N]
 
 
-def release_table(
-    config: Method,
-    dataset: Dataset,
-    student: Student,
-    event: Event,
-    run: RunDirectory,
-    log: ReleaseLog,
-    *,
-    noise: str,
-    noisy_sum: NoisySum | None = None,
-) -> Released:
+def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseLog, *, noise: str) -> Released:
     """Return the noisy table of predictions that is stored with the run. If there is none, draw it from the test
-    records and charge it to ``log``.
+    records and charge it to ``log``, the log of these records.
 
     ``event`` is the table's privacy event, ``noise`` the label of the noise source, such as ``os_entropy``. Errors as
     in :meth:`ReleaseLog.step`: a table that was published and then deleted is not drawn again.
     """
     assert isinstance(event, PredictionTables)
+    dataset, edges = opened.dataset, opened.config.evaluation.score_edges
     source: NoiseSource = OsEntropy()
     if noise != discrete_gaussian.OS_ENTROPY:
-        source = SeededSource(stream_seed(config.seed, Stream.METRICS))
-    edges = config.evaluation.score_edges
+        source = SeededSource(stream_seed(opened.seed, Stream.METRICS))
 
     def draw() -> Released:
         return draw_table(
@@ -315,42 +305,23 @@ def release_table(
             num_groups=dataset.num_groups,
             num_classes=dataset.num_classes,
             edges=edges,
-            noisy_sum=noisy_sum,
-            about=run.student.read_bytes(),
+            noisy_sum=opened.noisy_sum,
+            about=opened.run.student.read_bytes(),
         )
 
-    settings = {"student": sha256_of(run.student), "parts": dataset.parts, "score_edges": list(edges)}
+    settings = {"student": sha256_of(opened.run.student), "parts": dataset.parts, "score_edges": list(edges)}
     # Sites charge a sum themselves, when its first message leaves.
-    events = () if noisy_sum is not None else (event,)
+    events = (event,) if opened.noisy_sum is None else ()
     return log.step(draw, settings=settings, pool="", noise=noise, events=events)
 
 
-def assess_privately(
-    config: Method,
-    dataset: Dataset,
-    student: Student,
-    statement: PrivacyStatement,
-    run: RunDirectory,
-    log: ReleaseLog,
-    noisy_sum: NoisySum | None = None,
-) -> Assessment:
+def assess_privately(opened: OpenRun, student: Student, statement: PrivacyStatement) -> Assessment:
     """Return metrics of ``student`` estimated from the noisy table of its predictions (:func:`release_table`), whose
-    privacy event ``statement`` lists.
-
-    ``noisy_sum`` adds up the tables of several sites, if there are test records at several sites.
-    """
-    released = release_table(
-        config,
-        dataset,
-        student,
-        event_from(statement.part_events["test"][-1]),
-        run,
-        log.of_part("test"),
-        noise=statement.noise,
-        noisy_sum=noisy_sum,
-    )
-    found = assessment_of(released, student.card, seed=config.seed, fair_at=config.evaluation.rule)
-    return replace(found, measured_N=np.ones(len(dataset.test), np.bool_))  # for the operator's comparison alone
+    privacy event ``statement`` lists."""
+    event, log = event_from(statement.part_events["test"][-1]), opened.log.of_part("test")
+    released = release_table(opened, student, event, log, noise=statement.noise)
+    found = assessment_of(released, student.card, seed=opened.seed, fair_at=opened.config.evaluation.rule)
+    return replace(found, measured_N=np.ones(len(opened.dataset.test), np.bool_))  # for the operator's comparison alone
 
 
 def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:

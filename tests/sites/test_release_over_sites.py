@@ -305,7 +305,7 @@ def test_parties_that_were_killed_before_the_table_of_metrics_continue(
         return works[party]()
 
     def once(party: str, work: Any, *values: Any) -> Any:
-        is_own = any(getattr(each, "root", None) == group.run(party).root for each in values)
+        is_own = any(getattr(getattr(each, "run", each), "root", None) == group.run(party).root for each in values)
         if is_own and party not in stopped:
             stopped.append(party)
             raise KilledError
