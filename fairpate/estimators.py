@@ -88,7 +88,7 @@ class SensitiveFeature(Section):
 @dataclass(frozen=True, kw_only=True)
 class GivenRecords:
     """The records that a caller passed in, checked and encoded: features ``x`` (N, ...), and, if known, labels, groups
-    and the persons to whom records belong (N,)."""
+    and persons (N,)."""
 
     x: Values
     groups: Values | None

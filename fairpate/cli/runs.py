@@ -73,7 +73,7 @@ def run(
 ) -> Output:
     """Train one method, and publish its model, metrics and report with the privacy guarantee.
 
-    Without arguments: FairPATE on an embedded data set, about a minute. With --data, --method or --epsilon and no
+    Without arguments: train FairPATE on an embedded data set, in a minute. With --data, --method or --epsilon and no
     CONFIG, all other settings are chosen for the data set from public facts.
 
     Args:
@@ -84,8 +84,8 @@ def run(
         weights: File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision).
         release_of: Run whose release is reused, at no privacy cost; without CONFIG, its configuration is used too.
         dry_run: Only show the privacy cost of the run and how much signal its noise would leave.
-        keep: Share of the queries within the target to keep for later, such as 30% for `fairpate serve`; a larger share
-            needs more noise.
+        keep: Share of the target's queries that is kept for `fairpate serve`, such as 30%; a larger share needs more
+            noise.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.methods.base import configured, resolved
@@ -283,8 +283,8 @@ def select(
         out: Folder for the choice, and for the run of the chosen settings.
         trials: Expected number of trials: settings drawn at random are trained a secret number of times, and the best
             model is published. Without it, all settings must share one release.
-        shares: Public share of a group among records; give it once for each group. Scores then weight all groups
-            equally.
+        shares: Public share of a group among all records; repeat it for each group. All groups then have equal weight
+            in the choice.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.privacy.mechanism_events import MOST_TRIALS
@@ -436,8 +436,8 @@ def aggregate(
         group: Column with the groups of the public records.
         test: File of test records to evaluate the student on: the same columns, and true labels.
         label: Column with the true labels of the test records; default: label.
-        name: Name of the data set in the odometer; default: that of the file.
-        mechanism: Parameters of the mechanism, instead of a target, as in {threshold: 8, threshold_stddev_votes: 2,
+        name: Name under which the data set's privacy cost is totalled; default: that of the file.
+        mechanism: Parameters of the noisy vote, instead of --epsilon, as in {threshold: 8, threshold_stddev_votes: 2,
             noise_stddev_votes: 1}.
     """
     from fairpate.report.records import Guarantee

@@ -208,8 +208,8 @@ def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSour
 
 
 class TrialsError(UserError):
-    """Raised if every trial (training of a choice among settings) failed, so that there is no model; the privacy cost
-    was charged nevertheless."""
+    """Raised if every trial failed, that is, every training in a choice among settings, so that there is no model; the
+    privacy cost was charged nevertheless."""
 
 
 MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
@@ -441,7 +441,7 @@ def select_by_trials(
                 f"{out}: the trials in this folder were charged under other settings ({'; '.join(changes.values())}); "
                 "set these fields back, or give another folder with --out."
             )
-        reporter.note("trials", f"a secret number of them, {expected_trials:g} expected; nothing is shown of them")
+        reporter.note("trials", f"a secret number of trials, {expected_trials:g} expected; none of them is displayed")
         best, outcome = _best_trial(state["drawn"], planned, data_of, plan, weights, folder.workplace)
         receipt = read_receipt(folder)
         assert receipt is not None

@@ -13,8 +13,8 @@ training at no further cost. A unit that is replaced stays in its split as long 
 names depend on content are refused for that relation.
 
 **Predictor.** Each prediction is a function of its record and of released values alone. The reject option is left out,
-because its gate depends on earlier records, so that one record could change all later answers; it is simulated on
-records that are made up from the noisy table.
+because whether it refuses depends on earlier records, so that one record could change all later answers; it is
+simulated on records that are made up from the noisy table.
 
 **Intervals.** Let A be a noisy number of hits (the sum of a cells of the table) among B noisy records (the sum of m
 cells), and n the true number of these records. Then A - p B has variance n p (1 - p) + s^2 (a (1 - p)^2 + (m - a) p^2)
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 WEIGHT = 2**20
 LEVEL = 0.95
 PREDICTIONS = "predictions"
-"""The table's name in messages, if it is a sum over several sites."""
+"""Name of the noisy table of predictions in messages between sites, if it is a sum over several sites."""
 _LEAST_SHARE = 1e-9  # which has a logarithm
 _DRAWS = 1000
 
@@ -260,8 +260,8 @@ def draw_table(
 
 
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
-    """Return the predicted label (N,) and the score (N,) of each record. Each record is predicted separately, so that
-    its prediction depends on no other record."""
+    """Return the label (N,) that ``student`` predicts for each record, and its score (N,). Each record is predicted
+    separately, so that its prediction depends on no other record."""
     alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
     # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
     generator = np.random.default_rng(source.randbelow(2**63))

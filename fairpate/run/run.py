@@ -611,7 +611,7 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
 
 
 EXACT_METRICS = "exact metrics of private test records: not private"
-"""The label of the odometer's row for exact metrics of test records that a hash drew from private ones."""
+"""Label of the noise in the odometer's row for exact metrics of test records that a hash drew from private ones."""
 _MOST_VALUES = 50_000_000  # 0.4 GB
 _SIDE, _MOST_FEATURES, _COMPONENTS = 16, 256, 64
 _AT_ONCE = 4096  # pictures

@@ -133,7 +133,7 @@ class CoordinatorClient:
             # After a try: with a wait of 0, each request is made once.
             if time.monotonic() >= deadline_s:
                 raise CoordinatorError(
-                    f"The coordinator {reason}, and did so for {wait_s:g} s; give the same command again to continue."
+                    f"The coordinator {reason}, for {wait_s:g} s now; give the same command again to continue."
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
