@@ -247,7 +247,9 @@ def test_unknown_names_and_names_that_are_taken_are_refused_with_those_there_are
     with pytest.raises(TokenError, match="has a token already"):
         add(store, "alice")
     for function in (lambda s: limited(s, "bob", OwnLimit()), lambda s: revoked(s, "bob")):
-        with pytest.raises(TokenError, match="bob: this name has no valid token; add one, or give one of these names: alice"):
+        with pytest.raises(
+            TokenError, match="bob: this name has no valid token; add one, or give one of these names: alice"
+        ):
             change(store, lambda s, f=function: (f(s), None))
 
 
