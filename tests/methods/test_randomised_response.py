@@ -162,7 +162,7 @@ def test_fairness_for_true_groups_is_learned_from_reports(form: str) -> None:
 
 
 def test_what_cannot_be_reported_or_recovered_is_refused() -> None:
-    with pytest.raises(ValueError, match="codes from 0 to 1"):
+    with pytest.raises(ValueError, match="codes_N to hold integers from 0 to 1"):
         train(1.0, data=(X, Y, Z - 1 + Z))
     with pytest.raises(ValueError, match="labels to be codes from 0 to 1"):
         train(1.0, data=(X, Y + 1, Z))
