@@ -25,7 +25,6 @@ from fairpate.data import load_data
 from fairpate.data.registry import load_at_site
 from fairpate.files import arrays_digest
 from fairpate.http_server import HttpServer, HttpSettings
-from fairpate.methods import residual_votes, teacher_votes
 from fairpate.methods.base import configured, resolved
 from fairpate.run import release_log, run
 from fairpate.run.bundle import write_bundle
@@ -44,7 +43,7 @@ from fairpate.sites.plan import embedding_file, key_text, new_key
 from fairpate.sites.secure_sum import SumError
 from fairpate.terminal import Reporter
 from fairpate.types import DataSettingsError
-from teachers import ensemble
+from teachers import ensemble, ray_pool
 from teachers.ensemble import BlockPool
 
 GATE = "{max_disparity: 0.3, min_count: 10}"
@@ -154,8 +153,7 @@ def one_trains_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ensemble, "train_ensemble", alone)
     # A plan leaves `ray` to each site, and by default each starts a Ray of its own.
-    for module in (teacher_votes, residual_votes):
-        monkeypatch.setattr(module, "open_pool", lambda _: nullcontext(BlockPool("cpu")))
+    monkeypatch.setattr(ray_pool, "open_pool", lambda _: nullcontext(BlockPool("cpu")))
 
 
 @pytest.fixture
