@@ -192,7 +192,7 @@ def test_composed_events_cost_more_than_each_and_less_than_their_sum() -> None:
 
 
 def test_units_are_not_mixed_and_unknown_or_unpriced_events_are_refused() -> None:
-    with pytest.raises(ValueError, match="price them apart"):
+    with pytest.raises(ValueError, match="compute one epsilon for each pair"):
         epsilon_pld([both(), attribute()], target_delta=1e-5)
     votes = NoisyArgmaxes(count=3, noise_stddev_votes=20.0)
     assert not has_loss_distributions([votes, both()])

@@ -80,7 +80,7 @@ def test_version_and_help(fairpate):
         (["serve", "--student", "nowhere"], ["nowhere: holds no run"]),
         (["serve", "--stop", "nowhere"], ["nowhere: holds no run"]),
         (["run", "--release-of", "nowhere", "--dry-run"], ["nowhere: holds no run"]),
-        (["compare", "nowhere", "--figures", "here"], ["nowhere: not found", "results.parquet"]),
+        (["compare", "nowhere", "--figures", "here"], ["nowhere not found", "results.parquet"]),
         (["ledger", "verify", "nowhere"], ["nowhere: no such file or folder; give a ledger file"]),
         (["ledger", "show", "."], ["no ledger; give a ledger file"]),
         (["ledger", "export", "nowhere", "out.json"], ["nowhere: no such file or folder; give a ledger file"]),
