@@ -511,12 +511,7 @@ def _train_block(
     shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
     diverged: list[int] = []
     trained = train_teachers(
-        shards,
-        spec,
-        teacher_indices=block.teacher_indices,
-        engine=engine,
-        device=device,
-        on_diverged=diverged.append,
+        shards, spec, teacher_indices=block.teacher_indices, engine=engine, device=device, on_diverged=diverged.append
     )
     weights: ArrayWeights = {name: value.numpy() for name, value in trained.items()}
     if storage is None:

@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fairpate.config import DataConfig, nearest, parse_config
+from fairpate.data import tables
 from fairpate.data.dataset import (
     DESCRIBED,
     OWN_FILES,
@@ -59,16 +60,7 @@ from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_re
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import Names
 from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
-from fairpate.data.tables import (
-    DATES,
-    ISO_DATE,
-    TYPED_SUFFIXES,
-    TableFaults,
-    column_names,
-    read_batches,
-    text_of,
-    with_decimal_points,
-)
+from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, TableFaults
 from fairpate.types import Advance, DataError, DataSettingsError, IntArray, Unit, tell, torch
 
 _SEED, _CUSTOMERS = 20261125, 20_000
@@ -742,6 +734,19 @@ class Seen:
         return fitting[0] if len(fitting) == 1 else None
 
     @property
+    def years(self) -> tuple[int, int]:
+        """The first and the last year of dates in :attr:`date_format`; the last one is later than the first."""
+        form = self.date_format
+        assert form is not None
+        years = [date.year for value in self.values if (date := _date(value[:10], form))]
+        return min(years), max(*years, min(years) + 1)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest number, rounded outwards."""
+        return outwards(self.low, self.high)
+
+    @property
     def kind(self) -> str:
         """The likely kind of the column: `number`, `category`, `name` (of a record), `date`, `comma` (numbers with
         commas), `text`, `constant` or `empty`."""
@@ -801,7 +806,7 @@ def draft_declaration(
     if file.is_dir():
         return _draft_of_pictures(file, public, test, folder, reads_private=reads_private)
     separator, encoding = layout_of(public or file, with_rows=public is not None)
-    columns = column_names(
+    columns = tables.column_names(
         file, file.name, separator=separator if file.suffix not in TYPED_SUFFIXES else None, encoding=encoding
     )
     for option, column in (("label", label), ("group", group), ("person", person)):
@@ -839,93 +844,64 @@ def draft_declaration(
             if not (person in seen and seen[person].is_repeated_id):
                 person_words = f"{_FROM_PRIVATE}. Its values repeat there: all rows of one person have one value"
     what = f"the {'rows' if reads_private else 'header'} of {file.name}"
-    source = f"from {public.name}, and {what}" if public else f"from {what}"
-    lines = _opening(
-        file, public, test, folder, source, kind="table  # a record is a row", records="records", other=".csv"
-    )
-    if separator not in (None, ","):
-        lines.append(f"separator: {json.dumps(separator)}  # between two fields")
-    if encoding != "utf-8":
-        lines.append(f"encoding: {encoding}  {QUESTION} the file is not in UTF-8: are names and values right?")
-    if has_decimal_comma:
-        lines.append(f'decimal: ","  {QUESTION} is 1.234,5 a number above a thousand?')
     values = sorted(known[label].values) if label in known else []
-    is_known = 2 <= len(values) <= _MOST_CATEGORIES
-    asks = "is this the label, and are these all its values?"
-    if label is None:
-        asks = "which column, and its values"
-    elif not is_known:
-        asks = "the label? its values are not in the public file"
-    elif label not in seen:
-        asks = f"{_FROM_PRIVATE}. Is this the label, and are these all its values?"
-    classes = _listed(values if is_known else ["no", "yes"])
-    lines.append(f"label: {{column: {_quoted(label or 'label')}, classes: {classes}}}  {QUESTION} {asks}")
-    asks = "is this the group whose fairness counts, and are these all its values?"
-    if group not in seen:
-        asks = "whose fairness counts: which column, its values"
-    groups = _listed(sorted(seen[group].values) if group in seen else ["F", "M"])
-    lines.append(f"group: {{column: {_quoted(group or 'sex')}, values: {groups}}}  {QUESTION} {asks}")
-    lines.append(
-        f"person: {_quoted(person)}  {'#' if is_given else QUESTION} {person_words}"
-        if person
-        else f"# person: patient_id  {QUESTION} the column that is the same in all rows of one person, if there is one"
+    return _drafted(
+        file,
+        public,
+        test,
+        folder,
+        source=f"from {public.name}, and {what}" if public else f"from {what}",
+        separator=separator,
+        encoding=encoding,
+        has_decimal_comma=has_decimal_comma,
+        label=label,
+        classes=values if 2 <= len(values) <= _MOST_CATEGORIES else [],
+        group=group,
+        person=person,
+        is_given=is_given,
+        person_words=person_words,
+        seen=seen,
+        columns=columns,
+        # In the order of the private file, which the user knows.
+        rest=[column for column in columns if column not in (label, group, person)],
     )
-    lines.append("features:  # public constants: from a codebook or a law, never from private records")
-    # In the order of the private file, which the user knows.
-    rest = [column for column in columns if column not in (label, group, person)]
-    lines += [_feature_line(column, seen[column]) for column in rest if column in seen]
-    for column in (each for each in rest if each not in seen):
-        words = f"its bounds, or its values: {{categories: [a, b]}}; or leave {column} out"
-        asked = f"  {_quoted(column)}: {{bounds: [0, 1]}}  {QUESTION} {words}"
-        lines.append(asked if public is None else f"  # {column}: not in {public.name}, so it is no feature")
-    lines += [f"  # {column}: not in {file.name}, so it is no feature" for column in seen if column not in columns]
-    return "\n".join(lines) + "\n"
 
 
 def _seen(path: Path, separator: str | None, encoding: str, with_commas: Collection[str] = ()) -> dict[str, Seen]:
     """Return facts about every column of a file. In the columns ``with_commas`` the comma is the decimal sign."""
     seen: dict[str, Seen] = {}
-    for batch in read_batches(path, path.name, separator=separator, encoding=encoding):
+    for batch in tables.read_batches(path, path.name, separator=separator, encoding=encoding):
         for column in batch.column_names:
-            text = text_of(batch[column])
-            seen.setdefault(column, Seen()).add(with_decimal_points(text) if column in with_commas else text)
+            text = tables.text_of(batch[column])
+            seen.setdefault(column, Seen()).add(tables.with_decimal_points(text) if column in with_commas else text)
     return seen
 
 
-def _opening(
-    file: Path,
-    public: Path | None,
-    test: Path | None,
-    folder: Path,
-    source: str,
-    *,
-    kind: str,
-    records: str,
-    other: str,
-) -> list[str]:
-    """Return the lines that begin a draft: name, kind, task, files and rows."""
+def _drafted(file: Path, public: Path | None, test: Path | None, folder: Path, **facts: Any) -> str:
+    """Return the text of ``draft.txt``, given ``facts`` about the columns of a table or the levels of folders."""
+    import jinja2  # no other use of data needs it
+
     name = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
-    name = name if name[:1].isalpha() else f"data_{name}"
-    pool = f"  # public: pool{other}  # what is not, if there is any: gates, penalties and teachers need it"
-    if public is not None:
-        pool = f"  public: {_below(public, folder)}  # what is not; it needs no label"
-    held_out = (
-        f"  # test: held_out{other}  {QUESTION} labelled {records} to measure on; without, no accuracy is claimed"
+    is_table = "levels" not in facts
+    words = jinja2.Environment(  # noqa: S701 - YAML, not HTML
+        line_statement_prefix="%", keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    if test is not None:
-        held_out = f"  test: {_below(test, folder)}  # labelled {records} to measure on"
-    return [
-        f"{DRAFTED}{source}. Answer every line with `{QUESTION}`, then:",
-        "#   fairpate data check THIS_FILE",
-        f"name: {name}  # of the data set, in commands and in what is published",
-        f"kind: {kind}",
-        f'task: ""  {QUESTION} what the label says, in a few words',
-        "files:",
-        f"  private: {_below(file, folder)}  # what is protected",
-        pool,
-        held_out,
-        f"# rows: 10000  {QUESTION} about how many private {records}, if that is public; some methods need it",
-    ]
+    words.filters |= {"listed": _listed, "number": "{:.10g}".format, "quoted": _quoted, "sorted": sorted}
+    return words.from_string(Path(__file__).with_name("draft.txt").read_text(encoding="utf-8")).render(
+        facts,
+        name=name if name[:1].isalpha() else f"data_{name}",
+        private=_below(file, folder),
+        public=public and _below(public, folder),
+        test=test and _below(test, folder),
+        file_name=file.name,
+        public_name=public and public.name,
+        is_table=is_table,
+        records="records" if is_table else "pictures",
+        suffix=".csv" if is_table else "",
+        from_private=_FROM_PRIVATE,
+        most_categories=_MOST_CATEGORIES,
+        iso_date=ISO_DATE,
+    )
 
 
 def _date(text: str, form: str) -> datetime.date | None:
@@ -951,70 +927,26 @@ def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
                     line.decode("utf-8")
             except UnicodeDecodeError:
                 encoding = "cp1252"
-    names = {each: column_names(file, file.name, separator=each, encoding=encoding) for each in _SEPARATORS}
+    names = {each: tables.column_names(file, file.name, separator=each, encoding=encoding) for each in _SEPARATORS}
     return max(_SEPARATORS, key=lambda each: len(names[each])), encoding
 
 
 def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folder: Path, *, reads_private: bool) -> str:
     """Return a draft for folders of pictures, arranged as CLASS/GROUP/PICTURE: each split is a folder."""
     # The names of the folders between a folder and its pictures, by level.
-    tables = (None if each is None else folder_table(each, each) for each in (file if reads_private else None, public))
     own, pool = (
-        None
-        if table is None
-        else [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)]
-        for table in tables
+        [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)] if table else []
+        for table in (each and folder_table(each, each) for each in (file if reads_private else None, public))
     )
-    lines = _opening(file, public, test, folder, "for folders of pictures", kind="images", records="pictures", other="")
-    lines.append(f"pictures: {{size: 64, channels: 3}}  {QUESTION} height and width to read, and 1 for grey")
-    for place, (what, values) in enumerate({"label": "classes", "group": "values"}.items()):
-        for found, asks in ((pool, "are these all?"), (own, f"{_FROM_PRIVATE}. Are these all?"), (None, "which?")):
-            names = sorted(found[place]) if found is not None and len(found) > place else []
-            if len(names) >= 2 or (found is None and asks == "which?"):
-                names = names or (["no", "yes"] if what == "label" else ["a", "b"])
-                lines.append(
-                    f"{what}: {{column: level_{place + 1}, {values}: {_listed(names)}}}  {QUESTION} the names of the "
-                    f"folders at level {place + 1}: {asks}"
-                )
-                break
-    return "\n".join(lines) + "\n"
-
-
-def _feature_line(column: str, seen: Seen) -> str:
-    name = _quoted(column)
-
-    def missing(value: float) -> str:
-        unknown = f", unknown: {_listed(seen.marks)}" if seen.marks else ""
-        return f", missing: {value:.10g}{unknown}" if seen.missing or seen.marks else ""
-
-    for_missing = " and for a missing one?" if seen.missing or seen.marks else ""
-    if seen.kind == "number":
-        low, high = outwards(seen.low, seen.high)
-        asks = f"the smallest and the largest possible value?{for_missing}"
-        bounds = f"bounds: [{low:.10g}, {high:.10g}]{missing((low + high) / 2)}"
-        return f"  {name}: {{{bounds}}}  {QUESTION} {asks}"
-    if seen.kind == "category":
-        unknown = ", missing: unknown" if seen.missing else ""
-        numeric = " or a number, with bounds?" if seen.is_number else ""
-        asks = f"all values? others are an error, unless `other: true`.{numeric}"
-        return f"  {name}: {{categories: {_listed(sorted(seen.values))}{unknown}}}  {QUESTION} {asks}"
-    if seen.kind == "date" and (form := seen.date_format):
-        years = [date.year for value in seen.values if (date := _date(value[:10], form))]
-        written = "" if form == ISO_DATE else f", date_format: {_quoted(form)}"
-        first, last = min(years), max(*years, min(years) + 1)
-        bounds = f"bounds: [{first}, {last}]{missing((first + last) // 2)}"
-        age = "or an age: {date: age, age_on: 2025-12-31, bounds: [0, 110]}"
-        asks = f"the first and the last possible year?{for_missing} {age}"
-        return f"  {name}: {{date: year{written}, {bounds}}}  {QUESTION} {asks}"
-    remark = {
-        "name": f"left out: another value in each row. If it names records: `identity: {{key: {name}}}`",
-        "date": "left out: dates. To use them, declare `date: year` or `date: age` with its date_format, and bounds",
-        "comma": "left out: numbers with commas. To use them, write a decimal point, or declare `decimal: ','`",
-        "text": f"left out: free text, or more than {_MOST_CATEGORIES} values",
-        "constant": "left out: one value in all public records",
-        "empty": "left out: empty in all public records",
-    }[seen.kind]
-    return f"  # {column}: {remark}"
+    levels = []
+    parts = ("label", "classes", ["no", "yes"]), ("group", "values", ["a", "b"])
+    for place, (what, values, names) in enumerate(parts):
+        asks = "which?"
+        for found, question in ((own, f"{_FROM_PRIVATE}. Are these all?"), (pool, "are these all?")):
+            if len(found) > place and len(found[place]) >= 2:
+                names, asks = sorted(found[place]), question
+        levels.append((what, values, names, asks))
+    return _drafted(file, public, test, folder, source="for folders of pictures", levels=levels)
 
 
 def outwards(low: float, high: float) -> tuple[float, float]:

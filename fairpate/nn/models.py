@@ -41,15 +41,7 @@ _SHOWN = 3
 # The public mean and spread of ImageNet's channels, which every published file was trained with.
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MAX_NORM_GROUPS = 8
-_SMALLEST_SIDE = {
-    "hog_logistic": 3,
-    "lenet": 8,
-    "tanh_cnn": 16,
-    "cnn": 8,
-    "resnet18": 8,
-    "resnet50": 8,
-    "densenet121": 32,
-}
+_SMALLEST_SIDE, _SMALLEST_SIDE_OF = 8, {"hog_logistic": 3, "tanh_cnn": 16, "densenet121": 32}
 
 
 @cache
@@ -66,12 +58,9 @@ def prepare_torchvision() -> Any:
             return None
     # torchvision registers further kernels of these operators on import, which fails where their schemas are missing.
     library = _TORCH.library.Library("torchvision", "FRAGMENT")
-    for schema in (
-        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    ):
-        if not hasattr(_TORCH.ops.torchvision, schema.partition("(")[0]):
-            library.define(schema)
+    for name in ("nms", "qnms"):
+        if not hasattr(_TORCH.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library  # kept by the cache, since the schemas live as long as the library object
 
 
@@ -257,11 +246,7 @@ class FrozenBatchNorm(nn.Module):
 
 
 def build_model(
-    config: ModelConfig,
-    *,
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    generator_seed: int | None = None,
+    config: ModelConfig, *, input_shape: tuple[int, ...], num_classes: int, generator_seed: int | None = None
 ) -> nn.Module:
     """Build a model ``(B, *input_shape) -> logits (B, num_classes)``; equal seeds give equal initial weights.
 
@@ -276,10 +261,11 @@ def build_model(
     if name in CONVOLUTIONAL:
         if len(input_shape) != 3:
             raise ValueError(f"Model {name} reads images (C, H, W), got {input_shape}; use logistic or mlp.")
-        if min(input_shape[1:]) < _SMALLEST_SIDE[name]:
+        smallest = _SMALLEST_SIDE_OF.get(name, _SMALLEST_SIDE)
+        if min(input_shape[1:]) < smallest:
             raise ValueError(
-                f"Model {name}: expected at least {_SMALLEST_SIDE[name]} pixels a side, got {input_shape[1:]}; use "
-                "larger images or another model."
+                f"Model {name}: expected at least {smallest} pixels a side, got {input_shape[1:]}; use larger images "
+                "or another model."
             )
         if config.weights is not None and input_shape[0] not in (1, len(_IMAGENET_MEAN)):
             raise ValueError(

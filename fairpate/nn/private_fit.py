@@ -32,16 +32,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
 from fairpate.config import ConfigError
+from fairpate.nn import per_example
 from fairpate.nn.fit import exact_convolutions
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
-from fairpate.nn.per_example import (
-    ClippedSum,
-    GradientClipper,
-    LayerGradient,
-    PerExampleLoss,
-    WeightedSums,
-    layer_gradient,
-)
+from fairpate.nn.per_example import GradientClipper, LayerGradient, PerExampleLoss, WeightedSums, layer_gradient
 from fairpate.privacy.accountant import spent
 
 if TYPE_CHECKING:
@@ -441,7 +435,7 @@ class ShiftedClipper(GradientClipper):
         # What is released belongs to the original; `_trained` stays with the twin.
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> per_example.ClippedSum:
         """Return the sum as the parent class does, for the current weights of the model."""
         if self._public_gradient is not None:
             self.shift = list(self._public_gradient(self._original))
@@ -454,7 +448,7 @@ class ShiftedClipper(GradientClipper):
         self.model.train(self._original.training)
         return super().sum(x.double() if x.is_floating_point() else x, targets, owner_B)
 
-    def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+    def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> per_example.ClippedSum:
         if self.shift is None:
             return super()._part(x, targets, owner_B)
         shift = [(p, part.double()) for p, part in zip(self._trained, self.shift, strict=True)]
