@@ -21,20 +21,8 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import Connection
 
-from aggregator.store import (
-    SCHEMA_VERSION,
-    DeposedError,
-    EntryKind,
-    Head,
-    Header,
-    LedgerError,
-    Place,
-    Row,
-    StoreError,
-    UnreachableError,
-    known_header,
-    shown,
-)
+from aggregator import store
+from aggregator.store import Head, LedgerError, Place, StoreError, UnreachableError, shown
 
 _TABLES: LiteralString = """
     CREATE TABLE IF NOT EXISTS fairpate_ledgers (
@@ -231,12 +219,12 @@ class PostgresReader:
                 raise LedgerError(f"{self._place}: no such ledger; {remedy}.")  # noqa: TRY301 - closed below
             version, terms, key, number, digest = found
             # Of one row, read before any entry: a writer only adds to what it names.
-            self.header, self.noted = known_header(self._place, version, terms, key), Head(number, digest)
+            self.header, self.noted = store.known_header(self._place, version, terms, key), Head(number, digest)
         except BaseException:
             self.close()
             raise
 
-    def rows(self, after: int, most: int) -> Sequence[Row]:
+    def rows(self, after: int, most: int) -> Sequence[store.Row]:
         statement: LiteralString = """
             SELECT number, kind, payload, digest FROM fairpate_entries
             WHERE ledger = %s AND number > %s ORDER BY number LIMIT %s
@@ -265,8 +253,8 @@ class PostgresStore:
         try:
             with as_ledger_errors(self._place):
                 if create:
-                    new = Header(terms)
-                    self._commits.run(_MAKE, (self._name, SCHEMA_VERSION, terms, new.key.hex(), *new.start))
+                    new = store.Header(terms)
+                    self._commits.run(_MAKE, (self._name, store.SCHEMA_VERSION, terms, new.key.hex(), *new.start))
                 self._take_advisory_lock(take_over=take_over)
                 # Until `begin` commits, this transaction locks the row: no other writer appends while this one reads
                 # and verifies.
@@ -294,7 +282,7 @@ class PostgresStore:
         self._commits.run("COMMIT")
         _LAST_EPOCHS[self._commits.url, self._name] = self._epoch
 
-    def append(self, kind: EntryKind, text: str, head: Head) -> None:
+    def append(self, kind: store.EntryKind, text: str, head: Head) -> None:
         """Store one entry in one transaction. StoreError if that fails, or if another writer has taken a later epoch or
         added an entry."""
         values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
@@ -329,7 +317,7 @@ class PostgresStore:
             found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
         # A ledger that was restored from a copy begins again at a lower epoch.
         if found is not None and found[0] > _LAST_EPOCHS[url, self._name]:
-            raise DeposedError(f"{self._place}: another writer took over; start this service again to write it.")
+            raise store.DeposedError(f"{self._place}: another writer took over; start this service again to write it.")
 
     def _take_advisory_lock(self, *, take_over: bool) -> None:
         """Take the advisory lock. LedgerError if another writer's connection holds it, unless ``take_over``.
@@ -354,11 +342,11 @@ class PostgresStore:
             time.sleep(0.05)
 
 
-def write_database(place: Place, header: Header, rows: Sequence[Row]) -> None:
+def write_database(place: Place, header: store.Header, rows: Sequence[store.Row]) -> None:
     """Write a complete ledger to ``place`` in one transaction. LedgerError if a ledger of this name exists."""
     commits, head = Commits(place), Head(rows[-1][0], rows[-1][3]) if rows else header.start
     with commits.connection as connection, as_ledger_errors(commits.place), connection.transaction():
-        made = connection.execute(_MAKE, (commits.name, SCHEMA_VERSION, header.terms, header.key.hex(), *head))
+        made = connection.execute(_MAKE, (commits.name, store.SCHEMA_VERSION, header.terms, header.key.hex(), *head))
         if made.rowcount != 1:
             raise LedgerError(f"{commits.place}: a ledger of this name already exists; give another name.")
         with connection.cursor().copy("COPY fairpate_entries FROM STDIN") as copy:

@@ -493,10 +493,7 @@ class AggregatorSession:
                 if settled is not None and settled.label is not None:
                     counts_GC[group, settled.label] += 1
             self._gate = DemographicParityGate(
-                terms.gate,
-                num_groups=terms.num_groups,
-                num_classes=terms.num_classes,
-                counts_GC=counts_GC,
+                terms.gate, num_groups=terms.num_groups, num_classes=terms.num_classes, counts_GC=counts_GC
             )
         # Another thread may have got an outcome since these votes were cast.
         new = [row for row, query in enumerate(queries) if ledger.outcome_of.get(query.key) is None]

@@ -33,32 +33,10 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fairpate.types import (
-    DEFAULT_NOTION,
-    FOUR_FIFTHS,
-    MAX_THRESHOLD_VOTES,
-    Budget,
-    BudgetKind,
-    FairRule,
-    GapDefinition,
-    GateRule,
-    MechanismParameters,
-    MetricsKind,
-    NotionName,
-    Relation,
-    ReleaseKind,
-    UsageError,
-)
+from fairpate import types
+from fairpate.types import FairRule, Relation, UsageError
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
@@ -240,8 +218,7 @@ class DataConfig(Section):
         description="Your own records, whose files are next to the declaration or in data_dir; null: a known data set.",
     )
     data_dir: Path | None = Field(
-        None,
-        description="Folder with the publisher's files; null reads the environment variable FAIRPATE_DATA.",
+        None, description="Folder with the publisher's files; null reads the environment variable FAIRPATE_DATA."
     )
     seed: Seed = Field(0, description="Seed of the split; public.")
     split: HashedSplit | None = Field(
@@ -415,7 +392,7 @@ class StudentConfig(LearningConfig):
     """The settings of the published model, and of its training as a student."""
 
     model: NetworkConfig = NetworkConfig()
-    idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
+    idp3: types.GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
     fit: LoopConfig = LoopConfig()
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
@@ -555,15 +532,15 @@ def fair_rule(said: Any) -> FairRule:
     if isinstance(said, FairRule):
         notion, limit = said.notion, said.limit
     elif isinstance(said, Mapping):
-        notion, limit = said.get("notion", DEFAULT_NOTION), said.get("limit", FairRule().limit)
+        notion, limit = said.get("notion", types.DEFAULT_NOTION), said.get("limit", FairRule().limit)
     # In either spelling, as names of notions have underscores.
     elif str(said).replace("_", "-") == "four-fifths":
-        return FOUR_FIFTHS
+        return types.FOUR_FIFTHS
     else:
         notion, has_notion, limit = str(said).rpartition("=")
         # A number alone is a limit of the default notion.
-        notion = notion.strip() if has_notion else DEFAULT_NOTION
-    names = get_args(NotionName)
+        notion = notion.strip() if has_notion else types.DEFAULT_NOTION
+    names = get_args(types.NotionName)
     if notion not in names:
         raise ValueError(f"Expected a notion of fairness before =, got {notion!r}{nearest(str(notion), names)}.")
     try:
@@ -579,7 +556,7 @@ def fair_rule(said: Any) -> FairRule:
 class EvaluationConfig(Section):
     """The settings for metrics on test records: how they are published, and which numbers are left out."""
 
-    metrics: MetricsKind = Field(
+    metrics: types.MetricsKind = Field(
         "outside",
         description="`private`: one noisy table of test records at the epsilon and delta of the model, from which all "
         "metrics are estimated; needs data.split: hashed. `public`: the test records are public. `outside`: metrics "
@@ -665,15 +642,15 @@ class BudgetConfig(Section):
     }
 
     @property
-    def kind(self) -> BudgetKind:
+    def kind(self) -> types.BudgetKind:
         """The kind of limit; see :class:`fairpate.types.Budget`."""
         if self.max_queries is not None:
             return "query_count"
         return "data_dependent" if self.accept_leak else "data_independent"
 
-    def at(self, target_delta: float) -> Budget:
+    def at(self, target_delta: float) -> types.Budget:
         """Return this budget as :class:`fairpate.types.Budget`, whose epsilon is stated at ``target_delta``."""
-        return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
+        return types.Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
 
 
 class GateConfig(Section):
@@ -683,7 +660,7 @@ class GateConfig(Section):
         ge=0, description="gamma: a label passes while its tentative gap stays below; inf: off."
     )
     min_count: CountOrZero = Field(description="M: answers of a group that the gate waits for before gamma applies.")
-    gap: GapDefinition = Field(
+    gap: types.GapDefinition = Field(
         "one_vs_rest",
         description="What the rate of a group is compared with: that of all others together, the most distant group's "
         "(`pairwise`), or everyone's (`overall`).",
@@ -721,7 +698,7 @@ class QueriesConfig(AskedConfig):
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."
     )
-    release: ReleaseKind = Field(
+    release: types.ReleaseKind = Field(
         "label",
         description="`counts`: every answer has all noisy counts, which show how sure the voters were, and the student "
         "learns from them. The privacy cost is the same, unless the budget is data-dependent.",
@@ -737,20 +714,20 @@ class QueriesConfig(AskedConfig):
 class GnmaxConfig(AskedConfig):
     """The settings of Confident-GNMax and of its queries."""
 
-    mechanism: MechanismParameters = Field(
-        MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
+    mechanism: types.MechanismParameters = Field(
+        types.MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
         description="With a target, both noises are multiplied by the factor at which the queries fit.",
     )
 
     # The record allows a standard deviation of 0, for tests; a run without noise would have no price.
     refused: ClassVar[Refused] = {
-        f"Expected 0 < mechanism.threshold_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        f"Expected 0 < mechanism.threshold_stddev_votes <= {types.MAX_THRESHOLD_VOTES:.0f} in a run, got "
         "{0.mechanism.threshold_stddev_votes}.": lambda queries: (
-            not 0 < queries.mechanism.threshold_stddev_votes <= MAX_THRESHOLD_VOTES
+            not 0 < queries.mechanism.threshold_stddev_votes <= types.MAX_THRESHOLD_VOTES
         ),
-        f"Expected 0 < mechanism.noise_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        f"Expected 0 < mechanism.noise_stddev_votes <= {types.MAX_THRESHOLD_VOTES:.0f} in a run, got "
         "{0.mechanism.noise_stddev_votes}.": lambda queries: (
-            not 0 < queries.mechanism.noise_stddev_votes <= MAX_THRESHOLD_VOTES
+            not 0 < queries.mechanism.noise_stddev_votes <= types.MAX_THRESHOLD_VOTES
         ),
     }
 
@@ -873,8 +850,8 @@ class SweepConfig(Section):
         min_length=1, description="Data sets by the name that they have in results."
     )
     methods: dict[str, MethodPart] = Field(min_length=1, description="Methods by name; a list where none has settings.")
-    notion: NotionName = Field(
-        DEFAULT_NOTION,
+    notion: types.NotionName = Field(
+        types.DEFAULT_NOTION,
         description="Notion of fairness that pages, figures and tables show first; every cell records all.",
     )
     ray: RayConfig = Field(RayConfig(), description="The cluster that the sweep runs on.")

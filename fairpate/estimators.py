@@ -67,7 +67,7 @@ from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.release_log import Odometer, ReleaseLog, spent
 from fairpate.run.run import question_above, statement_of, train_model
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, restored, stream_seed, strict
+from fairpate.types import REMARKS, PrivacyStatement, restored, stream_seed, strict
 from student.card import StudentFileError
 from student.student import Student, load_student, save_student
 
@@ -481,15 +481,6 @@ def _write_student(student: Student, folder: Path) -> None:
     save_student(student, folder / _STUDENT)
 
 
-_UNACCOUNTED = (
-    "Preprocessing outside is not accounted: what was fitted to private records before, such as a scaler, is no event "
-    "here, and ε does not cover what it shows."
-)
-_FOLLOWS_FROM_SIZE = (
-    "Settings were chosen by the real number of private {}, which counts as public here: ε covers no change of "
-    "it. A declared number (num_records) reveals nothing."
-)
-_NOT_COUNTED = "Fitted from Python: the operator's odometer did not count it, nor other fits on the same records."
 Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
 
 
@@ -733,10 +724,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 self._configuration(num_records=size, num_public=len(dataset.public), seed=0)
                 for size in (_FEWEST, _MOST)
             )
-            remarks += [_FOLLOWS_FROM_SIZE.format(f"{dataset.unit}s")] if few != many else []
+            remarks += [REMARKS["follows_from_size"].format(f"{dataset.unit}s")] if few != many else []
         steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
         fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
-        remarks += [f"{fitted}{_UNACCOUNTED}", *([] if self.odometer else [_NOT_COUNTED])]
+        remarks += [f"{fitted}{REMARKS['unaccounted']}", *([] if self.odometer else [REMARKS["not_counted"]])]
         self.statement_ = statement_of(config, trained, remarks=remarks)
         # The data set is embedded already. If there are many records, the first ones suffice.
         judged = dataset.private.take(range(min(len(dataset.private), _MOST_JUDGED)))
@@ -1362,7 +1353,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         trained = replace(model.trained_, events=self.events_)
         parts = {"validation": (plan.scores,)}
         own = statement_of(model.config_, trained, parts=parts).remarks
-        own = own if counted_as is None else (*own, _NOT_COUNTED)
+        own = own if counted_as is None else (*own, REMARKS["not_counted"])
         others = tuple(remark for remark in model.statement_.remarks if remark not in own)
         self.statement_ = statement_of(model.config_, trained, parts=parts, remarks=others)
         assert self.statement_.epsilon is not None
@@ -1454,35 +1445,6 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
     return f"{trainings} trainings on {final.odometer}, of at most ε = {epsilon_text(planned)} in sum; so far {before}"
 
 
-_ORDER, _SUBSET = "check_methods_sample_order_invariance", "check_methods_subset_invariance"
-_PLACE_IN_BATCH = (
-    "predictions are sums of 32 bits over the embedding's coordinates: the last digit of a probability depends on the "
-    "record's place in a batch, by 1e-7, where the check allows 1e-9"
-)
-_DRAWN = "a randomised classifier draws the label of every record, in the order of X"
-_EMPTY_CELL = "its records leave a group without one of the labels, whose rates are then refused"
-_FEW_CELLS = ("check_classifier_data_not_an_array", "check_estimators_pickle", "check_pipeline_consistency")
-_ALL_CELLS = (
-    *_FEW_CELLS,
-    "check_classifiers_classes",
-    "check_classifiers_train",
-    "check_estimators_fit_returns_self",
-    "check_estimators_overwrite_params",
-    "check_positive_only_tag_during_fit",
-    "check_readonly_memmap_input",
-)
-_OF_METHOD = {
-    "dp_postprocessing": dict.fromkeys(_FEW_CELLS, _EMPTY_CELL)
-    | dict.fromkeys(("check_classifiers_train", _ORDER, _SUBSET), _DRAWN),
-    "dp_oracle_learner": dict.fromkeys(_ALL_CELLS, _EMPTY_CELL),
-    "randomised_response": dict.fromkeys(_ALL_CELLS, _EMPTY_CELL) | dict.fromkeys((_ORDER, _SUBSET), _DRAWN),
-}
-_BY_NAME = {
-    "check_no_attributes_set_in_init": "its parameters follow from method, so that no signature lists them",
-    "check_do_not_raise_errors_in_init_or_set_params": "a method that there is not has no parameters to take",
-}
-
-
 def expected_failed_checks(estimator: FairClassifier) -> dict[str, str]:
     """Return the names of scikit-learn's checks that ``estimator`` does not pass, each with the reason.
 
@@ -1490,6 +1452,7 @@ def expected_failed_checks(estimator: FairClassifier) -> dict[str, str]:
     small tables without groups and without public records, so an estimator that needs either must be made with
     ``sensitive_feature`` and with a number for ``public_X``.
     """
-    named = _BY_NAME if type(estimator) is FairClassifier else {}
-    embedded = {} if estimator.public_X is None else {_ORDER: _PLACE_IN_BATCH}
-    return named | embedded | _OF_METHOD.get(estimator.method, {})
+    known = configuration.read_yaml(Path(__file__).with_name("failed_checks.yaml"))
+    named = known["FairClassifier"] if type(estimator) is FairClassifier else {}
+    embedded = {} if estimator.public_X is None else known["with_public_records"]
+    return {**named, **embedded, **known["methods"].get(estimator.method, {})}

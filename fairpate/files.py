@@ -31,10 +31,10 @@ CACHE_VARIABLE = "FAIRPATE_CACHE"
 
 class PathIn:
     """A descriptor for a class attribute that is a path: the file ``name`` in the folder to which the attribute ``of``
-    of the same object points."""
+    of the same object points. ``meaning``: the attribute's docstring."""
 
-    def __init__(self, of: str, name: str) -> None:
-        self._of, self._name = of, name
+    def __init__(self, of: str, name: str, meaning: str = "") -> None:
+        self._of, self._name, self.__doc__ = of, name, meaning
 
     def __get__(self, holder: Any, _: type | None = None) -> Path:
         # Read from the object: a subclass may have that folder elsewhere.

@@ -18,19 +18,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
 MAX_THRESHOLD_VOTES = 2.0**23
 """The largest finite threshold for which noise tables exist; no ensemble has so many teachers."""
-STOPPED_BY_VOTES = (
-    "Queries stop where the price of private votes reaches its limit: the number of submitted queries, and the epsilon "
-    "that prices them, depend on those votes and leak."
-)
-"""Remark of a privacy statement if ``accept_leak`` let private votes determine when the budget ends."""
 # Chances may be float32, whose sums over many classes are off by their rounding.
 _SUM_TOLERANCE = 1e-4
 
@@ -82,64 +78,10 @@ MetricsKind = Literal["outside", "public", "private"]
 Relation = Literal["add or remove one", "replace one"]
 
 
-TELLS_SIZE: Mapping[Unit, str] = {
-    unit: f"The sampling rate was set for the real number of private {unit}s, and so it reveals that number, which "
-    "counts as public here: ε covers no change of it. A declared size (dp_sgd.num_records) reveals nothing."
-    for unit in ("record", "person")
-}
+REMARKS: Mapping[str, str] = yaml.safe_load(Path(__file__).with_name("remarks.yaml").read_text(encoding="utf-8"))
+"""The remarks that qualify a privacy statement, by name; remarks.yaml says when each is made."""
+TELLS_SIZE: Mapping[Unit, str] = {unit: REMARKS["tells_size"].format(unit) for unit in ("record", "person")}
 """Remark of a privacy statement, by unit, if no number of records was declared."""
-
-
-RECORDS_ALONE = "Each record is protected by itself: what several records of one person reveal together is not covered."
-"""Remark of a privacy statement if persons have several records and each record is protected by itself."""
-
-IN_PARALLEL = (
-    "ε covers the metrics too: they are estimated from one noisy table of test records, which nothing else read. A "
-    "keyed hash of names divides records into parts, so that a record that is added or removed moves no other, and the "
-    "largest cost of a part holds for all."
-)
-"""Remark of a privacy statement that covers metrics of test records."""
-
-KEEPS_KEY = (
-    "ε covers a record or person that is replaced by another one with the same key: a keyed hash of it decides whether "
-    "records are training, validation or test records."
-)
-"""Remark of a privacy statement whose training, validation and test parts are disjoint, for `replace one`."""
-
-TABLES_LOST = (
-    "The table of test records was drawn more than once, because an earlier one was deleted or was not finished; ε "
-    "covers all of them."
-)
-"""Remark of a privacy statement that includes the cost of earlier tables of metrics."""
-
-_NOT_COVERED = (
-    "It does not cover how the list was made, nor the defaults of this package, which were compared on the test "
-    "records of data sets that it knows."
-)
-CHOSEN = (
-    "The settings were chosen among several that were fixed beforehand, by the exponential mechanism on validation "
-    f"records, which nothing else read; ε covers this choice. {_NOT_COVERED}"
-)
-"""Remark of a privacy statement that covers a choice of settings among models of one release."""
-
-TRIED = (
-    "The settings are those of the best of a secret random number of trials. Each trial drew its settings from a list "
-    "that was fixed beforehand, and was private together with its score on validation records, which nothing else "
-    f"read; ε covers all trials and the choice. {_NOT_COVERED}"
-)
-"""Remark of a privacy statement that covers a choice of settings among several trainings."""
-
-_DEFAULTS = "The defaults of this package were compared on the test records of {}, "
-TESTED_DEFAULTS = f"{_DEFAULTS}so on them no choice of settings is accounted for."
-PUBLIC_DEFAULTS = f"{_DEFAULTS}which are public records of this run."
-"""Remarks of a privacy statement that covers a choice of settings on a data set that this package knows."""
-
-READING_TELLS = (
-    "Whether the records could be read is not covered: a value that was not declared, a class or group without a "
-    "private record and equal keys end a run with an error, and anyone who sees the error, or that nothing was "
-    "published, learns that about the records."
-)
-"""Remark of a privacy statement about declared records; also the first line of `fairpate data check`."""
 
 
 class UserError(Exception):

@@ -139,7 +139,7 @@ def test_images_of_bytes_and_what_cannot_be_fitted() -> None:
         (FAIR_DP_SGD, {**PUBLIC, "public_X": X}, "sensitive_features: expected one value per record, got 300"),
         (FAIR_DP_SGD, {**PUBLIC, "public_X": PUBLIC_X[:, :1]}, "public_X: X has 1 features, but .* is expecting 2"),
         (FairClassifier("raco_dp", **PRIVATE), {}, "raco_dp reads groups: give sensitive_features"),
-        (FairClassifier("raco_dp", **PRIVATE), {"sensitive_features": Z[:9]}, "one of sensitive_features per record"),
+        (FairClassifier("raco_dp", **PRIVATE), {"sensitive_features": Z[:9]}, ": expected one value per record"),
         (clone(DP_SGD).set_params(epsilon=-1.0), {}, r"target\.epsilon: expected > 0"),
         (clone(DP_SGD).set_params(dp_sgd__batch_size=5000), {}, r"dp_sgd\.batch_size <= 1000"),
         (clone(DP_SGD).set_params(dp_sgd={"batch_sise": 1}), {}, r"dp_sgd\.batch_sise: unknown field; did you mean"),

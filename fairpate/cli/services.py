@@ -23,7 +23,7 @@ from fairpate.config import ConfigError, Override, nearest
 from fairpate.files import check_output, write_atomically
 from fairpate.pages import counted, delta_text
 from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, say, waiting
-from fairpate.types import READING_TELLS, UNITS, Later, UsageError, strict
+from fairpate.types import REMARKS, UNITS, Later, UsageError, strict
 
 if TYPE_CHECKING:
     from fairpate.run import serve as serving
@@ -141,7 +141,7 @@ def check_data(
         found = check_declaration(base.data_config(name, options, data_dir))
     questions = open_questions(Path(name).read_text(encoding="utf-8"))
     # Exit code 1 where a run would refuse the records, so that scripts notice.
-    facts = strict(found) | {"remarks": [READING_TELLS], "questions": questions}
+    facts = strict(found) | {"remarks": [REMARKS["reading_tells"]], "questions": questions}
     return Output(facts=facts, words=check_table(found, name, questions), code=int(bool(found.refused)))
 
 

@@ -37,7 +37,7 @@ from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
 from fairpate.run.release_log import Odometer, OdometerError, spent, state_folder
 from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
-from fairpate.types import READING_TELLS, UsageError
+from fairpate.types import REMARKS, UsageError
 from student.card import read_card
 
 _WIDTH = 100  # columns; otherwise prose is as wide as its longest sentence
@@ -188,7 +188,7 @@ def check_table(check: Check, declaration: str, questions: int) -> Group:
     )
     still = [f"{counted(questions, 'question')} of the draft to answer: the lines with `# ?`"] if questions else []
     said = Text("\n".join([*check.refused, *still, verdict]))
-    return Group(Text(READING_TELLS), *([table] if check.rows else []), said)
+    return Group(Text(REMARKS["reading_tells"]), *([table] if check.rows else []), said)
 
 
 def describe_table(description: DatasetDescription) -> Group:

@@ -42,44 +42,16 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, model_validator
 
+from fairpate import config as configuration
 from fairpate.config import (
-    BACKBONES,
-    LEARNING_FIELDS,
-    PLACE,
-    PLACES,
-    REMEDY,
-    AugmentConfig,
-    BackboneConfig,
     ConfigError,
     DataConfig,
-    EvaluationConfig,
-    FitConfig,
-    LearningConfig,
-    ModelConfig,
-    NetworkConfig,
     Noise,
     Override,
-    PrivacyTarget,
-    PublicDataConfig,
     Section,
     Seed,
-    ShardsConfig,
-    StudentConfig,
-    StudentTraining,
-    TeachersConfig,
-    TeachersTraining,
-    Terms,
-    TrainingConfig,
     apply_override,
-    flattened,
-    may_run,
-    merge,
-    named_object,
-    nearest,
     parse_config,
-    read_yaml,
-    unread_because_of,
-    values_digest,
     without,
 )
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
@@ -144,13 +116,13 @@ def find_method(name: str) -> type[Method]:
 
     ConfigError if it does not exist, cannot be imported or is incomplete.
     """
-    place = name if PLACE.fullmatch(name) else method_names().get(name)
+    place = name if configuration.PLACE.fullmatch(name) else method_names().get(name)
     if name in _ELSEWHERE:
         place = f"{_GROUP}.{_ELSEWHERE[name]}"
     if place is None:
-        raise ConfigError(f"method: no method {name!r}{nearest(name, list(method_names()))}.")
+        raise ConfigError(f"method: no method {name!r}{configuration.nearest(name, list(method_names()))}.")
     try:
-        found = named_object(place)
+        found = configuration.named_object(place)
     except Exception as error:  # anything that a module of another package raises
         raise ConfigError(
             f"method: {name} cannot be imported ({type(error).__name__}: {error}); name it as module:Class, and start "
@@ -247,7 +219,7 @@ class Trained:
     noise: str
     mixing_GCC: npt.NDArray[np.float64] | None = None
     remarks: tuple[str, ...] = ()
-    architecture: ModelConfig | None = None
+    architecture: configuration.ModelConfig | None = None
     queries: QueryOutcomes | None = None
     epsilon_bound: float | None = None
     num_training_labels: int | None = None
@@ -300,7 +272,7 @@ def price(
     )
 
 
-def noise_within(target: PrivacyTarget, events_of: Callable[[float], Sequence[Event]]) -> float:
+def noise_within(target: configuration.PrivacyTarget, events_of: Callable[[float], Sequence[Event]]) -> float:
     """Return the least noise at which ``events_of(noise)`` cost at most the target; see
     :func:`accountant.least_noise`."""
     return accountant.least_noise(
@@ -425,36 +397,36 @@ class Method(Section):
     )
     seed: Seed = Field(0, description="Seed of splits into shards, of training and of the bootstrap; never of noise.")
     data: DataConfig = DataConfig()
-    target: Terms = Terms()
-    student: StudentConfig = Field(
-        StudentConfig(),
+    target: configuration.Terms = configuration.Terms()
+    student: configuration.StudentConfig = Field(
+        configuration.StudentConfig(),
         description="The published model. `fit`, `method`, `confidence` and `rounds` configure how a student learns "
         "from released labels; a method that releases none reads them only for public_data.self_label.",
     )
-    training: TrainingConfig = Field(
-        TrainingConfig(),
+    training: configuration.TrainingConfig = Field(
+        configuration.TrainingConfig(),
         description="Optimiser of teachers and students; a method without either reads it only for "
         "public_data.self_label.",
     )
-    augment: AugmentConfig = Field(
-        AugmentConfig(),
+    augment: configuration.AugmentConfig = Field(
+        configuration.AugmentConfig(),
         description="Random changes of the pictures that teachers and students train on; a method without either reads "
         "them only for public_data.self_label.",
     )
-    backbone: BackboneConfig = BackboneConfig()
-    public_data: PublicDataConfig = PublicDataConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
+    backbone: configuration.BackboneConfig = configuration.BackboneConfig()
+    public_data: configuration.PublicDataConfig = configuration.PublicDataConfig()
+    evaluation: configuration.EvaluationConfig = configuration.EvaluationConfig()
 
     @property
-    def networks(self) -> dict[str, ModelConfig]:
+    def networks(self) -> dict[str, configuration.ModelConfig]:
         """The configured architectures with their initial weights, by section (such as ``student.model``)."""
         found = {}
         for section in ("teachers", "student"):
             if getattr(self, section, None) is not None:
-                network: NetworkConfig = getattr(self, section).model
+                network: configuration.NetworkConfig = getattr(self, section).model
                 # Other architectures have no weights to start from.
-                start = dict(self.backbone) if network.name in BACKBONES else {}
-                found[f"{section}.model"] = ModelConfig(**dict(network), **start)
+                start = dict(self.backbone) if network.name in configuration.BACKBONES else {}
+                found[f"{section}.model"] = configuration.ModelConfig(**dict(network), **start)
         return found
 
     @model_validator(mode="after")
@@ -463,20 +435,22 @@ class Method(Section):
             return self
         names = {network.name for network in self.networks.values()}
         # One file, and `imagenet` too becomes one.
-        if len(names.intersection(BACKBONES)) != 1:
+        if len(names.intersection(configuration.BACKBONES)) != 1:
             raise ValueError(
-                f"backbone.weights: expected one architecture among {', '.join(BACKBONES)}, got "
+                f"backbone.weights: expected one architecture among {', '.join(configuration.BACKBONES)}, got "
                 f"{' and '.join(sorted(names))}; set {' or '.join(f'{section}.name' for section in self.networks)}."
             )
         return self
 
     @property
-    def student_training(self) -> StudentTraining:
+    def student_training(self) -> configuration.StudentTraining:
         """The settings of the student, with its initial weights and optimiser."""
         student = self.student
-        learning = {name: getattr(student, name) for name in LearningConfig.model_fields}
-        fit = FitConfig(**dict(student.fit), **dict(self.training), label_smoothing=student.label_smoothing)
-        return StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
+        learning = {name: getattr(student, name) for name in configuration.LearningConfig.model_fields}
+        fit = configuration.FitConfig(
+            **dict(student.fit), **dict(self.training), label_smoothing=student.label_smoothing
+        )
+        return configuration.StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
 
     def train_teachers(
         self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
@@ -487,13 +461,13 @@ class Method(Section):
         """
         from teachers.ensemble import train_ensemble  # torch, which reading a configuration does not need
 
-        teachers: TeachersConfig = getattr(self, "teachers")  # noqa: B009 - of the methods that have teachers
+        teachers: configuration.TeachersConfig = getattr(self, "teachers")  # noqa: B009 - of the methods that have teachers
         storage: str | None = getattr(self, "storage", None)
         # With their initial weights and optimiser.
-        training = TeachersTraining(
+        training = configuration.TeachersTraining(
             model=self.networks["teachers.model"],
-            fit=FitConfig(**dict(teachers.fit), **dict(self.training)),
-            **{name: getattr(teachers, name) for name in ShardsConfig.model_fields},
+            fit=configuration.FitConfig(**dict(teachers.fit), **dict(self.training)),
+            **{name: getattr(teachers, name) for name in configuration.ShardsConfig.model_fields},
         )
         return train_ensemble(
             dataset.private,
@@ -542,7 +516,7 @@ class Method(Section):
         configuration leave disabled fields out."""
         if self.has_student or self.public_data.self_label is not None:
             return {}
-        return dict.fromkeys(LEARNING_FIELDS, "public_data.self_label")
+        return dict.fromkeys(configuration.LEARNING_FIELDS, "public_data.self_label")
 
     def check(self) -> None:
         """Raise ConfigError for settings that exclude each other, before anything is read or written."""
@@ -562,9 +536,10 @@ class Method(Section):
                 f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
                 "protects each record by itself, or choose another method."
             )
-        teachers = getattr(self, "teachers", None)
+        teachers, count = getattr(self, "teachers", None), 0
         # Without a word on how many there are. Of several sites, others may have more than this one.
-        count = teachers.num_teachers if isinstance(teachers, TeachersConfig) and dataset.shared_unit is None else 0
+        if isinstance(teachers, configuration.TeachersConfig) and dataset.shared_unit is None:
+            count = teachers.num_teachers
         if count > dataset.private.num_protected:
             raise ConfigError(
                 f"teachers.num_teachers: {count} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
@@ -643,7 +618,7 @@ class UnprotectedMethod(Method):
 class PrivateMethod(Method):
     """A private method whose noise is calibrated to a target epsilon and delta."""
 
-    target: PrivacyTarget = PrivacyTarget()
+    target: configuration.PrivacyTarget = configuration.PrivacyTarget()
     noise: Noise = Field("os_entropy", description="Source of noise; `seeded` reproduces a run and gives no privacy.")
 
     @property
@@ -765,7 +740,7 @@ def config_digest(config: Method) -> str:
 
     Paths and disabled settings do not affect it.
     """
-    return values_digest(determining_values(config))
+    return configuration.values_digest(determining_values(config))
 
 
 def determining_values(config: Method, values: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -773,9 +748,11 @@ def determining_values(config: Method, values: dict[str, Any] | None = None) -> 
 
     ``values`` are plain values of a configuration; None: those of ``config``.
     """
-    kept = without(config.model_dump(mode="json") if values is None else values, (*PLACES, *config.unread))
+    kept = without(
+        config.model_dump(mode="json") if values is None else values, (*configuration.PLACES, *config.unread)
+    )
     # Left out at their defaults, so that runs from before they could be set keep their digests.
-    if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
+    if kept.get("evaluation") == configuration.EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
         del kept["evaluation"]
     elif kept.get("evaluation", {}).get("metrics") == "outside":
         kept = without(kept, ("evaluation.metrics", "evaluation.score_edges"))
@@ -818,8 +795,10 @@ Names = tuple[str, ...]
 def require_trusted(method: Any, path: Path) -> None:
     """Raise ConfigError if the configuration file ``path`` names its method as ``module:Class`` and files are not
     trusted to run code."""
-    if isinstance(method, str) and PLACE.fullmatch(method) and not may_run(method):
-        raise ConfigError(f"method: {path} names {method}, code that would run with your rights; {REMEDY}.")
+    if isinstance(method, str) and configuration.PLACE.fullmatch(method) and not configuration.may_run(method):
+        raise ConfigError(
+            f"method: {path} names {method}, code that would run with your rights; {configuration.REMEDY}."
+        )
 
 
 def configured(
@@ -845,7 +824,7 @@ def configured(
     """
     values, said = source if isinstance(source, dict) else {}, apply_override({}, *overrides)
     if isinstance(source, Path | str):
-        values = read_yaml(source)
+        values = configuration.read_yaml(source)
         if {"methods", "data_sets"} & values.keys():
             raise ConfigError(f"{source}: a sweep, with methods and data_sets; run it with `fairpate compare`.")
         # A file may come from anybody; an option was typed by its user.
@@ -871,16 +850,16 @@ def configured(
                 options = [field for field in fields if field.startswith(f"{dotted}.")] or [dotted]
                 found = [f"{option}: {name} does not read it; leave it out." for option in options]
             faults += found
-    full = apply_override(merge(deepcopy(_defaults(schema)), values), *overrides)
+    full = apply_override(configuration.merge(deepcopy(_defaults(schema)), values), *overrides)
     read, _ = read_and_unread([schema], full)
     try:
         config = parse_config(read | {"method": name}, schema)
     except ConfigError as error:
         # Each fault once, although both checks may find it.
         raise ConfigError("\n".join(dict.fromkeys([*faults, str(error)]))) from error
-    settings = flattened(config.model_dump(mode="json"))
-    for field, value in flattened(said).items():
-        cause = unread_because_of(field, settings, config.unread)
+    settings = configuration.flattened(config.model_dump(mode="json"))
+    for field, value in configuration.flattened(said).items():
+        cause = configuration.unread_because_of(field, settings, config.unread)
         if cause is not None and value is not None:
             at = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
             faults.append(f"{field}: {cause}{at} leaves it unread; leave it out, or change {cause}.")
@@ -936,7 +915,7 @@ def refused(path: Names, value: Any) -> list[str]:
         if last not in fields:
             continue
         try:
-            parse_config(merge(_defaults(other), value), other)
+            parse_config(configuration.merge(_defaults(other), value), other)
         except ConfigError as error:
             found = str(error).splitlines()
             depth = max(fault.partition(":")[0].count(".") for fault in found)
@@ -949,7 +928,7 @@ def refused(path: Names, value: Any) -> list[str]:
     # A field without its section, such as `epsilon`.
     of_methods = () if sections else (each for other in others for each in _fields(other).items())
     inside = dict.fromkeys(f"{name}.{last}" for name, section in of_methods if last in _fields(section))
-    meant = f"; did you mean {' or '.join(inside)}?" if inside else f"{nearest(last, names)}."
+    meant = f"; did you mean {' or '.join(inside)}?" if inside else f"{configuration.nearest(last, names)}."
     return [f"{'.'.join(path)}: unknown field{meant}"]
 
 
@@ -1028,7 +1007,7 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
         return FITTED, "persons are protected."
     count, num_classes = entry.rows * num_sites, entry.num_classes
     try:
-        usual: Any = find_method(FITTED)(target=parse_config(said.get("target", {}), PrivacyTarget))
+        usual: Any = find_method(FITTED)(target=parse_config(said.get("target", {}), configuration.PrivacyTarget))
         noise = usual.noise_of_sums * math.sqrt(num_classes - 1)
         cells = int(count / (STDDEVS_PER_CELL * usual.multiplier()))
     except ValueError:  # refused with the rest of the configuration, or by the run
@@ -1105,4 +1084,4 @@ def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> 
         values["data"] = {"embedding": {"num_components": min(wanted, _MOST_COMPONENTS)}}
     # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
-    return read_and_unread([type(method)], merge(values, own_values))[0]
+    return read_and_unread([type(method)], configuration.merge(values, own_values))[0]

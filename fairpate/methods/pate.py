@@ -53,40 +53,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
+from aggregator import session as sessions
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Mechanism, Outcome
-from aggregator.session import (
-    AggregatorSession,
-    Ballot,
-    CountVotes,
-    Question,
-    SessionResult,
-    VotesUnavailableError,
-    admit_queries,
-    answer_queries,
-    epsilon_data_independent,
-    epsilon_fixed_beforehand,
-    mechanism_within,
-    queries_that_fit,
-    query_key,
-)
+from aggregator.session import AggregatorSession, Ballot, SessionResult
 from aggregator.store import Place, is_database
-from fairpate.config import (
-    AggregatorConfig,
-    AskedConfig,
-    BudgetConfig,
-    ConfigError,
-    GateConfig,
-    GatedAggregatorConfig,
-    GnmaxConfig,
-    Noise,
-    PenaltyConfig,
-    QueriesConfig,
-    QueriesTarget,
-    RayConfig,
-    StudentTraining,
-    TeachersConfig,
-)
+from fairpate import config as configuration
+from fairpate import types
+from fairpate.config import AggregatorConfig, ConfigError, GatedAggregatorConfig, Noise, QueriesConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training, torch_generator
@@ -100,20 +74,7 @@ from fairpate.run import context
 from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.release_log import LedgerMeter
 from fairpate.terminal import Reporter
-from fairpate.types import (
-    STOPPED_BY_VOTES,
-    Advance,
-    Budget,
-    GateRule,
-    IntArray,
-    LabelledSet,
-    QueryOutcomes,
-    Relation,
-    Unit,
-    VoteBatch,
-    strict,
-    torch,
-)
+from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch, torch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -153,19 +114,13 @@ def parsed(text: str) -> Place:
     return text if is_database(text) else Path(text).absolute()
 
 
-ANSWERED_BY_SERVICE = (
-    "A service answers further queries from the same ledger. ε is the bound that was fixed beforehand for all of them; "
-    "a sum with earlier releases is that of the queries submitted so far."
-)
-
-
 def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
     """Raise the statement's epsilon to the bound of the ledger's budget, before a service answers from the ledger.
 
     Analysts may spend the whole budget of the ledger, so from their first query on the epsilon of the run's own queries
     is too small. A statement whose epsilon is at least the bound is not changed.
     """
-    statement, bound = context.read_statement(run), epsilon_fixed_beforehand(terms)
+    statement, bound = context.read_statement(run), sessions.epsilon_fixed_beforehand(terms)
     if bound is None or statement.epsilon is None or bound <= statement.epsilon:
         return
     # A sum with earlier releases is at least the new epsilon, which is one of its parts.
@@ -173,8 +128,10 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
         name: None if (earlier := getattr(statement, name)) is None else max(earlier, bound)
         for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier")
     }
-    served = replace(statement, epsilon=bound, **sums, remarks=(*statement.remarks, ANSWERED_BY_SERVICE))
-    context.write_json(run.statement, strict(served))
+    served = replace(
+        statement, epsilon=bound, **sums, remarks=(*statement.remarks, types.REMARKS["answered_by_service"])
+    )
+    context.write_json(run.statement, types.strict(served))
 
 
 def open_ledger(
@@ -247,7 +204,7 @@ def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], O
 
 def keys_of(queries: Split) -> list[str]:
     """Return the key of each record as a query: a digest of its features and group."""
-    return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
+    return [sessions.query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +217,7 @@ class StandingVoters:
     """
 
     ensemble: str
-    count_votes: CountVotes
+    count_votes: sessions.CountVotes
     try_vote: Callable[[npt.NDArray[np.generic]], object]
     are_answering: Callable[[], bool]
     close: Callable[[], None]
@@ -273,7 +230,7 @@ class VoteCounter:
         self._collected = dict(zip(collected.record_ids, collected.votes_QC, strict=True))
         self._ask_teachers = ask_teachers
 
-    def __call__(self, questions: Sequence[Question]) -> IntArray:
+    def __call__(self, questions: Sequence[sessions.Question]) -> IntArray:
         """Return the votes (Q, C) on ``questions``. VotesUnavailableError unless every teacher voted on each."""
         # The run's own votes first: teachers on another machine may vote otherwise, because they round otherwise.
         rows = [self._collected.get(question.query.record_id) for question in questions]
@@ -285,7 +242,7 @@ class VoteCounter:
             try:
                 votes_QC = self._ask_teachers(features)
             except PoolError as error:
-                raise VotesUnavailableError(str(error)) from error
+                raise sessions.VotesUnavailableError(str(error)) from error
             for i, row in zip(missing, votes_QC, strict=True):
                 rows[i] = row
         return np.array(rows, dtype=np.int64)
@@ -295,7 +252,13 @@ _MAX_STUDENT_THREADS = 4
 
 
 def fit_student(
-    config: StudentTraining, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
+    config: configuration.StudentTraining,
+    dataset: Dataset,
+    labelled: LabelledSet,
+    reporter: Reporter,
+    *,
+    seed: int,
+    **options: Any,
 ) -> nn.Module:
     """Train a student on released labels and return it; ``options`` are passed to
     :func:`student.student.train_student`."""
@@ -401,7 +364,7 @@ class Spending:
         return self.terms.mechanism.as_in_paper_rdp(votes_QC, rejected_Q=rejected)
 
 
-def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
+def costs(spending: Spending, *, unit: types.Unit, relation: types.Relation) -> dict[str, Any]:
     """Return the data-dependent privacy cost of the queries, with other costs to compare it with. They are for the
     operator only and must not be published."""
     delta, submitted = spending.terms.budget.delta, len(spending.charges_Q)
@@ -439,8 +402,8 @@ class ReleasePlan:
     dataset: Dataset
     queries: Split
     mechanism: Mechanism
-    budget: BudgetConfig | None
-    unit: Unit
+    budget: configuration.BudgetConfig | None
+    unit: types.Unit
     source: NoiseSource
     counted_beforehand: int
 
@@ -459,7 +422,7 @@ class ReleasePlan:
         if self.budget is None:
             return wanted
         terms = self.terms("planned")
-        fitting = queries_that_fit(terms, wanted)
+        fitting = sessions.queries_that_fit(terms, wanted)
         if not fitting:
             raise _no_room(terms.budget, "no query could be submitted")
         return fitting
@@ -475,7 +438,7 @@ class ReleasePlan:
             mechanism=self.mechanism,
             gate=self.method.gate,
             # A placeholder: the limit follows from the cost of the queries, which is computed from terms.
-            budget=Budget(kind="query_count", delta=delta, max_queries=1),
+            budget=types.Budget(kind="query_count", delta=delta, max_queries=1),
             num_teachers=self.method.num_voters,
             num_classes=self.dataset.num_classes,
             num_groups=self.dataset.num_groups,
@@ -487,8 +450,8 @@ class ReleasePlan:
         if self.budget is not None:
             return replace(terms, budget=self.budget.at(delta))
         num_queries = (self.method.aggregator.num_queries or len(self.queries)) + _BLOCK
-        epsilon = epsilon_data_independent(terms, num_queries=num_queries)
-        return replace(terms, budget=Budget(kind="data_independent", delta=delta, epsilon=epsilon))
+        epsilon = sessions.epsilon_data_independent(terms, num_queries=num_queries)
+        return replace(terms, budget=types.Budget(kind="data_independent", delta=delta, epsilon=epsilon))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -526,7 +489,7 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
     return dataset.public.take(list(first_of.values())[:wanted])
 
 
-def _no_room(budget: Budget, consequence: str) -> ConfigError:
+def _no_room(budget: types.Budget, consequence: str) -> ConfigError:
     limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
     return ConfigError(
         f"aggregator.budget: {limit} at delta {delta_text(budget.delta)} ({budget.kind}) has no room for one query, so "
@@ -549,13 +512,13 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
         num_planned = max(configured, num_planned)
     planned = spending.terms.mechanism.worst_case(num_planned)
     spent = accountant.least_epsilon([submitted], target_delta=plan.method.target.delta)
-    bound = epsilon_fixed_beforehand(spending.terms)
+    bound = sessions.epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
         # Both bounds are independent of votes and labels, so that the smaller one may be stated.
         bound = min(bound, accountant.least_epsilon([planned], target_delta=plan.method.target.delta))
     remarks: tuple[str, ...] = ()
     if bound is None:
-        remarks = (STOPPED_BY_VOTES,)
+        remarks = (types.REMARKS["stopped_by_votes"],)
     elif bound > spent:
         remarks = (
             f"Released labels may have decided how many queries were submitted. The guarantee is the bound that was "
@@ -568,7 +531,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
         events=(of_teachers(submitted if by_service else planned, plan.unit),),
         noise=spending.terms.noise,
         remarks=remarks,
-        queries=QueryOutcomes(
+        queries=types.QueryOutcomes(
             submitted=len(outcomes),
             answered=outcomes.count("answered"),
             rejected_confidence=outcomes.count("confidence"),
@@ -583,7 +546,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
 
 
 def _submit(
-    votes: Ballot, keys: Sequence[str], session: AggregatorSession, plan: ReleasePlan, on_progress: Advance
+    votes: Ballot, keys: Sequence[str], session: AggregatorSession, plan: ReleasePlan, on_progress: types.Advance
 ) -> SessionResult:
     """Submit the queries to the aggregator as in Algorithm 1 and return the result.
 
@@ -593,12 +556,8 @@ def _submit(
     """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
     if admission is None:
-        return answer_queries(
-            votes,
-            keys=keys,
-            session=session,
-            block_size=_BLOCK,
-            on_progress=lambda done: on_progress(done, len(keys)),
+        return sessions.answer_queries(
+            votes, keys=keys, session=session, block_size=_BLOCK, on_progress=lambda done: on_progress(done, len(keys))
         )
     # Few runs have rounds, and all others release labels without torch.
     from fairpate.nn.fit import predict_probabilities
@@ -630,7 +589,7 @@ def _submit(
             sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
             counts_GC = np.zeros(tuple(sizes.values()), dtype=np.int64)
             np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
-            admitted = admit_queries(
+            admitted = sessions.admit_queries(
                 predict_probabilities(student, queries.x[rows]).double().numpy(),
                 queries.z[rows].numpy(),
                 gate=DemographicParityGate(plan.method.gate, **sizes, counts_GC=counts_GC),
@@ -638,7 +597,7 @@ def _submit(
             )
             chosen = [waiting[row] for row in admitted]
         asked += chosen
-        result = answer_queries(
+        result = sessions.answer_queries(
             votes.take(asked),
             keys=[keys[row] for row in asked],
             session=session,
@@ -666,10 +625,10 @@ class VotingMethod(Method):
     votes_on_anything: ClassVar[bool] = True
     keeps_teachers: ClassVar[bool] = True
 
-    target: QueriesTarget = QueriesTarget()
+    target: configuration.QueriesTarget = configuration.QueriesTarget()
     noise: Noise = Field("os_entropy", description="Source of noise; `seeded` reproduces a run and gives no privacy.")
-    ray: RayConfig = RayConfig()
-    aggregator: AskedConfig = AskedConfig()
+    ray: configuration.RayConfig = configuration.RayConfig()
+    aggregator: configuration.AskedConfig = configuration.AskedConfig()
 
     @property
     def reads_public_groups(self) -> bool:
@@ -706,7 +665,7 @@ class VotingMethod(Method):
     @property
     def gate(self) -> GateRule:
         """The fairness rule that the aggregator applies to its answers."""
-        gate: GateConfig | None = getattr(self.aggregator, "gate", None)
+        gate: configuration.GateConfig | None = getattr(self.aggregator, "gate", None)
         return NO_GATE if gate is None else GateRule(**dict(gate))
 
     def check(self) -> None:
@@ -729,7 +688,7 @@ class VotingMethod(Method):
         queries = choose_queries(dataset, self.queries)
         budget, target, mechanism = self.queries.budget, self.target, self.mechanism
         if target.epsilon is not None:
-            mechanism = mechanism_within(
+            mechanism = sessions.mechanism_within(
                 mechanism,
                 target_epsilon=target.epsilon,
                 target_delta=target.delta,
@@ -737,7 +696,7 @@ class VotingMethod(Method):
                 num_queries=self.planned_queries(queries),
             )
             # The target limits the ledger as well: a service that asks after the run may not pass it.
-            budget = BudgetConfig(epsilon=target.epsilon)
+            budget = configuration.BudgetConfig(epsilon=target.epsilon)
         return ReleasePlan(
             method=self,
             dataset=dataset,
@@ -846,7 +805,7 @@ class VotingMethod(Method):
 class GnmaxMethod(VotingMethod):
     """A method whose voters have one vote each and whose labels are released by Confident-GNMax."""
 
-    aggregator: GnmaxConfig = GnmaxConfig()
+    aggregator: configuration.GnmaxConfig = configuration.GnmaxConfig()
 
     @property
     def mechanism(self) -> Mechanism:
@@ -949,7 +908,7 @@ class PateFamily(GnmaxMethod):
         description="Private place of teachers' checkpoints that all nodes of a cluster reach and runs may share: an "
         "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
     )
-    teachers: TeachersConfig = TeachersConfig()
+    teachers: configuration.TeachersConfig = configuration.TeachersConfig()
 
     @property
     def num_voters(self) -> int:
@@ -1057,7 +1016,7 @@ class PateSIn(PateFamily):
 
     method: str = "pate_s_in"
     aggregator: AggregatorConfig = AggregatorConfig()
-    pate_s_in: PenaltyConfig = PenaltyConfig()
+    pate_s_in: configuration.PenaltyConfig = configuration.PenaltyConfig()
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels, with the regulariser in its loss, and return it."""

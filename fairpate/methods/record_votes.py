@@ -52,38 +52,15 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 from torch import Tensor, nn
 
-from fairpate.config import (
-    EMBEDDED_NORM,
-    ConfigError,
-    Count,
-    EmbeddingConfig,
-    GateConfig,
-    ModelConfig,
-    PenaltyConfig,
-    Positive,
-    Section,
-)
+from fairpate import config as configuration
+from fairpate.config import ConfigError, Count, EmbeddingConfig
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import shortened_by_person, whole_persons
 from fairpate.data.embedding import Embedding, EmbeddingName, Floats, Prototypes
-from fairpate.fairness.rates import (
-    KEPT_NOISE,
-    TAUGHT_NOISE,
-    LabelledRecords,
-    TableByGroup,
-    estimated_population,
-    thinned,
-)
-from fairpate.methods.base import (
-    STDDEVS_PER_CELL,
-    ExpectedVotes,
-    NoisySum,
-    ReleasingMethod,
-    Stream,
-    Trained,
-    Training,
-    noise_within,
-)
+from fairpate.fairness import rates
+from fairpate.fairness.rates import TableByGroup
+from fairpate.methods import base
+from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.pate import fit_student, passing
 from fairpate.nn.fit import public_penalty
 from fairpate.nn.models import build_model
@@ -99,7 +76,7 @@ UNITS = 2**14
 _LARGEST_EPSILON = 20
 
 
-class TaughtConfig(Section):
+class TaughtConfig(configuration.Section):
     """Settings of how the student learns from labels of public records: how many, through which gate and penalty."""
 
     taught_share: float = Field(
@@ -108,12 +85,12 @@ class TaughtConfig(Section):
         le=1,
         description="Share of the public pool that the student learns from: the records with the most certain labels.",
     )
-    gate: GateConfig | None = Field(
+    gate: configuration.GateConfig | None = Field(
         None,
         description="Demographic-parity gate: labels that would widen the gap are not given to the student; null: no"
         " gate.",
     )
-    penalty: PenaltyConfig | None = Field(
+    penalty: configuration.PenaltyConfig | None = Field(
         None, description="Demographic-parity regulariser in the student's loss, on public records; null: none."
     )
 
@@ -127,7 +104,7 @@ class PoolLabels:
     chances_MC: RealArray | None = None
 
 
-class VotesOfRecords(ReleasingMethod):
+class VotesOfRecords(base.ReleasingMethod):
     """A method in which private records vote in one release, under the relation "add or remove one".
 
     Noise is calibrated to the target, which protects one record or person. ``learned``: the fields of the method's own
@@ -150,7 +127,7 @@ class VotesOfRecords(ReleasingMethod):
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
         """The dotted names of the fields that the release does not read, but only learning does."""
         own = (*self.learned, *TaughtConfig.model_fields)
-        return (*ReleasingMethod.afterwards, *(f"{self.section}.{field}" for field in own))
+        return (*base.ReleasingMethod.afterwards, *(f"{self.section}.{field}" for field in own))
 
     @property
     def reads_groups(self) -> bool:  # type: ignore[override]
@@ -170,7 +147,7 @@ class VotesOfRecords(ReleasingMethod):
     def label_noise(self, num_groups: int) -> float:
         """Return how many times the noise of the release is in the table from which the student learns."""
         # The tables of all groups are added, and their noises are independent.
-        return TAUGHT_NOISE * math.sqrt(num_groups) if self.reads_groups else 1.0
+        return rates.TAUGHT_NOISE * math.sqrt(num_groups) if self.reads_groups else 1.0
 
     def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float, FloatArray]:
         """Split a released table by group (axis 0) into two tables with independent noise, the same at every call.
@@ -180,7 +157,7 @@ class VotesOfRecords(ReleasingMethod):
         """
         # A new generator at each call, from one seed: student and estimate need the two tables of the same split.
         generator = np.random.default_rng(stream_seed(self.seed, Stream.THINNING))
-        taught_G, kept_G = thinned(table_G, stddev=stddev, generator=generator)
+        taught_G, kept_G = rates.thinned(table_G, stddev=stddev, generator=generator)
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
@@ -201,14 +178,14 @@ class VotesOfRecords(ReleasingMethod):
         predicted = student.predict(public.x, public.z.numpy(), generator=generator)
         # A refusal is one more outcome, after the classes.
         outcome_M = np.where(predicted.answered, predicted.labels, dataset.num_classes)
-        records = LabelledRecords(
+        records = rates.LabelledRecords(
             votes_MW=votes_MW,
             groups_M=public.z.numpy(),
             likely_MY=likely_MY,
             outcome_MJ=np.eye(dataset.num_classes + 1)[outcome_M],
         )
         return private_population(
-            estimated_population(table, records, generator=generator),
+            rates.estimated_population(table, records, generator=generator),
             group_names=dataset.group_names,
             class_names=dataset.label_names,
         )
@@ -248,7 +225,7 @@ class VotesOfRecords(ReleasingMethod):
         One unit of privacy adds a vector of L2 norm at most ``norm``. The search tries noise in multiples of ``scale``.
         """
         of_table = partial(VoteSums, count=1, norm=norm, unit=unit)
-        noise = noise_within(self.target, lambda noise: [of_table(noise_stddev_votes=noise * scale)])
+        noise = base.noise_within(self.target, lambda noise: [of_table(noise_stddev_votes=noise * scale)])
         return of_table(noise_stddev_votes=noise * scale)
 
     def taught(
@@ -266,10 +243,7 @@ class VotesOfRecords(ReleasingMethod):
         # Stable: among equally certain labels the first ones are used, on every machine.
         kept_M[np.argsort(-said.certainty_M, kind="stable")[:num_taught]] = True
         labelled = LabelledSet(
-            record_ids=tuple(asked.record_id),
-            labels=said.labels_M,
-            groups=asked.z.numpy(),
-            chances=said.chances_MC,
+            record_ids=tuple(asked.record_id), labels=said.labels_M, groups=asked.z.numpy(), chances=said.chances_MC
         ).take(kept_M)
         if settings.gate is not None:
             labelled = passing(labelled, GateRule(**dict(settings.gate)), dataset)
@@ -289,15 +263,12 @@ class VotesOfRecords(ReleasingMethod):
             penalty=penalty,
         )
         return Trained(
-            model=network,
-            events=released.events,
-            noise=self.source.label,
-            num_training_labels=len(labelled.labels),
+            model=network, events=released.events, noise=self.source.label, num_training_labels=len(labelled.labels)
         )
 
 
 def with_noise(
-    table: IntArray, *, stddev: float, source: NoiseSource, row: str, noisy_sum: NoisySum | None = None
+    table: IntArray, *, stddev: float, source: NoiseSource, row: str, noisy_sum: base.NoisySum | None = None
 ) -> IntArray:
     """Return the table (rows, columns) with noise on every cell; with ``noisy_sum``, the noisy sum over all sites.
 
@@ -351,7 +322,7 @@ class RecordVotesConfig(TaughtConfig):
         if self.num_prototypes is not None:
             return self.num_prototypes
         # From the declared number: where records are added or removed, the real one is private.
-        filled = pool if self.num_records is None else int(self.num_records / (STDDEVS_PER_CELL * stddev))
+        filled = pool if self.num_records is None else int(self.num_records / (base.STDDEVS_PER_CELL * stddev))
         return max(1, min(filled, pool // _POOL_PER_CELL))
 
 
@@ -363,7 +334,7 @@ def noisy_votes(
     stddev: float,
     source: NoiseSource,
     person_N: IntArray | None = None,
-    noisy_sum: NoisySum | None = None,
+    noisy_sum: base.NoisySum | None = None,
 ) -> IntArray:
     """Return the released table (K, C): one vote per record, and noise on every cell.
 
@@ -409,7 +380,7 @@ class RecordVotes(VotesOfRecords):
             # A sum in units, of which a vote has U: a power of two, so that no division rounds.
             sums = self.sum_event(unit)
             return sums, sums.noise_stddev_votes / UNITS
-        noise = noise_within(self.target, lambda noise: [VoteTables(count=1, noise_stddev_votes=noise)])
+        noise = base.noise_within(self.target, lambda noise: [VoteTables(count=1, noise_stddev_votes=noise)])
         return VoteTables(count=1, noise_stddev_votes=noise), noise
 
     def prototypes(self, dataset: Dataset) -> Prototypes:
@@ -490,7 +461,7 @@ class RecordVotes(VotesOfRecords):
         *_, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=noise)
         chances_MC = chances_of_line(votes_KC, arrays["prototype_M"], arrays["coordinates_MD"], stddev=stddev)
         table = TableByGroup(
-            sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=KEPT_NOISE * noise, one_W=np.ones(len(votes_KC))
+            sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=rates.KEPT_NOISE * noise, one_W=np.ones(len(votes_KC))
         )
         return table, np.eye(len(votes_KC))[arrays["prototype_M"]], chances_MC.astype(np.float64)
 
@@ -581,7 +552,7 @@ class WeightedVotesConfig(VectorsConfig):
         description="Whether to release a row per class and group, which shows how private groups are treated but "
         "puts more noise on labels.",
     )
-    ridge: Positive = Field(
+    ridge: configuration.Positive = Field(
         2.0,
         description="Ridge penalty of the linear rule, as a multiple of the standard deviation of the noise divided "
         "by the number of records.",
@@ -596,7 +567,7 @@ class WeightedBallot:
     """
 
     embedding: Embedding | None
-    radius: float = EMBEDDED_NORM
+    radius: float = configuration.EMBEDDED_NORM
 
     @classmethod
     def of(cls, dataset: Dataset, config: EmbeddingConfig) -> WeightedBallot:
@@ -672,11 +643,7 @@ class WeightedVotes(VotesOfRecords):
             table = ballot.table(private.x, row_N, num_classes=num_rows, person_N=private.person_N)
             training.reserve((event,), self.source.label)
             noisy = with_noise(
-                table,
-                stddev=event.noise_stddev_votes,
-                source=self.source,
-                row="class",
-                noisy_sum=training.noisy_sum,
+                table, stddev=event.noise_stddev_votes, source=self.source, row="class", noisy_sum=training.noisy_sum
             )
         noise = event.noise_stddev_votes / UNITS
         training.reporter.note("votes", f"{noisy.shape[1]} numbers per class, noise {noise:.2f}")
@@ -716,7 +683,7 @@ class WeightedVotes(VotesOfRecords):
         one_W = np.zeros(pool_MW.shape[1])
         # The constant alone, scaled to one for every record.
         one_W[0] = UNITS / ONE_RECORD
-        table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=KEPT_NOISE * noise, one_W=one_W)
+        table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=rates.KEPT_NOISE * noise, one_W=one_W)
         return table, pool_MW, chances_MC.astype(np.float64)
 
 
@@ -739,13 +706,13 @@ def labels_of_chances(chances_MC: FloatArray) -> PoolLabels:
     )
 
 
-def rule_network(rule_CW: FloatArray) -> tuple[ModelConfig, nn.Module]:
+def rule_network(rule_CW: FloatArray) -> tuple[configuration.ModelConfig, nn.Module]:
     """Return the linear rule (C, W) over votes as a network over embedded records, with its architecture."""
-    architecture = ModelConfig(name="bounded_logistic")
+    architecture = configuration.ModelConfig(name="bounded_logistic")
     width, num_classes = rule_CW.shape[1] - 1, len(rule_CW)
     network = build_model(architecture, input_shape=(width,), num_classes=num_classes)
     # The network's features have the norm EMBEDDED_NORM where those of votes have norm one.
-    scaled_CW = torch.from_numpy(rule_CW / _LENGTH * np.array([_CONSTANT] + [1 / EMBEDDED_NORM] * width))
+    scaled_CW = torch.from_numpy(rule_CW / _LENGTH * np.array([_CONSTANT] + [1 / configuration.EMBEDDED_NORM] * width))
     *_, linear = network.children()
     linear.load_state_dict({"weight": scaled_CW[:, 1:], "bias": scaled_CW[:, 0]})
     return architecture, network.eval()

@@ -7,7 +7,7 @@ The pairs of output distributions under discrete noise are computed from their d
 with standard deviation s. If one unit raises the count by one, the privacy loss is (1 + 2 u) / (2 s^2). If it raises
 one count and lowers another, the loss is (d + 1) / s^2, where d is the difference of the two noises. A threshold check
 on the same sample adds a loss on a second lattice. A change of one count is a marginal of a change of two. Sampling is
-applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any sample of the
+applied to the pair (:func:`fairpate.privacy.on_poisson_sample`), which bounds any sample of the
 other records by joint convexity. Renyi curves of discrete Gaussians never exceed the continuous ones, which are used
 (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 
@@ -50,37 +50,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import (
-    DEFAULT_ORDERS,
-    ConfidentGnmaxQueries,
-    ConfidentGnmaxVotes,
-    CountedEvent,
-    Event,
-    TeacherEvent,
-    epsilon_of_curve,
-    event_pld,
-    event_rdp,
-    of_unit,
-)
-from fairpate.privacy.discrete_gaussian import (
-    NoiseSource,
-    log_difference_masses,
-    log_masses,
-    log_survival_table,
-    sample_discrete_gaussian,
-)
-from fairpate.privacy.loss_distributions import (
-    AtomicLoss,
-    GaussianAndLaplace,
-    LossDistribution,
-    add_split,
-    gaussians,
-    mixed_with_nothing,
-    on_poisson_sample,
-    poisson_gaussians,
-    repeated,
-)
+from fairpate.privacy import accountant, discrete_gaussian, gnmax, loss_distributions
+from fairpate.privacy.accountant import CountedEvent, Event, event_pld, event_rdp
+from fairpate.privacy.discrete_gaussian import NoiseSource, sample_discrete_gaussian
+from fairpate.privacy.loss_distributions import AtomicLoss, LossDistribution, gaussians, on_poisson_sample, repeated
 from fairpate.types import FloatArray, IntArray, MechanismParameters, Relation, Tail, Unit, worded
 
 PUBLISHED_DECIMALS = 6
@@ -185,7 +158,8 @@ class SanitisedRdp:
         """
         cost = min(max(self.rdp, 0.0), self.rdp_data_independent) if confidence is None else self.upper(confidence)
         orders = [self.release.order]
-        return epsilon_of_curve(cost + release_rdp(self.release, orders), orders, target_delta=target_delta)[0]
+        curve = cost + release_rdp(self.release, orders)
+        return accountant.epsilon_of_curve(curve, orders, target_delta=target_delta).epsilon
 
 
 _FARTHEST_STDDEVS = 40.0  # below q0 and q1: costs vanish in a float before
@@ -442,14 +416,14 @@ def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
         return 0.0
     if tail != "discrete":
         raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
-    log_tails = log_survival_table(noise_stddev, num_teachers, of_difference=True)
+    log_tails = discrete_gaussian.log_survival_table(noise_stddev, num_teachers, of_difference=True)
     quantiles = scipy.special.ndtri_exp(log_tails[1:])
     offset = float((np.arange(1, num_teachers + 1) + math.sqrt(2) * noise_stddev * quantiles).max())
     return max(offset + _UNTIL_ROUNDING, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttributeQueries(ConfidentGnmaxQueries):
+class AttributeQueries(accountant.ConfidentGnmaxQueries):
     """Confident-GNMax queries that protect only the sensitive attribute of one training record, at the parent's
     cost."""
 
@@ -464,8 +438,8 @@ def of_teachers(event: Event, unit: Unit) -> Event:
     For the unit "sensitive attribute" the relation becomes "replace one".
     """
     if unit != "sensitive attribute":
-        return of_unit(event, unit)
-    if not isinstance(event, ConfidentGnmaxQueries):
+        return accountant.of_unit(event, unit)
+    if not isinstance(event, accountant.ConfidentGnmaxQueries):
         return event
     return AttributeQueries(**vars(event) | {"unit": unit})
 
@@ -557,7 +531,8 @@ def _(event: AttributeGaussians | SecretBatchAttributeGaussians, orders_A: Float
 def _(event: PoissonGaussianLaplaces, interval: float) -> LossDistribution | None:
     if not event.gradient_noise_multiplier or not event.laplace_scale:
         return None
-    base = GaussianAndLaplace(noise_multiplier=event.gradient_noise_multiplier, laplace_scale=event.laplace_scale)
+    scales = {"noise_multiplier": event.gradient_noise_multiplier, "laplace_scale": event.laplace_scale}
+    base = loss_distributions.GaussianAndLaplace(**scales)
     return repeated(on_poisson_sample(base, sampling_rate=event.sampling_rate, interval=interval), event.count)
 
 
@@ -567,7 +542,9 @@ def _(event: AttributeGaussians | SecretBatchAttributeGaussians, interval: float
         return gaussians(event.count, event.attribute_noise_multiplier, interval=interval)
     # One step: each is mixed with nothing before steps are composed.
     inside = gaussians(1, event.attribute_noise_multiplier, interval=interval)
-    return None if inside is None else repeated(mixed_with_nothing(inside, event.sampling_rate), event.count)
+    if inside is None:
+        return None
+    return repeated(loss_distributions.mixed_with_nothing(inside, event.sampling_rate), event.count)
 
 
 _ROUNDING = 3.0  # t of `VoteSums`: standard deviation of the rounding to whole numbers
@@ -670,7 +647,7 @@ class PredictionTables(CountedEvent):
 @lru_cache(maxsize=16)
 def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
     """Return the privacy loss when one count rises by one: N_Z(1, s^2) against N_Z(0, s^2)."""
-    noise, log_mass = log_masses(noise_stddev_votes)
+    noise, log_mass = discrete_gaussian.log_masses(noise_stddev_votes)
     # ln of the density ratio at output 1 + n: ((1 + n)^2 - n^2) / (2 s^2).
     return AtomicLoss(losses=(1 + 2 * noise) / (2 * noise_stddev_votes**2), log_masses=log_mass)
 
@@ -678,7 +655,7 @@ def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
 @lru_cache(maxsize=16)
 def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
     """Return the privacy loss when one count rises by one and another falls by one, each with independent noise."""
-    difference, log_mass = log_difference_masses(noise_stddev_votes)
+    difference, log_mass = discrete_gaussian.log_difference_masses(noise_stddev_votes)
     # The losses of both counts added, (1 + 2 n) / (2 s^2) and (1 - 2 n') / (2 s^2), with d = n - n'.
     return AtomicLoss(losses=(difference + 1) / noise_stddev_votes**2, log_masses=log_mass)
 
@@ -701,7 +678,7 @@ def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
     for part in (first, second):
         start, end = math.floor(part.losses[0] / step), math.floor(part.losses[-1] / step) + 1
         own = np.zeros(end - start + 1)
-        add_split(own, part.losses, np.exp(part.log_masses), interval=step, lowest=start)
+        loss_distributions.add_split(own, part.losses, np.exp(part.log_masses), interval=step, lowest=start)
         # Sum by sum and not by a transform: the smallest masses keep their digits.
         lowest, masses = lowest + start, np.convolve(masses, own)
     kept = masses > 0
@@ -748,7 +725,9 @@ def _(event: VoteSums, interval: float) -> LossDistribution | None:
     # Without sampling, n Gaussians are one with sqrt(n) times less noise: there is nothing to compose.
     if event.sampling_rate == 1:
         return gaussians(event.count, multiplier, interval=interval)
-    return poisson_gaussians(event.count, multiplier, sampling_rate=event.sampling_rate, interval=interval)
+    return loss_distributions.poisson_gaussians(
+        event.count, multiplier, sampling_rate=event.sampling_rate, interval=interval
+    )
 
 
 def _precision(event: VoteTables | NeighbourVotes) -> float:
@@ -761,10 +740,10 @@ def _precision(event: VoteTables | NeighbourVotes) -> float:
 
 
 def as_in_paper_rdp(
-    event: ConfidentGnmaxVotes,
+    event: accountant.ConfidentGnmaxVotes,
     *,
     fairness_rejected_Q: npt.ArrayLike | None = None,
-    orders_A: npt.ArrayLike = DEFAULT_ORDERS,
+    orders_A: npt.ArrayLike = accountant.DEFAULT_ORDERS,
 ) -> FloatArray:
     """Return the cost that the published PATE and FairPATE code computes, shape (A,): NOT a valid privacy cost.
 
@@ -863,7 +842,7 @@ def mean_trials(gamma: float, eta: float) -> float:
 
 @event_rdp.register
 def _(event: SecretTrials, orders_A: FloatArray) -> FloatArray:
-    orders_B = np.array(DEFAULT_ORDERS)
+    orders_B = np.array(accountant.DEFAULT_ORDERS)
     of_trial_B, of_trial_A = (
         np.maximum.reduce([accountant.rdp(events, orders) for events in event.trials])
         for orders in (orders_B, orders_A)
@@ -984,7 +963,7 @@ class PartOfUnit:
 @event_rdp.register
 def _(event: PartOfUnit, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     whole = event.whole
-    if isinstance(whole, TeacherEvent | SmoothRelease) or whole.relation == "replace one":
+    if isinstance(whole, accountant.TeacherEvent | SmoothRelease) or whole.relation == "replace one":
         return event_rdp(whole, orders_A)
     # Renyi curves alone: this triangle inequality has no counterpart here for loss distributions.
     out_A, in_A = (event_rdp(whole, orders) for orders in (2 * orders_A, 2 * orders_A - 1))
@@ -1002,7 +981,7 @@ def part_of_unit(event: Any, unit: Unit) -> Any:
     if unit == "sensitive attribute":
         return PartOfUnit(whole=event, unit=unit, relation="replace one")
     # For its TypeError too: what is priced for persons alone has no price for a record.
-    found = of_unit(event, "record")
-    if isinstance(event, TeacherEvent | SmoothRelease) or event.relation != "add or remove one":
+    found = accountant.of_unit(event, "record")
+    if isinstance(event, accountant.TeacherEvent | SmoothRelease) or event.relation != "add or remove one":
         return found
     return PartOfUnit(whole=event)

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from fairpate.config import flattened
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.report.metrics import GroupsTold
-from fairpate.types import STOPPED_BY_VOTES, FloatArray, NotionName, Relation, RunRecord, Unit
+from fairpate.types import REMARKS, FloatArray, NotionName, Relation, RunRecord, Unit
 
 Status = Literal["ok", "failed"]
 FAILED = "failed"
@@ -163,7 +163,7 @@ class Point:
     def remarks(self) -> tuple[str, ...]:
         """Sentences that qualify the point's numbers."""
         stops = self.settings.get("aggregator.budget.accept_leak") is True
-        return (*((STOPPED_BY_VOTES,) if stops else ()), *self.cautions)
+        return (*((REMARKS["stopped_by_votes"],) if stops else ()), *self.cautions)
 
     @property
     def cautions(self) -> tuple[str, ...]:

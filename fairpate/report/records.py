@@ -181,7 +181,7 @@ class Guarantee:
     @property
     def limits(self) -> list[str]:
         """Sentences that qualify the guarantee; what is not protected comes first, as it matters most."""
-        limits = [remark for remark in self.remarks if remark != types.IN_PARALLEL]  # it extends the claim
+        limits = [remark for remark in self.remarks if remark != types.REMARKS["in_parallel"]]  # it extends the claim
         if self.noise != "os_entropy":
             limits.insert(0, f"Noise: {self.noise}. This model is not private; ε is what fresh noise would give.")
         if self.not_protected is not None:

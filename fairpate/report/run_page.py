@@ -35,7 +35,7 @@ from fairpate.report import records
 from fairpate.report.figures import SHAPES, chart_config
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
-from fairpate.types import STOPPED_BY_VOTES, TELLS_SIZE, FloatArray, GateRule, restored
+from fairpate.types import REMARKS, TELLS_SIZE, FloatArray, GateRule, restored
 
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
 _CHART_CONFIG = {
@@ -216,7 +216,7 @@ def public_report(report: PublicReport) -> str:
         budget_curve=budget_curve,
         released_CG=released_CG,
         outcomes=records.OUTCOMES,
-        stopped_by_votes=STOPPED_BY_VOTES,
+        stopped_by_votes=REMARKS["stopped_by_votes"],
         population=report.private_population,
     )
 

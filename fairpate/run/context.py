@@ -45,76 +45,41 @@ class RunDirectory:
     states_all_draws: ClassVar[bool] = False
     """Whether a release that is drawn again, because its file was deleted, also lists the events of its first draw."""
 
-    public = PathIn("root", "public")
-    """Files that may be published."""
-    private = PathIn("root", "private")
-    """Files that must not be published."""
-    teachers = PathIn("private", "teachers")
-    """Checkpoints of the teachers."""
-    votes = PathIn("private", "votes.parquet")
-    """Votes per query and class."""
-    ledger = PathIn("private", "ledger.sqlite")
-    """The ledger: reservations of queries and their outcomes."""
-    ledger_place = PathIn("private", "ledger.json")
-    """Location of a ledger that is not in the folder (a path or a database URL), and of its anchor, if it has one."""
-    ledger_backup = PathIn("private", "ledger.backup")
-    """An empty file whose modification time is that of the last backup of the ledger."""
-    actions = PathIn("private", "actions.jsonl")
-    """Log of operators' actions: tokens, reading, copies, restores, take-overs."""
-    tokens = PathIn("private", "tokens.json")
-    """Tokens of the run's service."""
-    receipt = PathIn("private", "release.json")
-    """The run's receipt: its id in the odometer, and the events that were charged under it."""
-    journal = PathIn("private", "sites.sqlite")
-    """Messages that a site or a coordinator sent, if the release is a sum over several sites."""
-    released = PathIn("public", "released.safetensors")
-    """The method's first released arrays; the student is learned from releases and public records alone."""
-    embedding = PathIn("public", "embedding.safetensors")
-    """The embedding of all records, if the run uses one; computed once, from public records alone."""
-    labels = PathIn("public", "labels.parquet")
-    """Released labels."""
-    student = PathIn("public", "student.safetensors")
-    """The published model."""
-    graph = PathIn("public", "model.onnx")
-    """The published model in ONNX, for use without this package."""
-    graph_description = PathIn("public", "model.json")
-    """Inputs and outputs of the ONNX model."""
-    statement = PathIn("public", "statement.json")
-    """The published privacy statement."""
-    metrics = PathIn("public", "metrics.json")
-    """The student's metrics."""
-    metrics_table = PathIn("public", "metrics.safetensors")
-    """The noisy table of test records from which private metrics are estimated."""
-    choice = PathIn("public", "choice.safetensors")
-    """The choice of the run's settings among several, if a private mechanism made it."""
-    audit = PathIn("public", "audit.json")
-    """Lower bounds on epsilon from attacks on shadow releases."""
-    audit_page = PathIn("public", "audit.html")
-    """The bounds of the audit as a page."""
-    private_population = PathIn("public", "private_population.json")
-    """How the student treats the groups of the private records, estimated from the release."""
-    card = PathIn("public", "card.json")
-    """The model card."""
-    card_page = PathIn("public", "card.html")
-    """The model card as a page."""
-    public_report = PathIn("public", "report.html")
-    """The published report."""
-    record = PathIn("public", "record.json")
-    """The run as one row of a comparison, at its published epsilon."""
-    private_record = PathIn("private", "record.json")
-    """The run as one row of a comparison, at its data-dependent privacy cost if it has one; not to be published."""
-    costs = PathIn("private", "costs.json")
-    """The data-dependent privacy cost; not to be published."""
-    without_privacy = PathIn("private", "without_privacy.json")
-    """Accuracy of a model that was trained on the private records without noise; not to be published."""
-    private_report = PathIn("private", "report.html")
-    """The report with data-dependent costs; not to be published."""
-    config = PathIn("root", "config.yaml")
-    """The resolved configuration."""
-    data = PathIn("root", "data.json")
-    """The names of the data set, its labels and groups; no records."""
-    environment = PathIn("root", "environment.json")
-    """Versions, machine and revision."""
+    public = PathIn("root", "public", "Files that may be published.")
+    private = PathIn("root", "private", "Files that must not be published.")
+    teachers = PathIn("private", "teachers", "Checkpoints of the teachers.")
+    votes = PathIn("private", "votes.parquet", "Votes per query and class.")
+    ledger = PathIn("private", "ledger.sqlite", "The ledger: reservations of queries and their outcomes.")
+    ledger_place = PathIn("private", "ledger.json", "Place of a ledger outside the folder, and of its anchor, if any.")
+    ledger_backup = PathIn("private", "ledger.backup", "An empty file, touched by each backup of the ledger.")
+    actions = PathIn("private", "actions.jsonl", "Operators' actions: tokens, reading, copies, restores, take-overs.")
+    tokens = PathIn("private", "tokens.json", "Tokens of the run's service.")
+    receipt = PathIn("private", "release.json", "The run's id in the odometer, and the events charged under it.")
+    journal = PathIn("private", "sites.sqlite", "Messages that this site or the coordinator sent for a joint sum.")
+    released = PathIn("public", "released.safetensors", "The first released arrays, from which the student learns.")
+    embedding = PathIn("public", "embedding.safetensors", "The embedding of records, computed from public ones alone.")
+    labels = PathIn("public", "labels.parquet", "Released labels.")
+    student = PathIn("public", "student.safetensors", "The published model.")
+    graph = PathIn("public", "model.onnx", "The published model in ONNX, for use without this package.")
+    graph_description = PathIn("public", "model.json", "Inputs and outputs of the ONNX model.")
+    statement = PathIn("public", "statement.json", "The published privacy statement.")
+    metrics = PathIn("public", "metrics.json", "The student's metrics.")
+    metrics_table = PathIn("public", "metrics.safetensors", "The noisy table of test records, for private metrics.")
+    choice = PathIn("public", "choice.safetensors", "The choice of the run's settings, if a private mechanism made it.")
+    audit = PathIn("public", "audit.json", "Lower bounds on epsilon from attacks on shadow releases.")
+    audit_page = PathIn("public", "audit.html", "The bounds of the audit as a page.")
+    private_population = PathIn("public", "private_population.json", "Rates of private groups, by the release.")
+    card = PathIn("public", "card.json", "The model card.")
+    card_page = PathIn("public", "card.html", "The model card as a page.")
+    public_report = PathIn("public", "report.html", "The published report.")
+    record = PathIn("public", "record.json", "The run as one row of a comparison, at its published epsilon.")
+    private_record = PathIn("private", "record.json", "The same row at its data-dependent cost; not to be published.")
+    costs = PathIn("private", "costs.json", "The data-dependent privacy cost; not to be published.")
+    without_privacy = PathIn("private", "without_privacy.json", "Accuracy of training without noise; not public.")
+    private_report = PathIn("private", "report.html", "The report with data-dependent costs; not to be published.")
+    config = PathIn("root", "config.yaml", "The resolved configuration.")
+    data = PathIn("root", "data.json", "The names of the data set, its labels and groups; no records.")
+    environment = PathIn("root", "environment.json", "Versions, machine and revision.")
 
     def release_files(self) -> list[Path]:
         """Return the files of all releases of arrays in the folder."""

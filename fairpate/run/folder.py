@@ -45,12 +45,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
 # These settings measure a model and do not change it, so that a run may be measured again with others.
-_TESTED_BY = (
-    "votes.test",
-    "votes.label",
-    "evaluation.least_cell",
-    "evaluation.fair_at",
-)
+_TESTED_BY = ("votes.test", "votes.label", "evaluation.least_cell", "evaluation.fair_at")
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
 

@@ -44,27 +44,11 @@ from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
 from fairpate.files import PathIn, arrays_digest, write_atomically
 from fairpate.pages import counted, delta_text, epsilon_text
-from fairpate.privacy import accountant
-from fairpate.privacy.accountant import (
-    DEFAULT_ORDERS,
-    AdaptiveLimit,
-    Event,
-    SpentError,
-    epsilon_of_curve,
-    least_adaptive_limit,
-    pure_epsilon,
-)
+from fairpate.privacy import accountant, mechanism_events
+from fairpate.privacy.accountant import DEFAULT_ORDERS, Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.loss_distributions import LEAST_DELTA
-from fairpate.privacy.mechanism_events import (
-    beyond,
-    covering,
-    event_from,
-    event_json,
-    merged,
-    of_teachers,
-    part_of_unit,
-)
+from fairpate.privacy.mechanism_events import beyond, covering, event_from, event_json, merged
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields, write_json
 from fairpate.types import FloatArray, Relation, Unit, UserError
 
@@ -168,12 +152,12 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
     of_parts = []
     for part, curve_A in _by_part([release.charged for release in releases] if is_adaptive else releases):
         if is_adaptive and len(part) != 1:
-            of_parts.append(least_adaptive_limit(curve_A, delta=delta))
+            of_parts.append(accountant.least_adaptive_limit(curve_A, delta=delta))
             continue
         events = merged([event for release in part for event in release.events])
-        bounds = [pure_epsilon(events)]
+        bounds = [accountant.pure_epsilon(events)]
         if np.isfinite(curve_A).any():
-            bounds.append(epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=delta)[0])
+            bounds.append(accountant.epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=delta)[0])
         # One release alone is priced as its statement prices it, so that a limit admits a run planned at it.
         is_quick = len(part) == 1 or len(events) <= _MOST_DISTRIBUTIONS
         # Below the least delta of loss distributions only curves decide, and they may not be known.
@@ -426,7 +410,9 @@ class Odometer:
             database.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (data, unit, epsilon, delta))
             # As limits will charge it: a plan in full, however little of it was released.
             charged = [row.charged for row in _rows(database, data=data) if row.is_private]
-        return max(least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(_counted_by(unit, charged)))
+        return max(
+            accountant.least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(_counted_by(unit, charged))
+        )
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -483,7 +469,9 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
         if each.unit == unit:
             found.append(each)
         elif each.is_private and each.unit in _IMPLYING.get(unit, ()):
-            events, plan = (tuple(part_of_unit(event, unit) for event in some) for some in (each.events, each.plan))
+            events, plan = (
+                tuple(mechanism_events.part_of_unit(event, unit) for event in some) for some in (each.events, each.plan)
+            )
             relation = events[0].relation if events else each.relation
             found.append(replace(each, unit=unit, relation=relation, events=events, plan=plan, rdp_A=_NEW))
     return found
@@ -547,7 +535,7 @@ def _fits(
                 f"{place}: has releases under another relation than {each.relation!r}, and the two have no common "
                 f"epsilon that the limit of {limit:g} could bound; use the relation of the earlier releases."
             )
-        line = AdaptiveLimit(epsilon=limit, delta=delta)
+        line = accountant.AdaptiveLimit(epsilon=limit, delta=delta)
         if all(line.admits(curve_A) for _, curve_A in _by_part([*same, each])):
             continue
         is_alone = is_planned and not same
@@ -563,7 +551,7 @@ def _fits(
                 f"limit of {limit:g} adds up costs; release it first and alone, or use another method."
             )
         spent, total = (
-            max(least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(rows))
+            max(accountant.least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(rows))
             for rows in (same, [*same, each])
         )
         # A single release was fixed beforehand, so that its message quotes the smaller sum.
@@ -807,7 +795,7 @@ class ReleaseLog:
             self._begin(self._run.student)
         try:
             trained = train()
-        except SpentError as error:
+        except accountant.SpentError as error:
             reason = error
         else:
             own = beyond(trained.events, [event for released, _ in self._steps for event in released.events])
@@ -1072,7 +1060,7 @@ class LedgerMeter:
         for room in rooms:
             count = max(room, planned) if room else 0
             # At their worst case: statements publish the odometer's sums, which must not depend on votes.
-            events = [of_teachers(self.terms.mechanism.worst_case(count), self.unit)]
+            events = [mechanism_events.of_teachers(self.terms.mechanism.worst_case(count), self.unit)]
             noise, plan = self.terms.noise, self.plan
             try:
                 self.log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)

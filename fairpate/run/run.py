@@ -50,23 +50,8 @@ from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.data.registry import compared_on
 from fairpate.files import write_atomically
-from fairpate.methods.base import (
-    ExpectedVotes,
-    Method,
-    NoisySum,
-    Price,
-    PrivateMethod,
-    ReleasingMethod,
-    Stream,
-    Trained,
-    Training,
-    check_release_of,
-    configured,
-    determining_values,
-    price,
-    resolved,
-    torch_generator,
-)
+from fairpate.methods import base
+from fairpate.methods.base import Method, Price, ReleasingMethod, Stream, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
@@ -76,15 +61,8 @@ from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.report.metrics import WithoutPrivacy
-from fairpate.run.context import (
-    RunDirectory,
-    RunDirectoryError,
-    changed_fields,
-    read_json,
-    read_statement,
-    sole_worker,
-    write_json,
-)
+from fairpate.run import context, release_log
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, sole_worker, write_json
 from fairpate.run.folder import (
     as_trained,
     check_run_directory,
@@ -95,34 +73,9 @@ from fairpate.run.folder import (
 )
 from fairpate.run.private_metrics import assess, assess_privately, check_metrics, stated_tables, table_event
 from fairpate.run.publication import write_portable, write_reports
-from fairpate.run.release_log import (
-    Odometer,
-    Origin,
-    Release,
-    Released,
-    ReleaseLog,
-    Standing,
-    read_release,
-    release_values,
-    save_release,
-    spent,
-    standing_remarks,
-    take_release,
-)
+from fairpate.run.release_log import Odometer, Released, ReleaseLog, Standing, spent
 from fairpate.terminal import Reporter, listing
-from fairpate.types import (
-    DataSettingsError,
-    IntArray,
-    PrivacyStatement,
-    Relation,
-    RunRecord,
-    Unit,
-    functional,
-    sklearn,
-    stepwise,
-    stream_seed,
-    strict,
-)
+from fairpate.types import REMARKS, IntArray, PrivacyStatement, Relation, sklearn, stream_seed, strict
 from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
@@ -192,9 +145,13 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
     ranges: dict[float, tuple[float, float]] = published.get(config.data.name, {}).get(config.method, {})
     if not ranges or epsilon is None or config.data.declaration or not min(ranges) <= epsilon <= max(ranges):
         return None
-    usual = resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
+    usual = base.resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
     # A split by another seed is one more of those that the runs were spread over.
-    if {*changed_fields(determining_values(config), determining_values(usual))} - {"seed", "noise", "data.seed"}:
+    if {*context.changed_fields(base.determining_values(config), base.determining_values(usual))} - {
+        "seed",
+        "noise",
+        "data.seed",
+    }:
         return None
     near = [ranges[max(e for e in ranges if e <= epsilon)], ranges[min(e for e in ranges if e >= epsilon)]]
     return min(low for low, _ in near), max(high for _, high in near)
@@ -212,7 +169,7 @@ class Majority:
     source: str
 
 
-def known_beforehand(config: Method, dataset: Dataset) -> tuple[ExpectedVotes | None, Majority | None]:
+def known_beforehand(config: Method, dataset: Dataset) -> tuple[base.ExpectedVotes | None, Majority | None]:
     """Return the expected votes on a label and the share of the most common class, both computed from public facts
     alone.
 
@@ -221,7 +178,7 @@ def known_beforehand(config: Method, dataset: Dataset) -> tuple[ExpectedVotes | 
     """
     try:
         entry: DatasetEntry | None = entry_for(config.data)
-    except DataSettingsError:
+    except types.DataSettingsError:
         entry = None
     # A data set that was given from Python, or comes with votes, has no public entry.
     if entry is not None and entry.name != dataset.name:
@@ -253,8 +210,8 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
         # Every query that fits is charged in full, with any outcome.
         plan = config.plan(dataset)
         event = plan.worst_case(plan.count_fitting())
-        return price([event], delta=config.target.delta, relation=event.relation)
-    if not (isinstance(config, PrivateMethod) and config.is_private):
+        return base.price([event], delta=config.target.delta, relation=event.relation)
+    if not (isinstance(config, base.PrivateMethod) and config.is_private):
         return None
     unit = config.unit_of(dataset)
     # An attribute is exchanged while its record stays: nothing is added or removed.
@@ -320,15 +277,15 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
     # Several kinds see the pool through the same embedding, and one may take a minute to compute.
     loaded: dict[str, Dataset] = {}
     found = []
-    for method in stepwise([name for name in VOTERS if name != chosen]):
+    for method in types.stepwise([name for name in VOTERS if name != chosen]):
         try:
-            config = resolved(overrides, method)
+            config = base.resolved(overrides, method)
             config.require_trainable()
             key = config.data.model_dump_json()  # same records, options and embedding
             dataset = loaded[key] = loaded[key] if key in loaded else load_data(config.data)
             config.check_data(dataset)
             found.append(forecast(config, dataset, planned_cost(config, dataset)))
-        except (ConfigError, DataSettingsError) as error:
+        except (ConfigError, types.DataSettingsError) as error:
             found.append(RunForecast(method=method, refused=str(error)))
     return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
 
@@ -458,7 +415,7 @@ def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
     return found
 
 
-def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
+def too_little_to_learn(voting: base.ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
     """Return, in words, why a student can learn no more than the most common class from labels with this noise, even if
     all voters are right; None if it may learn more.
 
@@ -485,7 +442,7 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)
-Sums = Callable[[RunDirectory, ReleaseLog], NoisySum]
+Sums = Callable[[RunDirectory, ReleaseLog], base.NoisySum]
 """Makes the noisy sum over several sites from which a run draws its release."""
 
 
@@ -585,7 +542,7 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
     )
     if config.public_data.pretrain is not None:
         # A stream of its own: later draws are the same with pre-training and without.
-        generator = torch_generator(config.seed, Stream.PRETRAINING)
+        generator = base.torch_generator(config.seed, Stream.PRETRAINING)
         epochs = config.public_data.pretrain
         pretrain_by_rotations(model, architecture, dataset.public.x, epochs=epochs, generator=generator)
     return model
@@ -611,7 +568,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
                 config.student_training.model_copy(update={"model": architecture}),
                 num_classes=dataset.num_classes,
                 augmentation=config.augment,
-                generator=torch_generator(config.seed, Stream.LABELLING),
+                generator=base.torch_generator(config.seed, Stream.LABELLING),
                 on_progress=advance,
                 # Pre-trained as well, where the first model was.
                 initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
@@ -620,7 +577,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
             trained = replace(trained, architecture=None)
     if settings.calibration is not None:
         with reporter.stage("calibration"):
-            generator = torch_generator(config.seed, Stream.CALIBRATION)
+            generator = base.torch_generator(config.seed, Stream.CALIBRATION)
             done = calibrate(model, public.x, public.z, settings.calibration, y=public.y, generator=generator)
         course = " -> ".join(f"{disparity:.3f}" for disparity in (done.disparities[0], done.disparities[-1]))
         reporter.note("calibration", f"{done.num_epochs} epochs, disparity on held-out public records {course}")
@@ -677,7 +634,7 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
     for x in parts:
         if x.ndim == 4:
             side = (min(x.shape[2], _SIDE), min(x.shape[3], _SIDE))
-            x = torch.cat([functional.adaptive_avg_pool2d(some.float(), side) for some in x.split(_AT_ONCE)])
+            x = torch.cat([types.functional.adaptive_avg_pool2d(some.float(), side) for some in x.split(_AT_ONCE)])
         rows.append(x.flatten(1).numpy().astype(np.float64))
     x_NF, test_MF = rows
     labels_N = private.y.numpy()
@@ -710,12 +667,12 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
         # The table is drawn after this statement, which prices it before anything of it is visible.
         parts["test"] = stated_tables(run, lambda: table_event(config.price(trained)))
     if run.choice.exists():
-        parts["validation"] = read_release(run.choice)[0].events
+        parts["validation"] = release_log.read_release(run.choice)[0].events
         # Made under another odometer, perhaps: this one counts it by the id of the choice, once.
         log.of_part("validation").count_published(parts["validation"], noise=trained.noise)
     and_of = [log.of_part(part).release(events, noise=trained.noise) for part, events in parts.items()]
     standing = log.standing(delta=config.target.delta, and_of=and_of)
-    for remark in standing_remarks(standing, delta=config.target.delta):
+    for remark in release_log.standing_remarks(standing, delta=config.target.delta):
         opened.reporter.note("odometer", remark)
     alone, shared = opened.dataset.records_alone, log.shared_remarks()
     statement = statement_of(
@@ -731,7 +688,7 @@ def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacySt
     log, tables = opened.log, stated_tables(opened.run, lambda: event_from(statement.part_events["test"][-1]))
     if list(map(event_json, tables)) == list(statement.part_events["test"]):
         return statement
-    cost = price(tables, delta=statement.delta).epsilon
+    cost = base.price(tables, delta=statement.delta).epsilon
     standing = log.standing(delta=statement.delta, and_of=[log.of_part("test").release(tables, noise=statement.noise)])
     is_named = statement.earlier_releases is not None and standing is not None
     found = replace(
@@ -740,7 +697,7 @@ def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacySt
         part_events={**statement.part_events, "test": tuple(map(event_json, tables))},
         epsilon_with_earlier=max(standing.epsilon, cost) if is_named and standing else None,
         epsilon_adaptive_with_earlier=max(standing.epsilon_adaptive, cost) if is_named and standing else None,
-        remarks=(*(remark for remark in statement.remarks if remark != types.TABLES_LOST), types.TABLES_LOST),
+        remarks=(*(each for each in statement.remarks if each != REMARKS["tables_lost"]), REMARKS["tables_lost"]),
     )
     write_json(opened.run.statement, strict(found))
     return found
@@ -768,7 +725,7 @@ def statement_of(
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
-        cost = replace(cost, epsilon=max(cost.epsilon, price(events, delta=cost.delta).epsilon))
+        cost = replace(cost, epsilon=max(cost.epsilon, base.price(events, delta=cost.delta).epsilon))
     if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
         standing = replace(
             standing,
@@ -780,9 +737,9 @@ def statement_of(
     known = compared_on(config.data) if "validation" in parts else {}
     # Of a choice of settings, with the data sets on which the defaults were compared.
     choice = parts.get("validation", ())
-    how = types.TRIED if any(isinstance(event, SecretTrials) for event in choice) else types.CHOSEN
-    defaults = [types.TESTED_DEFAULTS if protected else types.PUBLIC_DEFAULTS for protected in known.values()]
-    chosen = (how, *(words.format(name) for words, name in zip(defaults, known, strict=True)))
+    how = "tried" if any(isinstance(event, SecretTrials) for event in choice) else "chosen"
+    defaults = {name: "tested_defaults" if protected else "public_defaults" for name, protected in known.items()}
+    chosen = (REMARKS[how], *(REMARKS[words].format(name) for name, words in defaults.items()))
     keeps_key = bool(parts) and cost.relation == "replace one" and cost.unit != "sensitive attribute"
     return PrivacyStatement(
         method=config.method,
@@ -805,20 +762,20 @@ def statement_of(
         remarks=(
             *trained.remarks,
             *shared,
-            *((types.IN_PARALLEL,) if "test" in parts else ()),
+            *((REMARKS["in_parallel"],) if "test" in parts else ()),
             *(chosen if choice else ()),
-            *((types.TABLES_LOST,) if len(parts.get("test", ())) > 1 else ()),
-            *((types.KEEPS_KEY,) if keeps_key else ()),
+            *((REMARKS["tables_lost"],) if len(parts.get("test", ())) > 1 else ()),
+            *((REMARKS["keeps_key"],) if keeps_key else ()),
             *size_remarks(config, flat(trained.events), cost.unit),
-            *((types.RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
-            *((types.READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
-            *standing_remarks(standing, delta=cost.delta),
+            *((REMARKS["records_alone"],) if config.is_private and records_alone and cost.unit == "record" else ()),
+            *((REMARKS["reading_tells"],) if config.is_private and config.data.name not in REGISTRY else ()),
+            *release_log.standing_remarks(standing, delta=cost.delta),
             *remarks,
         ),
     )
 
 
-def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
+def size_remarks(config: Method, events: tuple[Event, ...], unit: types.Unit) -> tuple[str, ...]:
     """Return the remark for a privacy statement that a sampling rate reveals the private number of records or persons
     from which it was computed; empty if no sampling rate was."""
     # Events without sampling, and those that read every record, reveal no rate.
@@ -942,7 +899,7 @@ def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: R
     ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all faults of the file, ConfigError
     all faults of the settings. Without features there is no model, only labels and their statement.
     """
-    config = configured(values, overrides, method="own_votes")
+    config = base.configured(values, overrides, method="own_votes")
     assert isinstance(config, OwnVotes)
     config.check()
     votes = config.votes
@@ -985,7 +942,7 @@ def _opened(
     # Before data are read: a folder that this run cannot use should cost no time.
     embedded = found = check_run_directory(config)
     if release_of is not None:
-        check_release_of(config, release_of)
+        base.check_release_of(config, release_of)
         # The released arrays belong to the coordinates of the run that drew them.
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
     with reporter.stage("data"):
@@ -1003,7 +960,7 @@ def _opened(
         if dataset.embedding is not None and not run.embedding.exists():
             save_embedding(dataset.embedding, run.embedding)  # it made the features that the student will read
         if release_of is not None:
-            take_release(run, release_of, values_digest(config.settings_without()))
+            release_log.take_release(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
         # A quiet run that asks nobody need not announce its cost.
@@ -1075,8 +1032,8 @@ def publish_trained(
     config: Method,
     student: Student,
     *,
-    counted_by: Release,
-    choice: tuple[Released, Origin],
+    counted_by: release_log.Release,
+    choice: tuple[Released, release_log.Origin],
     remarks: Sequence[str],
     environment: Mapping[str, Any],
     reporter: Reporter,
@@ -1090,8 +1047,8 @@ def publish_trained(
     write_json(run.environment, environment)
     if student.embedding is not None and not run.embedding.exists():
         save_embedding(student.embedding, run.embedding)
-    write_json(run.receipt, release_values(counted_by))
-    save_release(run.choice, *choice)
+    write_json(run.receipt, release_log.release_values(counted_by))
+    release_log.save_release(run.choice, *choice)
     with _opened(config, reporter, None) as opened:
         if not run.student.exists():
             trained = Trained(
@@ -1126,7 +1083,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
                     f"{run.statement}: missing, although {run.student} was released with it; {remedy}."
                 )
             # A version without an odometer may have released it, or another odometer may know the release.
-            statement = read_statement(run)
+            statement = context.read_statement(run)
             log.count_published(list(map(event_from, statement.events)), noise=statement.noise)
             if run.choice.exists():
                 log.of_part("validation").count_published((), noise=statement.noise)
@@ -1152,7 +1109,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
 def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
     """Measure a released model; write its metrics, the run's record and the pages."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
-    statement = read_statement(run)
+    statement = context.read_statement(run)
     if config.evaluation.metrics == "private":
         statement = _with_lost_tables(opened, statement)
         with opened.reporter.stage("metrics"):
@@ -1173,7 +1130,7 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
         write_json(run.without_privacy, asdict(baseline), private=True)
     population = None
     if isinstance(config, ReleasingMethod) and run.released.exists():
-        population = config.private_population(read_release(run.released)[0], dataset, student)
+        population = config.private_population(release_log.read_release(run.released)[0], dataset, student)
         if population is not None:
             write_json(run.private_population, population.to_json())
     # The run as a row of a comparison; and, not to be published, the same row at the data-dependent privacy cost.
@@ -1185,10 +1142,10 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
         answered_by_group = tuple(counts.tolist())
     stated = ("method", "unit", "relation", "delta")
     measured = ("accuracy", "coverage", "disparity", "majority_accuracy", "fairness", "metrics")
-    record = RunRecord(
+    record = types.RunRecord(
         data=config.data.name,
         seed=config.seed,
-        config=determining_values(config),
+        config=base.determining_values(config),
         **{name: getattr(statement, name) for name in stated},
         epsilon=math.inf if statement.epsilon is None else statement.epsilon,
         epsilon_is_data_dependent=False,

@@ -508,7 +508,7 @@ def test_the_estimator_follows_scikit_learn_and_forgets_the_groups() -> None:
     assert attribute.privacy_.unit == "sensitive attribute"
     with pytest.raises(ValueError, match="sensitive_features"):
         classifier.fit(x, y)
-    with pytest.raises(ValueError, match="one of sensitive_features per record"):
+    with pytest.raises(ValueError, match="sensitive_features: expected one value per record"):
         classifier.fit(x, y, sensitive_features=names[:5])
 
 

@@ -244,5 +244,5 @@ def test_the_estimator_needs_no_group_at_prediction() -> None:
     assert estimator.privacy_.epsilon == math.inf
     with pytest.raises(ValueError, match="Only binary classification is supported"):
         estimator.fit(x[:3], ["a", "b", "c"], sensitive_features=[0, 1, 1])
-    with pytest.raises(ValueError, match="one of sensitive_features per record, got 2"):
+    with pytest.raises(ValueError, match="sensitive_features: expected one value per record, got 2"):
         estimator.fit(x, names, sensitive_features=[0, 1])

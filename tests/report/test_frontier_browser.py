@@ -11,7 +11,7 @@ from fairpate.config import fair_rule
 from fairpate.report.frontier import by_panel, points_of
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.run.specify import Demand, achievable
-from fairpate.types import STOPPED_BY_VOTES
+from fairpate.types import REMARKS
 
 
 def page(path, rows, **options):
@@ -59,7 +59,7 @@ def test_the_details_of_a_point_hold_its_remarks(tab, tmp_path, comparison):
         tmp_path / "report.html", [replace(first, config=config, record=replace(first.record, config=config))]
     )
     tab.open(f"{address}#point-0", width=390, height=800)
-    assert STOPPED_BY_VOTES in tab.run("document.getElementById('point').innerText")
+    assert REMARKS["stopped_by_votes"] in tab.run("document.getElementById('point').innerText")
     assert faults(tab) == []
 
 

@@ -14,7 +14,7 @@ from fairpate.fairness.rates import DEFAULT
 from fairpate.report.figures import frontier_figures, on_frontier, script_data
 from fairpate.report.frontier import Row, points_of
 from fairpate.report.frontier_page import FrontierReport, frontier_report
-from fairpate.types import STOPPED_BY_VOTES
+from fairpate.types import REMARKS
 
 VOID = {"meta", "link", "input", "br", "wbr"}
 
@@ -146,7 +146,7 @@ def test_a_price_of_a_stop_that_depends_on_votes_is_remarked(leaks, comparison):
     record = comparison()[0].record
     told = replace(record, config=record.config | {"aggregator": {"budget": {"accept_leak": leaks}}})
     (point,) = script_data(points_of([told]), notions=[DEFAULT])["points"]
-    assert point["remarks"] == [STOPPED_BY_VOTES] * leaks
+    assert point["remarks"] == [REMARKS["stopped_by_votes"]] * leaks
 
 
 @pytest.mark.parametrize("noise", ["seeded", "os_entropy"])

@@ -15,7 +15,7 @@ from fairpate.pages import decimal, percent
 from fairpate.report.metrics import evaluate
 from fairpate.report.records import PrivateReport, PublicReport
 from fairpate.report.run_page import private_report, public_report
-from fairpate.types import STOPPED_BY_VOTES, GateRule
+from fairpate.types import REMARKS, GateRule
 
 
 @pytest.mark.usefixtures("with_drawings")
@@ -228,7 +228,7 @@ def test_sentences_about_steps_and_sizes_follow_from_the_settings() -> None:
     words = Page(public_report(published())).words
     assert "1 query that the fairness gate rejected: charged in full" in words
     assert "which step refused the others, is covered too" in words
-    assert "is covered too" not in Page(public_report(published(remarks=(STOPPED_BY_VOTES,)))).words
+    assert "is covered too" not in Page(public_report(published(remarks=(REMARKS["stopped_by_votes"],)))).words
 
 
 def test_a_seeded_run_is_called_not_private_and_promises_nothing() -> None:

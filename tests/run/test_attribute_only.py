@@ -24,7 +24,7 @@ from fairpate.run.folder import as_trained
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
-from fairpate.types import READING_TELLS
+from fairpate.types import REMARKS
 from teachers.ensemble import assign_teachers, shard_key
 
 REFUSING = (
@@ -303,4 +303,4 @@ def test_that_reading_tells_is_stated_of_frames_too(tmp_path: Path) -> None:
     dataset = load_data(declared(tmp_path / "a", sorted_by_sex(), "FM"))
     settings = ["method=randomised_response", "student.model.name=logistic", f"out={tmp_path / 'run'}"]
     run = run_method(configured({}, settings), Reporter(quiet=True), dataset)
-    assert READING_TELLS in json.loads(run.statement.read_text(encoding="utf-8"))["remarks"]
+    assert REMARKS["reading_tells"] in json.loads(run.statement.read_text(encoding="utf-8"))["remarks"]

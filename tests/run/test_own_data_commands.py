@@ -13,7 +13,7 @@ from PIL import Image
 from fairpate.data import load_data
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import outwards
-from fairpate.types import READING_TELLS
+from fairpate.types import REMARKS
 
 HEADER = "id;patient;age;weight;ward;sex;note;again"
 PUBLIC = [
@@ -343,7 +343,7 @@ def test_a_check_lists_all_that_is_refused(declared, fairpate):
 
 def test_that_reading_itself_tells_of_private_records_is_said_first_and_in_the_statement(declared, fairpate):
     said = " ".join(fairpate("data", "check", "clinic.yaml")[1].split())
-    assert said.startswith(READING_TELLS)
+    assert said.startswith(REMARKS["reading_tells"])
     (declared / "private.csv").write_text(
         "age,ward,sex,y\n" + "".join(f"{i},A,{'FM'[i % 2]},{('no', 'yes')[i // 2 % 2]}\n" for i in range(40))
     )
@@ -352,7 +352,7 @@ def test_that_reading_itself_tells_of_private_records_is_said_first_and_in_the_s
     code, _, said = fairpate("run", "--data", "clinic.yaml", *settings)
     assert code == 0, said
     statement = json.loads((declared / "run" / "public" / "statement.json").read_text(encoding="utf-8"))
-    assert READING_TELLS in statement["remarks"]
+    assert REMARKS["reading_tells"] in statement["remarks"]
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string()])

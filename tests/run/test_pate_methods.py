@@ -22,7 +22,7 @@ from fairpate.run.folder import open_run_directory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
-from fairpate.types import STOPPED_BY_VOTES
+from fairpate.types import REMARKS
 
 SMALL: dict[str, Any] = {
     "noise": "seeded",
@@ -152,11 +152,11 @@ def test_a_budget_of_votes_stops_early_and_is_published_at_its_full_price(train:
 
 def test_a_stop_that_depends_on_votes_is_remarked_with_its_price(train: Train) -> None:
     leaking, kept = train("pate", *BY_VOTES), train("fairpate")
-    assert read_json(leaking.statement)["remarks"] == [STOPPED_BY_VOTES]
+    assert read_json(leaking.statement)["remarks"] == [REMARKS["stopped_by_votes"]]
     assert read_json(kept.statement)["remarks"] == []
     page, card = (path.read_text(encoding="utf-8") for path in write_card(leaking.root))
-    assert STOPPED_BY_VOTES in page
-    assert STOPPED_BY_VOTES in json.loads(card)["limits"]
+    assert REMARKS["stopped_by_votes"] in page
+    assert REMARKS["stopped_by_votes"] in json.loads(card)["limits"]
 
 
 @pytest.mark.parametrize("method", ["pate", "pate_s_pre"])

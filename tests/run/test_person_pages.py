@@ -17,7 +17,7 @@ from fairpate.run.publication import write_card
 from fairpate.run.release_log import Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
-from fairpate.types import RECORDS_ALONE, TELLS_SIZE
+from fairpate.types import REMARKS, TELLS_SIZE
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -72,7 +72,7 @@ def test_a_statement_remarks_where_records_with_persons_are_protected_by_themsel
     private = dataclasses.replace(visits.private, person_id=())
     run = train(dataclasses.replace(visits, private=private, records_alone=True), tmp_path / "run", "noise=seeded")
     statement = read_statement(run)
-    assert (statement.unit, RECORDS_ALONE in statement.remarks) == ("record", True)
+    assert (statement.unit, REMARKS["records_alone"] in statement.remarks) == ("record", True)
     assert "several records of one person" in write_card(run.root)[0].read_text(encoding="utf-8")
 
 

@@ -44,7 +44,7 @@ from fairpate.run.private_metrics import (
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import LimitReachedError, Odometer, Released, read_release
 from fairpate.run.run import run_method
-from fairpate.types import KEEPS_KEY, TABLES_LOST, GateRule
+from fairpate.types import REMARKS, GateRule
 from student.card import StudentCard
 from student.student import Student, load_student
 
@@ -229,7 +229,7 @@ def test_a_crash_draws_no_second_table_that_is_not_counted(
     assert sum(event.count for event in counted.events) == 1 + is_lost
     statement = read_statement(done)
     assert sum(event["count"] for event in statement.part_events["test"]) == 1 + is_lost
-    assert (TABLES_LOST in statement.remarks) == is_lost
+    assert (REMARKS["tables_lost"] in statement.remarks) == is_lost
     tables = [event_from(event) for event in statement.part_events["test"]]
     assert statement.epsilon == pytest.approx(max(1.0, price(tables, delta=statement.delta).epsilon), rel=1e-3)
     assert statement.epsilon > 1.3 or not is_lost
@@ -265,7 +265,7 @@ def test_a_second_table_after_table_and_metrics_were_deleted_is_stated_before_it
     )
     assert second.epsilon > 1.3 > first.epsilon
     assert second.epsilon_with_earlier == pytest.approx(second.epsilon)
-    assert second.remarks.count(TABLES_LOST) == 1
+    assert second.remarks.count(REMARKS["tables_lost"]) == 1
 
 
 def test_learners_of_one_release_count_each_others_tables(clinic: Dataset, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_one_that_keeps_its_name_is_priced_as_replaced(tmp_path: Path) -> None:
     clinic = loaded(split={"test_share": 0.05})  # a mixture of linear rules predicts them one by one
     small = ("dp_sgd.epochs=1", "dp_sgd.num_records=1200", "dp_sgd.batch_size=1200")
     done = run(tmp_path / "run", clinic, "target.relation=replace one", *small, method="dp_sgd")
-    assert KEEPS_KEY in read_statement(done).remarks
+    assert REMARKS["keeps_key"] in read_statement(done).remarks
     (event,) = read_statement(done).part_events["test"]
     assert event["relation"] == "replace one"
     assert event["noise_stddev_records"] == pytest.approx(3.7304 * math.sqrt(2), rel=2e-3)

@@ -17,11 +17,12 @@ from aggregator.session import epsilon_fixed_beforehand, query_key
 from aggregator.store import LedgerError, ledger_files
 from fairpate.cli.summaries import outcome
 from fairpate.data import load_data
-from fairpate.methods.pate import ANSWERED_BY_SERVICE, choose_queries, state_for_service
+from fairpate.methods.pate import choose_queries, state_for_service
 from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
 from fairpate.run.publication import write_card
+from fairpate.types import REMARKS
 from student.student import load_student
 
 
@@ -148,7 +149,7 @@ def test_before_a_service_answers_the_statement_is_the_bound_of_the_ledger(finis
     state_for_service(copy, terms)
     stated = read_statement(copy)
     assert stated.epsilon == epsilon_fixed_beforehand(terms) > before.epsilon
-    assert stated.remarks == (*before.remarks, ANSWERED_BY_SERVICE)
+    assert stated.remarks == (*before.remarks, REMARKS["answered_by_service"])
     write_card(copy.root)
     assert read_json(copy.public / "card.json")["privacy"]["epsilon"] == stated.epsilon
     state_for_service(copy, terms)

@@ -9,7 +9,7 @@ import pytest
 
 from fairpate.report.frontier import Row, points_of
 from fairpate.run.sweep import write_rows
-from fairpate.types import STOPPED_BY_VOTES, RunRecord
+from fairpate.types import REMARKS, RunRecord
 
 
 def row(
@@ -260,14 +260,14 @@ def test_an_offer_says_what_qualifies_its_epsilon(specify, tmp_path):
     }
     assert {name: offer["remarks"] for name, offer in offers.items()} == {
         "dp_sgd": [],
-        "fairpate": [STOPPED_BY_VOTES],
+        "fairpate": [REMARKS["stopped_by_votes"]],
         "dp_fermi": [],
     }
     _, output, _ = specify(*asked, "--transfer", tmp_path / "moved.parquet")
     words = " ".join(output.split())
     for text in ("dp_sgd ¹ ", "fairpate ² ", "dp_fermi 1.00", "¹ noise from a seed: reproducible, not private"):
         assert text in words
-    assert f"² {STOPPED_BY_VOTES}" in words
+    assert f"² {REMARKS['stopped_by_votes']}" in words
     assert (
         "chosen: dp_sgd, epsilon 1.00, demographic-parity gap 0.040, accuracy 80.0 %, coverage 100 %; noise from a seed"
         in words

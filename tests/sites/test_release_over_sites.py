@@ -44,6 +44,7 @@ from fairpate.sites.plan import embedding_file, key_text, new_key
 from fairpate.sites.secure_sum import SumError
 from fairpate.terminal import Reporter
 from fairpate.types import DataSettingsError
+from teachers import ensemble
 from teachers.ensemble import BlockPool
 
 GATE = "{max_disparity: 0.3, min_count: 10}"
@@ -145,13 +146,13 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def one_trains_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one site train at a time: they are threads here, and torch's own generator draws first weights."""
-    lock, train = threading.Lock(), teacher_votes.train_ensemble
+    lock, train = threading.Lock(), ensemble.train_ensemble
 
     def alone(*values: Any, **settings: Any) -> Any:
         with lock:
             return train(*values, **settings)
 
-    monkeypatch.setattr(teacher_votes, "train_ensemble", alone)
+    monkeypatch.setattr(ensemble, "train_ensemble", alone)
     # A plan leaves `ray` to each site, and by default each starts a Ray of its own.
     for module in (teacher_votes, residual_votes):
         monkeypatch.setattr(module, "open_pool", lambda _: nullcontext(BlockPool("cpu")))

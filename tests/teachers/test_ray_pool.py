@@ -116,7 +116,7 @@ def test_an_actor_that_keeps_dying_ends_the_run(ray_session: None, monkeypatch: 
 
 def test_a_worker_that_hangs_ends_the_run(ray_session: None) -> None:
     config = ONE_ACTOR.model_copy(update={"wait_for_nodes_s": 60})
-    with RayPool(config, stall_timeout_s=1.0) as pool, pytest.raises(PoolError, match="within 1 s, with 1 blocks"):
+    with RayPool(config, stall_timeout_s=1.0) as pool, pytest.raises(PoolError, match="within 1 s, while 1 blocks"):
         list(pool.run(lambda *_: time.sleep(120), None, [0]))
 
 
