@@ -28,17 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, model_validator
 
-from fairpate.config import (
-    ConfigError,
-    Count,
-    CountOrZero,
-    Refused,
-    Section,
-    nearest,
-    parse_config,
-    read_yaml,
-    short_for,
-)
+from fairpate import config
+from fairpate.config import ConfigError, Count, CountOrZero, Refused, Section, nearest, short_for
 from fairpate.data import dataset, tables
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Option, Origin, Part, Request, SourceFile, Split
 from fairpate.data.embedding import FEATURES
@@ -453,13 +444,13 @@ def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part
     """
     where = "declaration" if isinstance(source, Mapping) else str(source)
     try:
-        values = _all_text(source) if isinstance(source, Mapping) else read_yaml(source, as_text=True)
+        values = _all_text(source) if isinstance(source, Mapping) else config.read_yaml(source, as_text=True)
     except ConfigError as error:  # it names the file
         raise DataSettingsError(str(error)) from error
     if given:  # tables in memory replace the declared files
         values["files"] = {part: part for part in given}
     try:
-        return parse_config(values, Declaration)
+        return config.parse_config(values, Declaration)
     except ConfigError as error:
         # The message calls the whole declaration `config`: the rest of it names the field.
         lines = (line.removeprefix("config: ") for line in str(error).splitlines())

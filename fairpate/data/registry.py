@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fairpate.config import DataConfig, nearest, parse_config
+from fairpate.config import DataConfig, nearest, parse_config, read_yaml
 from fairpate.data import tables
 from fairpate.data.dataset import (
     DESCRIBED,
@@ -63,36 +63,13 @@ from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
 from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, TableFaults
 from fairpate.types import Advance, DataError, DataSettingsError, IntArray, Unit, tell, torch
 
-_SEED, _CUSTOMERS = 20261125, 20_000
-_AGES = ("under 30", "30 to 64", "65 and over")
-_AGE_SHARES = (0.22, 0.70, 0.08)
-_APPLICATIONS = (0.50, 0.30, 0.13, 0.07)  # the share of customers who apply once, twice and so on
-
-# For each value: shares by age group, or one row for all groups; and the value's contribution to the score.
-_WORK = ("permanent", "temporary", "self-employed", "retired", "student")
-_WORK_SHARES = ((0.50, 0.28, 0.06, 0.00, 0.16), (0.68, 0.14, 0.15, 0.01, 0.02), (0.10, 0.04, 0.06, 0.80, 0.00))
-_WORK_SCORE = np.array((0.5, -0.4, -0.1, 0.4, -0.5))
-_WORK_INCOME = np.array((3000, 2200, 2800, 1900, 1100))
-_SAVINGS = ("none", "some", "ample")
-_SAVINGS_SHARES = ((0.45, 0.40, 0.15), (0.33, 0.42, 0.25), (0.15, 0.40, 0.45))
-_SAVINGS_SCORE = np.array((-0.8, 0.2, 1.0))
-_HOUSING = ("own", "rent", "family")
-_HOUSING_SHARES = ((0.06, 0.54, 0.40), (0.45, 0.51, 0.04), (0.62, 0.36, 0.02))
-_HOUSING_SCORE = np.array((0.4, 0.0, 0.1))
-_MOST_YEARS = np.array((8, 30, 40))
-_MONTHS = (12, 24, 36, 48, 60)
-_PURPOSES = ("car", "household", "training", "other")
-
-_LATE_COST, _YEAR_GAIN, _INCOME_GAIN, _BURDEN_COST, _HABIT = 0.9, 0.03, 1.1, 3.0, 0.6
-_NEEDED, _CHANCE = -0.45, 0.6
-
 Floats = npt.NDArray[np.float64]
 
 
-def _chosen(uniform_N: Floats, shares: tuple[tuple[float, ...], ...], row_N: IntArray) -> IntArray:
+def _chosen(uniform_N: Floats, shares: Floats, row_N: IntArray) -> IntArray:
     """Draw an index for each of N uniform numbers: ``shares[row_N[n]]`` are the probabilities of the indices for number
     n."""
-    ends_NK = np.cumsum(np.array(shares), axis=1)[row_N, :-1]
+    ends_NK = np.cumsum(shares, axis=1)[row_N, :-1]
     return (uniform_N[:, None] >= ends_NK).sum(axis=1)
 
 
@@ -108,53 +85,58 @@ def applications() -> pa.Table:
     Whether a loan is repaid on time depends on work, savings, income, earlier late payments, a habit that no column
     contains, and chance; never on the age group itself. Predictions differ between age groups all the same.
     """
+    made = read_yaml(Path(__file__).with_name("applications.yaml"))
+    ages, works, funds, homes = (
+        {key: np.array(values) for key, values in made[name].items()} for name in ("age", "work", "savings", "housing")
+    )
     # The order of draws is part of the table: another order makes other records under the same name. Only uniform
     # numbers are drawn, because numpy keeps their stream from version to version.
-    generator = np.random.default_rng(_SEED)
-    of_all = np.zeros(_CUSTOMERS, dtype=np.int64)
-    uniform = generator.random((_CUSTOMERS, 12))
-    age = _chosen(uniform[:, 0], (_AGE_SHARES,), of_all)
-    work = _chosen(uniform[:, 1], _WORK_SHARES, age)
-    savings = _chosen(uniform[:, 2], _SAVINGS_SHARES, age)
-    housing = _chosen(uniform[:, 3], _HOUSING_SHARES, age)
-    years = np.where(work < 3, uniform[:, 4] ** 2 * _MOST_YEARS[age], 0).astype(np.int64)
+    generator = np.random.default_rng(made["seed"])
+    of_all = np.zeros(made["customers"], dtype=np.int64)
+    uniform = generator.random((len(of_all), 12))
+    age = _chosen(uniform[:, 0], ages["shares"][None], of_all)
+    work = _chosen(uniform[:, 1], works["shares"], age)
+    savings = _chosen(uniform[:, 2], funds["shares"], age)
+    housing = _chosen(uniform[:, 3], homes["shares"], age)
+    years = np.where(work < 3, uniform[:, 4] ** 2 * ages["most_years"][age], 0).astype(np.int64)
     earns, habit = _bell(uniform[:, 5:8]), _bell(uniform[:, 8:11])
-    times = 1 + _chosen(uniform[:, 11], (_APPLICATIONS,), of_all)
+    times = 1 + _chosen(uniform[:, 11], np.array([made["applications"]]), of_all)
 
-    customer = np.repeat(np.arange(_CUSTOMERS), times)
+    customer = np.repeat(np.arange(len(times)), times)
     earlier = np.arange(len(customer)) - np.repeat(np.cumsum(times) - times, times)
     drawn = generator.random((len(customer), 8))
-    income = np.round(_WORK_INCOME[work] * np.exp(0.35 * earns), -1)[customer]
-    months = np.array(_MONTHS)[(drawn[:, 0] * len(_MONTHS)).astype(np.int64)]
-    amount = np.round(1000 * np.exp(3 * drawn[:, 1] * np.sqrt(months / _MONTHS[-1])), -2)
-    purpose = (drawn[:, 2] * len(_PURPOSES)).astype(np.int64)
+    income = np.round(works["income"][work] * np.exp(0.35 * earns), -1)[customer]
+    terms, purposes = np.array(made["months"]), np.array(made["purposes"])
+    months = terms[(drawn[:, 0] * len(terms)).astype(np.int64)]
+    amount = np.round(1000 * np.exp(3 * drawn[:, 1] * np.sqrt(months / terms[-1])), -2)
+    purpose = (drawn[:, 2] * len(purposes)).astype(np.int64)
     late = np.clip(np.floor(1.2 * (_bell(drawn[:, 3:6]) - habit[customer])), 0, 6).astype(np.int64)
     score = (
-        _WORK_SCORE[work][customer]
-        + _SAVINGS_SCORE[savings][customer]
-        + _HOUSING_SCORE[housing][customer]
-        + _YEAR_GAIN * years[customer]
-        + _INCOME_GAIN * np.log(income / 2300)
-        - _BURDEN_COST * amount / months / income
-        - _LATE_COST * late
-        + _HABIT * habit[customer]
-        + _CHANCE * np.log(drawn[:, 6] / (1 - drawn[:, 6]))
+        works["score"][work][customer]
+        + funds["score"][savings][customer]
+        + homes["score"][housing][customer]
+        + made["years"] * years[customer]
+        + made["log_income"] * np.log(income / 2300)
+        - made["burden"] * amount / months / income
+        - made["late"] * late
+        + made["habit"] * habit[customer]
+        + made["chance"] * np.log(drawn[:, 6] / (1 - drawn[:, 6]))
     )
     columns = {
         "application": np.char.add("a", np.char.zfill(np.arange(len(customer)).astype(str), 5)),
         "customer": np.char.add("c", np.char.zfill(customer.astype(str), 5)),
-        "age_group": np.array(_AGES)[age][customer],
+        "age_group": ages["names"][age][customer],
         "income": income.astype(np.int64).astype(str),
         "amount": amount.astype(np.int64).astype(str),
         "months": months.astype(str),
-        "purpose": np.array(_PURPOSES)[purpose],
-        "employment": np.array(_WORK)[work][customer],
+        "purpose": purposes[purpose],
+        "employment": works["names"][work][customer],
         "years_employed": years[customer].astype(str),
-        "savings": np.array(_SAVINGS)[savings][customer],
-        "housing": np.array(_HOUSING)[housing][customer],
+        "savings": funds["names"][savings][customer],
+        "housing": homes["names"][housing][customer],
         "earlier_loans": earlier.astype(str),
         "late_payments": late.astype(str),
-        "on_time": np.where(score > _NEEDED, "yes", "no"),
+        "on_time": np.where(score > made["needed"], "yes", "no"),
     }
     return pa.table(columns)
 

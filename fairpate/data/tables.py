@@ -542,13 +542,7 @@ def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
         yield _plain_batch(batch, name)
 
 
-_ELSEWHERE = {
-    ".xlsx": "read_excel",
-    ".xls": "read_excel",
-    ".ods": "read_excel",
-    ".db": "read_sql",
-    ".sqlite": "read_sql",
-}
+_ELSEWHERE = dict.fromkeys((".xlsx", ".xls", ".ods"), "read_excel") | dict.fromkeys((".db", ".sqlite"), "read_sql")
 
 
 def require_readable(path: Path, name: str) -> None:

@@ -324,34 +324,16 @@ def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int)
         # follows the maximum, which is the same function and reads a quarter of the values.
         padding = 0 if min(sides) >= 28 else 2
         sides = [((side - 4 + 2 * padding) // 2 - 4 + 2 * padding) // 2 for side in sides]
-        return [
-            nn.Conv2d(channels, 20, 5, padding=padding),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(20, 50, 5, padding=padding),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(50 * math.prod(sides), 500),
-            nn.ReLU(),
-            nn.Linear(500, num_classes),
-        ]
+        first = [nn.Conv2d(channels, 20, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
+        second = [nn.Conv2d(20, 50, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()]
+        return [*first, *second, nn.Linear(50 * math.prod(sides), 500), nn.ReLU(), nn.Linear(500, num_classes)]
     if config.name == "tanh_cnn":
         # Two strided convolutions under tanh, 27,000 parameters on 28 pixels: bounded activations keep gradients short.
         # The network of Papernot et al. 2021 (arXiv 2007.14191) for DP-SGD on digits.
         sides = [((side - 4) // 2 - 4) // 2 for side in sides]
-        return [
-            nn.Conv2d(channels, 16, 8, stride=2, padding=2),
-            nn.MaxPool2d(2, stride=1),
-            nn.Tanh(),
-            nn.Conv2d(16, 32, 4, stride=2),
-            nn.MaxPool2d(2, stride=1),
-            nn.Tanh(),
-            nn.Flatten(),
-            nn.Linear(32 * math.prod(sides), 32),
-            nn.Tanh(),
-            nn.Linear(32, num_classes),
-        ]
+        first = [nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.MaxPool2d(2, stride=1), nn.Tanh()]
+        second = [nn.Conv2d(16, 32, 4, stride=2), nn.MaxPool2d(2, stride=1), nn.Tanh(), nn.Flatten()]
+        return [*first, *second, nn.Linear(32 * math.prod(sides), 32), nn.Tanh(), nn.Linear(32, num_classes)]
     # cnn: blocks of 3x3 convolution, GroupNorm, halving and ReLU, until a side is about 7; then a global average.
     # Channels double from ``hidden`` up to ``4 hidden``. From 56 pixels on, the first convolution has stride 2.
     stride = 2 if min(sides) >= 56 else 1
