@@ -361,6 +361,12 @@ class Ensemble:
     published."""
     storage: Storage | None = None
 
+    @property
+    def sources(self) -> Iterator[str | ArrayWeights]:
+        """The location of each block in the storage, or the weights of each block in a local folder."""
+        places = (block.checkpoint for block in self.blocks)
+        return map(load_block, places) if self.storage is None else places
+
 
 @dataclass(frozen=True, kw_only=True)
 class CountTask:
@@ -464,10 +470,7 @@ def collect_votes(
     count_type = np.min_scalar_type(ensemble.num_teachers).name
     task = CountTask(spec=ensemble.spec, queries=queries_x.numpy(), count_type=count_type)
     sizes = [len(block.teacher_indices) for block in ensemble.blocks]
-    workers = pool or BlockPool()
-    places = (block.checkpoint for block in ensemble.blocks)
-    sources = map(load_block, places) if ensemble.storage is None else places
-    counts = workers.sum(count_block, task, sources, sizes=sizes, on_progress=on_progress)
+    counts = (pool or BlockPool()).sum(count_block, task, ensemble.sources, sizes=sizes, on_progress=on_progress)
     return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
 
 

@@ -195,8 +195,7 @@ class Declaration(Section):
     )
     kind: Literal["table", "embeddings", "images"] = Field(
         "table",
-        description="Kind of the records: rows of a `table`, rows with a vector (`embeddings`), or pictures "
-        "(`images`).",
+        description="Kind: rows of a `table`, rows with a vector (`embeddings`), or pictures (`images`).",
     )
     task: str = Field("", description="Meaning of the label, in a few words.")
     publisher: str = Field("", description="Publisher of the records.")
@@ -208,10 +207,7 @@ class Declaration(Section):
     )
     files: Files = Field(description="Files of each part.")
     separator: str | None = Field(
-        None,
-        min_length=1,
-        max_length=1,
-        description="Character between two fields; empty: a tab in .tsv files, else a comma.",
+        None, min_length=1, max_length=1, description="Sign between fields; empty: a tab in .tsv files, else a comma."
     )
     header: tuple[str, ...] = Field((), description="Names of all columns, for files without a header line.")
     encoding: str = Field("utf-8", description="Encoding of text files, such as cp1252 or latin-1.")
@@ -250,14 +246,10 @@ class Declaration(Section):
         None, description="Column with the person of each record; empty: no person has two records."
     )
     num_public: CountOrZero | None = Field(
-        None,
-        description="Default size of the public split; empty: all records of its own files, none with `private`, or "
-        "1000.",
+        None, description="Default size of the public split; empty: all of its own files, none with `private`, or 1000."
     )
     num_validation: CountOrZero | None = Field(
-        None,
-        description="Default size of the validation split; empty: all records of its own files, none with "
-        "`private`, or 500.",
+        None, description="Default size of the validation split; empty: all of its files, none with `private`, or 500."
     )
     num_test: Count | None = Field(
         None, description="Default size of the test split; empty: all records of its own files, or a quarter of `rows`."

@@ -73,8 +73,7 @@ class Feature(Section):
     vector."""
 
     columns: Texts = Field(
-        (),
-        description="Columns in the file that share this declaration; empty: the column with the feature's own name.",
+        (), description="Columns in the file that share this declaration; empty: the one with the feature's own name."
     )
     # Bounds and categories are declared: those found in private records would reveal that a record has them.
     bounds: tuple[Finite, Finite] | None = Field(
@@ -86,8 +85,7 @@ class Feature(Section):
     categories: tuple[str, ...] = Field((), description="Category: the values in the file, one feature each.")
     other: bool = Field(
         False,
-        description="Category: whether a value that is not declared has a feature `column=other`; without, it is an "
-        "error.",
+        description="Category: whether undeclared values have a feature `column=other`; without, they are errors.",
     )
     aliases: dict[str, str] = Field(
         {}, description="Category: further values in the file, each with the one of `categories` that it means."
@@ -109,8 +107,7 @@ class Feature(Section):
     )
     unknown: Texts = Field((), description="Further values in the file that mean a missing one, like an empty cell.")
     date: Literal["year", "age"] | None = Field(
-        None,
-        description="Number: the column contains dates, which become their year, or the years from them to `age_on`.",
+        None, description="Number: the column has dates, which become their year, or the years from them to `age_on`."
     )
     date_format: str = Field(ISO_DATE, description="Date: how it is written, as in %d.%m.%Y or %m/%d/%Y.")
     age_on: datetime.date | None = Field(None, description="Date: the public day on which an age is taken.")

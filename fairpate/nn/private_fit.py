@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,7 @@ from fairpate.nn import per_example
 from fairpate.nn.fit import exact_convolutions
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import GradientClipper, LayerGradient, PerExampleLoss, WeightedSums, layer_gradient
-from fairpate.privacy.accountant import spent
-
-if TYPE_CHECKING:
-    from fairpate.privacy.accountant import Event
-
+from fairpate.privacy.accountant import Event, spent
 
 NoiseLabel = Literal["os_entropy", "seeded: not private"]
 PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
