@@ -187,7 +187,7 @@ class Optimizer:
             torch._fused_adam_(parameters, gradients, first_moments, second_moments, [], step_counts, **options)
         else:
             options |= {"momentum": SGD_MOMENTUM, "dampening": 0.0, "nesterov": False, "fused": True}
-            sgd(parameters, gradients, first_moments, **options)
+            sgd(parameters, gradients, [*first_moments], **options)
 
     def step_from_backward(self, epoch: int) -> None:
         """Update all parameters by the gradients that ``backward`` left in them, and clear these gradients. A missing
