@@ -51,9 +51,10 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedLedger:
-    """A summary of a ledger whose chain is valid: its counts and its budget.
+    """The summary of a ledger, the record of all queries and their charges, after every entry was verified.
 
-    ``open`` counts reservations that a crash left open: charged, but not answered.
+    ``reservations`` counts charged queries; ``open`` counts those to which a crash left no outcome: they are charged,
+    but were not answered. ``head`` is the digest of the last entry.
     """
 
     entries: int
@@ -70,9 +71,10 @@ class VerifiedLedger:
 
 
 def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
-    """Verify every entry against its predecessor, and that the last entries that the head file and the ``anchor`` note
-    exist; return a summary of the ledger.
+    """Verify a ledger and return its summary.
 
+    Each entry must have the digest that follows from its predecessor's. The last entries on record in the ledger's head
+    file and in ``anchor`` (a copy of the last entry's number and digest at another place, or None) must exist.
     LedgerError at the first fault.
     """
     terms, state = _read(place, anchor)
@@ -96,19 +98,20 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
 
 
 def rows(place: Place, *, anchor: Place | None = None) -> Sequence[Charge]:
-    """Return all reservations in the order they were made. LedgerError as :func:`verify`."""
+    """Return all charges in the ledger at ``place``, in the order they were made. LedgerError as :func:`verify`."""
     return _read(place, anchor)[1].charges
 
 
 def export(place: Place, out: Path) -> None:
-    """Write the terms and all reservations to ``out``, atomically: ``.parquet`` (terms in its metadata) or ``.json``.
+    """Write a ledger's terms (mechanism, gate, budget) and all its charges to the file ``out``, atomically.
 
-    LedgerError as :func:`verify`; UserError for another ending and for a file that exists.
+    The ending decides the format: ``.parquet`` (with the terms in its metadata) or ``.json``. LedgerError as
+    :func:`verify`; UserError for another ending and for a file that exists.
     """
     if out.suffix not in (".parquet", ".json"):
-        raise UserError(f"{out}: expected a name that ends in .parquet or .json.")
+        raise UserError(f"{out}: expected a file name that ends in .parquet or .json; give one of these endings.")
     if out.exists():
-        raise UserError(f"{out}: already exists; remove it, or give another name.")
+        raise UserError(f"{out}: this file already exists; remove it, or give another name.")
     _, state = _read(place)
     terms, written = strict(state.stored_terms), [charge.to_json() for charge in state.charges]
 
@@ -128,12 +131,14 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
     try:
         return LedgerTerms.from_json(state.stored_terms), state
     except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(f"{shown(place)}: its terms are damaged ({error}); restore it from a copy.") from error
+        raise LedgerError(
+            f"{shown(place)}: the ledger's terms are damaged ({error}); restore the ledger from a copy."
+        ) from error
 
 
 class LogEnd(NamedTuple):
-    """The end of an audit log: the last ledger entry and the last action that it contains, and the digest of its last
-    line, which covers all lines before."""
+    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains, and
+    ``chain``, the digest of its last line, which covers all lines before."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")
@@ -144,11 +149,11 @@ START = LogEnd()
 
 
 def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Iterator[tuple[LogEnd, str]]:
-    """Yield the lines to be appended to an audit log that ends at ``end``: for new entries of the ledger, then for new
-    actions in the journal ``actions``.
+    """Yield pairs (end of the log with this line, line): the lines by which an audit log that ends at ``end`` is
+    continued.
 
-    Each line comes with the end that the log then has. LedgerError if the entry or the action at ``end`` is not in the
-    ledger or the journal.
+    Lines for later entries of the ledger come first, then lines for later actions in ``actions``, the run's journal of
+    what its operators did. LedgerError if the ledger lacks the entry, or the journal the action, at which the log ends.
     """
     name = shown(place)
     with closing(back_end(place).reader(place)) as reader:
@@ -158,7 +163,8 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
         last = reader.noted
         if last.number < before.number or (last.number == before.number and last != before):
             raise LedgerError(
-                f"{name}: has {last.number} entries, but the log ends with entry {before.number}: the ledger was "
+                f"{name}: the ledger has {last.number} entries, but the audit log ends with entry "
+                f"{before.number}: the ledger was "
                 "rolled back, or the log belongs to another ledger; restore the ledger, or give its own log."
             )
         # If entries follow, the digest of the first covers `before`, so that the log of another ledger fails there.
@@ -190,7 +196,8 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     number = end.action.number
     if len(journal) <= number or journal[number][0] != end.action:
         raise LedgerError(
-            f"{actions}: has no action {number}, with which the log ends: the journal was cut, or the log belongs to "
+            f"{actions}: this journal has no action {number}, with which the audit log ends: the journal was "
+            "cut, or the log belongs to "
             "another run; restore the journal, or give its own log."
         )
     for head, values in journal[number + 1 :]:
@@ -202,7 +209,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
 def follow(
     place: Place, end: LogEnd, actions: Path | None = None, *, pause_s: float = 1.0
 ) -> Iterator[tuple[LogEnd, str]]:
-    """Yield the lines of :func:`lines_after`, and then each new line as it comes; never ends.
+    """Yield the pairs of :func:`lines_after`, then further pairs as entries and actions are added; never ends.
 
     The ledger is read every ``pause_s`` seconds.
     """
@@ -222,7 +229,7 @@ def log_end(log: Path) -> LogEnd:
     content = log.read_bytes()
     whole, rest = content[: content.rfind(b"\n") + 1], content[content.rfind(b"\n") + 1 :]
     if rest and not any(rest.startswith(begin) or begin.startswith(rest) for begin in (b'{"entry": ', b'{"action": ')):
-        raise LedgerError(f"{log}: is not an audit log, or damaged; give another file.")
+        raise LedgerError(f"{log}: this file is not an audit log, or damaged; restore it, or give another file.")
     *_, end = START, *_ends(log, whole)
     # Only after all lines were verified: nothing is cut off a file that was named by mistake.
     if rest:
@@ -231,10 +238,11 @@ def log_end(log: Path) -> LogEnd:
 
 
 def check_log(log: Path, head: str) -> tuple[int, int, str]:
-    """Verify an audit log against ``head``, the ``chain`` of a line that was noted elsewhere.
+    """Verify an audit log, and that one of its lines has the ``chain`` that was noted elsewhere as ``head``.
 
-    Returns the number of lines, the number of the line with ``head``, and the chain of the last line. LedgerError if a
-    line was edited, inserted or removed, and if no line has ``head``: then the log was truncated or written anew.
+    A line's chain is the digest of all lines up to it. Returns the number of lines, the number of the line with
+    ``head``, and the chain of the last line. LedgerError if a line was edited, inserted or removed, and if no line has
+    ``head``: then the log was truncated or written anew.
     """
     try:
         content = log.read_bytes()
@@ -249,21 +257,25 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
 
 
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
-    """Verify the log line by line, and after each line yield the end that the log has there."""
+    """Verify ``content``, read from the audit log ``log``, line by line; yield after each line the end of the log up to
+    it."""
     end = START
     for number, (values, chain) in enumerate(_verified(content, f"{log}: line"), start=1):
         try:
             kind = "entry" if "entry" in values else "action"  # its number in ledger or journal, with its digest
             end = end._replace(**{kind: Head(values[kind], values["digest"])}, chain=chain)
         except (KeyError, TypeError) as error:
-            raise LedgerError(f"{log}: is not an audit log, or damaged at line {number}; give another file.") from error
+            raise LedgerError(
+                f"{log}: this file is not an audit log, or damaged at line {number}; restore it."
+            ) from error
         yield end
 
 
 def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Verify chained JSON lines, and yield the values and the chain of each.
+    """Verify JSON lines that end with their chains, digests of all lines up to them; yield each line's other values and
+    its chain.
 
-    LedgerError at the first line whose chain is wrong; ``name`` stands before the line's number in the message.
+    LedgerError at the first line whose chain is wrong. The error's message begins with ``name`` and the line's number.
     """
     before, text = "", content.decode("utf-8", "replace")
     # Not splitlines: a name may hold another character that breaks lines.
@@ -277,21 +289,22 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
             follows = False
         if not follows:
             what = "or a line before it was changed or removed, or the file is not an audit log"
-            raise LedgerError(f"{name} {number} {what}; restore it, or give another file.")
+            raise LedgerError(f"{name} {number} {what}; restore the file, or give another one.")
         before = chain
         yield values, chain
 
 
 def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
-    """Return a JSON line with ``values`` and its chain, and this chain: the SHA-256 of the chain ``before`` and the
-    rest of the line."""
+    """Return a JSON line that contains ``values`` and ends with its chain, and this chain: the SHA-256 of ``before``,
+    the previous line's chain, and of ``values`` as JSON."""
     text = json.dumps(values, ensure_ascii=False)
     chain = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
     return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain
 
 
 def note_action(journal: Path | None, event: str, **facts: object) -> None:
-    """Append an operator's action to a run's ``journal``, durably, before the action itself; do nothing if it is None.
+    """Append an operator's action, such as a restored copy, to the file ``journal`` of a run, durably and before the
+    action itself; do nothing if there is no journal (None).
 
     ``event`` names the action, ``facts`` its details. LedgerError if the journal is damaged or cannot be written.
     """
@@ -315,12 +328,14 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
         if not content:  # its name too, or a loss of power could leave an action without a journal
             sync(journal.parent)
     except OSError as error:
-        raise LedgerError(f"{journal}: cannot be written ({error}); repair the disk or the folder.") from error
+        raise LedgerError(
+            f"{journal}: the journal of actions cannot be written ({error}); repair its disk or folder."
+        ) from error
 
 
 def _actions(journal: Path, content: bytes) -> Iterator[tuple[Head, dict[str, Any]]]:
-    """Yield the number and digest, and the values, of every action in a journal, verified like lines of an audit
-    log."""
+    """Verify ``content``, read from a run's journal of operators' actions; yield each action's number and digest, and
+    its values."""
     # Up to the last line break: a crash may have left a part of a line.
     whole = content[: content.rfind(b"\n") + 1]
     for number, (values, chain) in enumerate(_verified(whole, f"{journal}: action"), start=1):

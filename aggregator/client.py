@@ -55,18 +55,18 @@ class QueryError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRule:
-    """The number of attempts to send a request, and the pause before the second; each further pause is twice as
-    long."""
+    """The number of attempts to send a request that gets no answer, and the pause before the second; each further pause
+    is twice as long."""
 
     attempts: int = 5
     first_pause_s: float = 0.25
 
 
 class AggregatorClient(AbstractContextManager["AggregatorClient"]):
-    """Sends requests to one service; use it as a context manager.
+    """Sends requests to the service at one URL; use it as a context manager.
 
-    ``token`` is sent as a bearer token; ``timeout_s`` limits each attempt. QueryError for a URL that is not that of a
-    service; every method raises it if the service refuses the request or does not answer.
+    ``token`` is sent as a bearer token; ``timeout_s`` limits each attempt. QueryError for a malformed URL, and from
+    every method if the service refuses the request or does not answer.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         try:
             self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
         except (httpx.InvalidURL, ValueError) as error:
-            raise QueryError(f"{url}: not a URL of a service ({error}).") from error
+            raise QueryError(f"{url}: not a URL of a service ({error}); give one such as http://HOST:PORT.") from error
 
     def close(self, *_: object) -> None:
         """Close the connections to the service."""
@@ -99,8 +99,8 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
     def ask_many(self, questions: Sequence[Question], *, batch_size: int = 256) -> Iterator[Replies]:
         """Submit any number of queries, ``batch_size`` in a request, and yield the replies to each request.
 
-        The iteration ends after the request for which the budget no longer had room. ValueError unless 1 <= batch_size
-        <= 1024.
+        The iteration ends early after a request that the privacy budget did not cover in full. ValueError unless 1 <=
+        batch_size <= 1024.
         """
         if not 1 <= batch_size <= MAX_QUERIES_PER_REQUEST:
             raise ValueError(f"Expected 1 <= batch_size <= {MAX_QUERIES_PER_REQUEST}, got {batch_size}.")
@@ -111,35 +111,35 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
                 return
 
     def reply(self, key: str) -> Reply:
-        """Return the stored reply to the query with content hash ``key``. QueryError with status 404 if there is
-        none."""
+        """Return the stored reply to the query with content hash ``key``. QueryError with status 404 if no reply is
+        stored."""
         # Quoted in full: a slash in a mistyped key would lead to another route.
         return self._request("GET", f"/v1/queries/{quote(key, safe='')}", Reply)
 
     def estimate(self, questions: Sequence[Question] | None = None, *, count: int | None = None) -> Estimate:
         """Return what the given queries, or ``count`` new ones, would cost; nothing is submitted or charged."""
         if (questions is None) == (count is None):
-            raise ValueError("Expected either questions or a count, and not both.")
+            raise ValueError("Expected either questions or count; give one of the two arguments.")
         body = {"count": count} if questions is None else {"queries": _queries(questions)}
         return self._request("POST", "/v1/estimate", Estimate, body)
 
     def budget(self) -> Budget:
-        """Return the limits of the budget, and how much of it is spent."""
+        """Return the limits of the service's privacy budget, and how much of it is spent."""
         return self._request("GET", "/v1/budget", Budget)
 
     def statement(self) -> Statement:
-        """Return the privacy guarantee that the service may publish, with its public facts."""
+        """Return the privacy guarantee that the service may publish, with public facts about the service."""
         return self._request("GET", "/v1/statement", Statement)
 
     def ledger(self, *, start: int = 0, limit: int = 100) -> LedgerPage:
-        """Return ``limit`` charges from number ``start`` on, and the data-dependent cost; needs the operator's
-        token."""
+        """Return ``limit`` charges of queries from number ``start`` on, and the data-dependent privacy cost of all
+        charges. This needs the operator's token."""
         return self._request("GET", f"/v1/operator/ledger?start={start}&limit={limit}", LedgerPage)
 
     def _request(self, method: str, path: str, kind: type[BodyT], body: object = None) -> BodyT:
         attempts = self._retry.attempts
         if attempts < 1:
-            raise ValueError(f"Expected at least one attempt, got {attempts}.")
+            raise ValueError(f"Expected attempts >= 1, got {attempts}.")
         for attempt in range(attempts):
             is_last = attempt == attempts - 1
             try:
@@ -148,7 +148,7 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
                 # Another scheme than HTTP fails at every attempt.
                 if is_last or isinstance(error, httpx.UnsupportedProtocol):
                     raise QueryError(
-                        f"{self.url}: no service answers ({error}); start it, or correct the URL."
+                        f"{self.url}: no service answers ({error}); start the service, or correct the URL."
                     ) from error
             else:
                 if is_last or response.status_code not in _RETRIED_STATUSES:
@@ -187,10 +187,10 @@ class CommandError(UsageError, ValueError):
 
 
 class QueryShell(cmd.Cmd):
-    """An interactive shell: reads commands that a person types, each of which sends one or two requests.
+    """An interactive shell for a service: reads commands that a person types, each of which sends one or two requests.
 
     ``history`` is the file in which typed lines are stored for the next session. ``facts`` are the values of the last
-    answer, which a program reads with `--json` instead of printed words.
+    answer; ``fairpate query --json`` prints them instead of words.
     """
 
     intro = "Type help for the commands, quit to leave."
@@ -244,8 +244,8 @@ class QueryShell(cmd.Cmd):
             return False
 
     def default(self, line: str) -> bool:  # type: ignore[override]  # the base class knows no end of input
-        """Handle an unknown command: return True, to leave, at the end of input; otherwise raise CommandError, which
-        names the most similar command."""
+        """Handle an unknown command: at the end of input return True, which ends the shell; otherwise raise
+        CommandError, which names the most similar command."""
         word = line.split()[0]
         if word == "EOF":
             self._console.print()
@@ -258,7 +258,8 @@ class QueryShell(cmd.Cmd):
         return False
 
     def do_ask(self, line: str) -> None:
-        """ask 17 | ask 0:20 | ask {"features": [...], "group": "red"}: ask pool records by number, or one of yours."""
+        """ask 17 | ask 0:20 | ask {"features": [...], "group": "red"}: submit public records by number, or a record of
+        yours."""
         questions = parse_questions(line)
         # Before the questions: if this fails, nothing was charged.
         names = self._client.statement().label_names
@@ -270,7 +271,7 @@ class QueryShell(cmd.Cmd):
         self._tell({"replies": [reply_facts(reply, names) for reply in replies]}, table)
 
     def do_estimate(self, line: str) -> None:
-        """estimate 17 | estimate 0:20 | estimate {json} | estimate 500 new: what asking would cost, at most."""
+        """estimate 17 | estimate 0:20 | estimate {json} | estimate 500 new: the most that these queries would cost."""
         words = line.split()
         count = int(words[0]) if len(words) == 2 and words[0].isdecimal() and words[1] == "new" else None
         found = self._client.estimate(parse_questions(line) if count is None else None, count=count)
@@ -279,17 +280,17 @@ class QueryShell(cmd.Cmd):
         self._tell(found.model_dump(mode="json"), *lines)
 
     def do_budget(self, _: str) -> None:
-        """budget: the limits, and what is spent."""
+        """budget: the limits of the privacy budget, and how much of it is spent."""
         budget = self._client.budget()
         self._tell(budget.model_dump(mode="json"), _budget_line("spent", budget))
 
     def do_statement(self, _: str) -> None:
-        """statement: the privacy claim that may be published."""
+        """statement: the privacy guarantee that may be published."""
         statement = self._client.statement()
         self._tell(statement.model_dump(mode="json"), JSON(statement.model_dump_json()))
 
     def do_reply(self, line: str) -> None:
-        """reply KEY: the stored reply of a query, by its content hash."""
+        """reply KEY: the stored reply to the query with this content hash."""
         reply = self._client.reply(line.strip())
         names = self._client.statement().label_names
         self._tell(reply_facts(reply, names), describe(reply, names))
@@ -305,27 +306,29 @@ class QueryShell(cmd.Cmd):
 
 
 def parse_questions(text: str) -> list[Question]:
-    """Parse ``17``, ``0:20``, ``3 5 8``, a JSON object or a list of objects into queries. CommandError for anything
-    else."""
+    """Parse typed text into queries: ``17``, ``0:20``, ``3 5 8``, a JSON object or a list of objects. CommandError for
+    anything else."""
     stripped = text.strip()
     if stripped.startswith(("{", "[")):
         try:
             value: Any = json.loads(stripped)
         except ValueError as error:
-            raise CommandError(f"Expected JSON ({error}).") from error
+            raise CommandError(f"Expected a query as JSON ({error}); correct its text.") from error
         return value if isinstance(value, list) else [value]
     ranges = [parse_range(word) for word in stripped.split()]
     # Before the list is made, which a long range would fill the memory with.
     if (total := sum(map(len, ranges))) > _MOST_QUESTIONS:
-        raise CommandError(f"{stripped}: expected at most {_MOST_QUESTIONS} records at once, got {total}.")
+        raise CommandError(f"{stripped}: expected at most {_MOST_QUESTIONS} records at once, got {total}; give fewer.")
     questions: list[Question] = [number for numbers in ranges for number in numbers]
     if not questions:
-        raise CommandError('Expected a number, a range such as 0:20, or {"features": [...], "group": "..."}.')
+        raise CommandError(
+            'Expected the number of a record, a range such as 0:20, or {"features": [...], "group": "..."}.'
+        )
     return questions
 
 
 def parse_range(word: str) -> Sequence[int]:
-    """Return the numbers that ``17`` or ``0:500`` (500 not included) denotes. CommandError for anything else."""
+    """Return the record numbers of a typed range: ``17``, or ``0:500`` without 500. CommandError for anything else."""
     start, colon, stop = word.partition(":")
     # `isdecimal`, as `isdigit` accepts superscripts, which int() refuses. Length is limited, as int() refuses a number
     # of more than 4300 digits with an error of its own.
@@ -335,7 +338,7 @@ def parse_range(word: str) -> Sequence[int]:
         raise CommandError(f"{word}: an empty range; expected its first number below its end, such as 0:500.")
     # A longer range has no length in Python.
     if colon and int(stop) > sys.maxsize:
-        raise CommandError(f"{word}: expected record numbers below {sys.maxsize}.")
+        raise CommandError(f"{word}: expected record numbers below {sys.maxsize}; give smaller ones.")
     return range(int(start), int(stop)) if colon else [int(start)]
 
 
@@ -376,8 +379,8 @@ _WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write
 def query_words(words: Sequence[str], *, token_file: Path | None, history: Path) -> Output | None:
     """Run the query command in ``words`` and return its output; without a command, run an interactive shell.
 
-    A first word that contains :// is the service's URL. ``history`` is the file of lines typed in a shell. UsageError,
-    before anything is submitted, for a malformed URL or a token that cannot be read.
+    A first word that contains :// is the service's URL. ``history`` is the file in which the shell stores typed lines.
+    UsageError, before anything is submitted, for a malformed URL or a token that cannot be read.
     """
     url, command = split_url(words)
     if is_for_program() and not command:
@@ -397,13 +400,13 @@ def query_words(words: Sequence[str], *, token_file: Path | None, history: Path)
 def query_batch(
     words: Sequence[str], ids: str, *, out: Path | None, batch_size: int, token_file: Path | None
 ) -> Output:
-    """Submit the pool records ``ids`` to the service at the URL in ``words``; write the replies to ``out``, or print
-    them.
+    """Submit the public pool's records with the numbers ``ids``, such as 0:500, to the service at the URL in ``words``;
+    write the replies to ``out``, or print them.
 
     The columns of ``out`` are id, key, status and label. If the budget or an error ends the batch early, the replies
     received until then are written, and the output reports the error. The service stores every reply, so the same
-    command gets them again for free. UsageError, before anything is submitted, for a further word, for ``ids`` that are
-    not numbers, and for an ``out`` that cannot be written.
+    command gets them again for free. UsageError, before anything is submitted, for ``words`` other than a URL, for
+    ``ids`` that are not numbers, and for an ``out`` that cannot be written.
     """
     url, command = split_url(words)
     if command:
@@ -417,7 +420,9 @@ def query_batch(
         # Before the first batch: a number that is too large would fail the last one, after the others were charged.
         if numbers[-1] >= statement.pool_size:
             size = statement.pool_size
-            raise CommandError(f"--ids: expected numbers below {size}, the size of this pool, got {numbers[-1]}.")
+            raise CommandError(
+                f"--ids: expected numbers below {size}, the size of the pool, got {numbers[-1]}; give smaller ones."
+            )
         try:
             with reporter.stage("queries") as advance:
                 for batch in client.ask_many(numbers, batch_size=batch_size):
@@ -446,7 +451,8 @@ def _kept(
     label_names: Sequence[str],
     failure: str | None = None,
 ) -> Output:
-    """Write the replies to ``out`` if it is not None, and return the output that the command prints."""
+    """Write the replies to the pool records ``ids`` to ``out`` if it is not None, and return the output that the
+    command prints. ``failure`` says why the batch ended early."""
     # A failure sets the exit code also where replies are kept, so that scripts do not take a part for the whole.
     code, counts = int(failure is not None), Counter(reply.status for reply in replies)
     counted = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
@@ -477,10 +483,10 @@ def _kept(
 
 
 def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Split ``words`` into the service's URL and the command.
+    """Split ``words`` into the URL of the service and the words of the command.
 
-    Without a URL in the first word, it is that in FAIRPATE_URL, or else that of a service on this machine. CommandError
-    for a malformed URL.
+    If the first word is not a URL, the URL is the environment variable FAIRPATE_URL, or else that of a service on this
+    machine. CommandError for a malformed URL.
     """
     given = bool(words) and "://" in words[0]
     url = words[0] if given else os.environ.get("FAIRPATE_URL") or DEFAULT_URL
@@ -490,13 +496,13 @@ def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
     except ValueError:  # the port or the address is malformed
         is_known = False
     if not is_known:
-        raise CommandError(f"{url}: expected a URL of a service, such as {DEFAULT_URL}.")
+        raise CommandError(f"{url}: not a URL of a service; give one such as {DEFAULT_URL}.")
     return url, list(words[1:] if given else words)
 
 
 def read_token(path: Path | None) -> str | None:
-    """Return the token in the file ``path`` or, without a ``path``, that in FAIRPATE_TOKEN; None if there is
-    neither."""
+    """Return the caller's token: the content of the file ``path`` or, if ``path`` is None, the environment variable
+    FAIRPATE_TOKEN. None if neither is given."""
     try:
         text = path.read_text(encoding="utf-8") if path is not None else os.environ.get("FAIRPATE_TOKEN", "")
     except (OSError, UnicodeDecodeError) as error:

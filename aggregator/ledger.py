@@ -64,7 +64,7 @@ _MOST_ENTRIES = 256
 
 
 class Asker(NamedTuple):
-    """Who is charged for a query: the caller's name and the id of the request. Both are empty for a run's own
+    """The caller who is charged for a query, and the id of the caller's request. Both are empty for a run's own
     queries."""
 
     caller: str = ""
@@ -75,8 +75,10 @@ NOBODY = Asker()
 
 
 class Asked(NamedTuple):
-    """The consecutive reservations that one request made: the number of the ``first``, how many they are, who is
-    charged (``asker``), and when (``at_s``, in seconds since 1970)."""
+    """Consecutive reservations (charges of queries, made before their answers are drawn) that one request made.
+
+    ``first`` is the number of the first reservation; ``asker`` is charged; ``at_s`` is in seconds since 1970.
+    """
 
     first: int
     num_queries: int
@@ -86,11 +88,11 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLimit:
-    """The part of the shared budget that one caller may spend; a None means no such limit for this caller.
+    """The part of the shared privacy budget that one caller may spend. A field that is None sets no such limit.
 
-    ``epsilon`` limits the data-independent cost of the caller's queries, at the budget's delta; ``max_queries`` their
-    number; ``per_day`` how many may be submitted at once, refilled evenly over a day. ValueError for a limit that is
-    negative, infinite or NaN; zero is allowed for ``max_queries`` only.
+    ``epsilon`` limits the data-independent cost of the caller's queries, at the budget's delta; ``max_queries`` limits
+    their number; ``per_day`` is the size of a quota of queries that refills evenly within a day. ValueError for a limit
+    that is negative, infinite or NaN; zero is allowed for ``max_queries`` only.
     """
 
     epsilon: float | None = None
@@ -110,10 +112,10 @@ NO_LIMIT = OwnLimit()
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """The reservation of one query at its full cost, and its outcome.
+    """The charge of one query at its full cost, and the query's outcome.
 
-    ``number`` counts reservations from 0; ``votes`` are the teachers' counts per class. ``outcome`` None: a crash left
-    the reservation open, so it is charged although nothing was released. ``at_s``: seconds since 1970.
+    ``number`` counts charges from 0; ``votes`` are the teachers' counts per class. ``outcome`` is None if a crash left
+    the query without one: it stays charged although nothing was released. ``at_s`` is in seconds since 1970.
     """
 
     number: int
@@ -126,12 +128,12 @@ class Charge:
 
     @property
     def verdict(self) -> str:
-        """The verdict of the outcome, or ``open``."""
+        """``answer``, or the step that refused the query; ``open`` for a query without an outcome."""
         return "open" if self.outcome is None else self.outcome.verdict
 
     @property
     def label(self) -> int | None:
-        """The label that was released, None for a refusal or an open reservation."""
+        """The label that was released; None for a query that was refused or has no outcome."""
         return None if self.outcome is None else self.outcome.label
 
     def to_json(self) -> dict[str, Any]:
@@ -142,10 +144,11 @@ class Charge:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerTerms:
-    """The mechanism, gate, budget and teachers of a ledger; fixed when the ledger is created.
+    """The terms under which a ledger answers queries: mechanism, fairness gate, budget and teachers. They are fixed
+    when the ledger is created.
 
-    ``noise`` is the label of the random source. ``ensemble`` is a digest of everything that determines the teachers, so
-    that one ledger never mixes the votes of two ensembles.
+    ``noise`` names the source of random numbers. ``ensemble`` is a digest of everything that determines the teachers,
+    so that one ledger never mixes the votes of two ensembles.
     """
 
     mechanism: Mechanism
@@ -161,7 +164,8 @@ class LedgerTerms:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LedgerTerms:
-        """Return the terms from the values that a ledger stores. KeyError, TypeError or ValueError for other values."""
+        """Return the terms from ``values``, as a ledger stores them. KeyError, TypeError or ValueError for values that
+        are not stored terms."""
         mechanism = values["mechanism"]
         typed = {
             "mechanism": mechanism_named(mechanism["name"], mechanism["parameters"]),
@@ -172,18 +176,22 @@ class LedgerTerms:
 
 
 class LedgerState:
-    """The state of a ledger, computed from its entries: reservations, their outcomes and callers, and callers' limits.
+    """The state of a ledger, computed from its entries: charges of queries, their outcomes and callers, and callers'
+    limits.
 
-    ``keys``, ``groups`` and ``outcomes`` have one item per reservation, in order; an open reservation, which is charged
-    too, has the outcome None. ``outcome_of`` maps keys to committed outcomes. ``asked`` lists which request made which
-    reservations, in order; it only grows. ``charged_to`` counts the queries charged to each caller; the empty name is
-    the run itself. ``limits`` are by caller. ``head`` is the last entry, ``stored_terms`` are the terms as they were
-    stored.
+    ``keys`` (content hashes of queries), ``groups`` and ``outcomes`` have one item per charge, in order; the outcome is
+    None for a query to which a crash left none. ``outcome_of`` maps keys to stored outcomes. ``asked`` lists which
+    request made which charges, in order; it only grows. ``charged_to`` counts the queries charged to each caller, with
+    the empty name for the run itself. ``limits`` maps callers to their limits. ``head`` is the number and digest of the
+    last entry; ``stored_terms`` are the terms as they were stored.
     """
 
     def __init__(self, name: str, header: Header, noted: Sequence[Head], rows: Iterable[Row]) -> None:
-        """Verify the entries ``rows`` of the ledger ``name`` and compute its state. LedgerError for a wrong entry, and
-        unless all entries that were ``noted`` in the head file and the anchor are among the rows."""
+        """Verify the entries ``rows`` of the ledger ``name`` and compute the ledger's state from them.
+
+        ``noted`` are the last entries on record: in the head file next to the ledger, and in the anchor at another
+        place. LedgerError if an entry is wrong, or if one of ``noted`` is not among the rows.
+        """
         self.name, self.header = name, header
         self.keys: list[str] = []
         self.groups: list[int] = []
@@ -217,7 +225,7 @@ class LedgerState:
         self.stored_terms: dict[str, Any] = json.loads(header.terms)
 
     def _add(self, kind: EntryKind, payload: dict[str, Any]) -> None:
-        """Add one stored entry, in the form that :class:`Ledger` writes, to the state."""
+        """Add one entry, parsed from the text that :class:`Ledger` stored, to the state."""
         if kind == "reserve":
             keys, first = payload["keys"].split(), len(self.keys)
             # Caller, request, and how many of the reservations are theirs, in order.
@@ -246,7 +254,7 @@ class LedgerState:
 
     @property
     def votes_QC(self) -> IntArray:
-        """The votes of all reservations, in order; decoded when first used, since few callers need them."""
+        """The votes on all charged queries, in order; decoded when first used, since few callers need them."""
         num_classes = self.stored_terms["num_classes"]
         # Locked: of two threads that join blocks at the same time, the second would overwrite later ones.
         with self._votes_lock:
@@ -266,7 +274,7 @@ class LedgerState:
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """All reservations with their outcomes, in the order they were made, open ones included."""
+        """All charges, in the order they were made, with the outcomes of their queries."""
         count = len(self.keys)  # the writer may be adding to the other columns
         requests = (asked for asked in self.asked for _ in range(asked.num_queries))
         columns = (self.keys[:count], self.groups, self.votes_QC[:count].tolist(), self.outcomes, requests)
@@ -284,7 +292,8 @@ class LedgerState:
         )
 
     def charged(self, start: int, stop: int) -> list[tuple[str, int, Outcome | None, Asked]]:
-        """Return key, group, outcome (None if open) and request of the reservations ``start`` to ``stop - 1``."""
+        """Return for each charge from number ``start`` to ``stop - 1`` the query's key and group, its outcome (None if
+        it has none) and the request that made the charge."""
         # Requests are in order of their first reservation: the last that begins at or before a number holds it.
         first, last = (bisect_right(self.asked, number, key=lambda asked: asked.first) for number in (start, stop - 1))
         requests = [
@@ -298,20 +307,20 @@ class LedgerState:
 
 def _lacks(name: str, held: int, written: int) -> LedgerError:
     return LedgerError(
-        f"{name}: has {held} entries and not the number {written} that was written; restore the ledger, with its head "
-        "file and anchor, from one copy."
+        f"{name}: the ledger has {held} entries and lacks entry {written}, which was written; restore the ledger, with "
+        "its head file and anchor, from one copy."
     )
 
 
 class BackEnd(NamedTuple):
-    """The classes that read and write ledgers and anchors in files, or in databases, and the function that writes a
-    whole ledger there.
+    """The classes that write and read a ledger and its anchor, in files or in databases, and a function that writes a
+    whole ledger.
 
-    Opening a ``store`` for its one writer with ``create`` creates a ledger if none exists. LedgerError if the ledger
-    was lost, or if another process writes it, unless ``take_over`` ends the other writer (where the store can). A
-    ``reader`` writes nothing, and any process may write meanwhile. Opening an ``anchor`` does not read it;
-    UnreachableError if no database answers. ``write`` writes a whole ledger to a place, or nothing; LedgerError if one
-    exists there.
+    An anchor is a copy of a ledger's last entry's number and digest at another place. A ``store`` is opened by a
+    ledger's one writer; with ``create`` it creates a missing ledger. Opening raises LedgerError if the ledger was lost,
+    or if another process writes it, unless ``take_over`` ends that writer (where the store can). A ``reader`` writes
+    nothing, and a writer may be at work meanwhile. Opening an ``anchor`` does not read it; UnreachableError if no
+    database answers. ``write`` writes a complete ledger to a place, or nothing; LedgerError if that place has a ledger.
     """
 
     store: type[store.SqliteStore | PostgresStore]
@@ -321,7 +330,7 @@ class BackEnd(NamedTuple):
 
 
 def back_end(place: Place) -> BackEnd:
-    """Return the back end for a ``place``, which is a path or the URL of a ledger in a database."""
+    """Return the back end (files or databases) for ``place``, the path or the database URL of a ledger."""
     if is_database(place):
         from aggregator import postgres  # here only: psycopg is an extra
 
@@ -332,10 +341,11 @@ def back_end(place: Place) -> BackEnd:
 
 
 def noted_at(place: Place | None) -> tuple[Head, ...]:
-    """Return the last entry that the anchor at ``place`` has on record, as the only element of a tuple.
+    """Return the ledger's last entry, as the anchor at ``place`` has it, as the only element of a tuple.
 
-    An anchor is a copy of the number and digest of a ledger's last entry, kept where the ledger's operator cannot
-    rewrite it. The tuple is empty if ``place`` is None. Errors are those of :meth:`aggregator.store.FileAnchor.noted`.
+    An anchor is a copy of the number and digest of a ledger's last entry at another place, so that an older copy of the
+    ledger is noticed. The tuple is empty if ``place`` is None. Errors are those of
+    :meth:`aggregator.store.FileAnchor.noted`.
     """
     if place is None:
         return ()
@@ -344,11 +354,11 @@ def noted_at(place: Place | None) -> tuple[Head, ...]:
 
 
 class Ledger(LedgerState, AbstractContextManager["Ledger"]):
-    """An open ledger: the only writer of its store. Use it as a context manager, or call :meth:`close`.
+    """A ledger that is open for writing, by this one process. Use it as a context manager, or call :meth:`close`.
 
     Any thread may read; writes must come one after another. ``hold``, if set, is called before each charge with the
-    number of reservations that the ledger would then have, and may raise LedgerError to refuse the charge. ``store``
-    reports the state of the disk or database.
+    number of charges that the ledger would then have, and may raise LedgerError to refuse the charge. ``store`` reports
+    the state of the disk or database.
     """
 
     hold: Callable[[int], None] | None = None
@@ -366,13 +376,14 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     ) -> None:
         """Open the ledger at ``place``; every entry is verified and replayed before anything is written.
 
-        ``create``: create a ledger under ``terms`` if none exists. ``anchor``: a second place in which the last entry
-        is noted (:mod:`aggregator.store`). ``take_over``: end another writer, where the store can.
+        ``create``: create a ledger under ``terms`` if none exists. ``anchor``: another place at which the last entry's
+        number and digest are kept (:mod:`aggregator.store`). ``take_over``: end another process that writes the ledger,
+        where the store can.
 
         LedgerError if no ledger exists and ``create`` is False, if a part of it is missing or belongs to another
-        ledger, if another process writes it, if it cannot be written, if its chain is broken, if the entry that its
-        anchor notes is missing, or if its terms differ (the message names both values). ValueError for a mechanism that
-        is not registered.
+        ledger, if another process writes it, if it cannot be written, if the digest of an entry is wrong, if the last
+        entry on record in the anchor is missing, or if its terms differ from ``terms`` (the message names both values).
+        ValueError for a mechanism that is not registered.
         """
         self.place, self.terms, name = place, terms, shown(place)
         mechanism = {"name": terms.mechanism.name, "parameters": asdict(terms.mechanism)}
@@ -382,7 +393,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         if mechanism_named(**wanted["mechanism"]) != terms.mechanism:
             kind = type(terms.mechanism).__qualname__
             raise ValueError(
-                f"{kind}: another class is registered as {terms.mechanism.name}; give this one its own name."
+                f"{kind}: another mechanism class is registered as {terms.mechanism.name}; give this class "
+                "another `name`."
             )
         self._failure: str | None = None
         self._is_open = False
@@ -402,13 +414,13 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
                 other = [field for field, value in wanted.items() if self.stored_terms.get(field) != value]
                 if other[:1] == ["ensemble"]:  # a digest of private shards: not to be shown
                     raise LedgerError(
-                        "The ledger was opened for other teachers (ensemble) and cannot be used with these; restore "
+                        "The ledger was created for other teachers (ensemble) than those of this run; restore "
                         "the private records, settings and library versions of this run, or start a new run folder."
                     )
                 if other:
                     what = f"{other[0]} = {self.stored_terms.get(other[0])}, not {wanted[other[0]]}"
                     raise LedgerError(
-                        f"The ledger was opened with {what}; give the old value, or start a new run folder."
+                        f"The ledger was created with {what}; give the old value, or start a new run folder."
                     )
                 self.store.begin(self.head)
                 # A crash may have come between an outcome and its note; from here on the outcome may leave.
@@ -418,11 +430,11 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
                 self._opened = opened.pop_all()
         except (sqlite3.Error, OSError) as error:
             raise LedgerError(
-                f"{name}: cannot be opened for writing ({error}); repair the disk or the folder."
+                f"{name}: the ledger cannot be opened for writing ({error}); repair its disk or folder."
             ) from error
 
     def close(self, *_: object) -> None:
-        """Close the store, then the anchor; safe to call twice."""
+        """Close the ledger's files or its database connection, then its anchor; safe to call twice."""
         self._is_open = False
         # The mark above comes first: no thread begins a write into a store that is being closed.
         self._opened.close()
@@ -430,7 +442,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
     __exit__ = close
 
     def check(self) -> None:
-        """Raise LedgerError if writing has ended: the ledger is closed, a write failed, or its store was changed.
+        """Raise LedgerError if the ledger can no longer be written: it is closed, a write failed, or its files or
+        database connection are gone.
 
         Any thread may call this; nothing is written.
         """
@@ -438,13 +451,13 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             # Remembered: files that are put back may lack what was written into those that were removed.
             self._failure = self.store.fault()
         if self._failure is not None or not self._is_open:
-            raise LedgerError(f"{self.name}: writing ended ({self._failure or 'closed'}); open the ledger again.")
+            raise LedgerError(f"{self.name}: writing to the ledger ended ({self._failure or 'closed'}); open it again.")
 
     def look(self) -> None:
-        """Raise LedgerError as :meth:`check` does, or if the store or the anchor does not answer.
+        """Raise LedgerError as :meth:`check` does, or if the ledger's disk or database, or its anchor, does not answer.
 
-        Both are queried on new connections. Any thread may call this; it blocks as long as they hang, but no write
-        waits for it.
+        Store and anchor are queried on new connections. Any thread may call this; it blocks while they hang, but no
+        write waits for it.
         """
         self.check()
         self.store.look()
@@ -452,17 +465,17 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             self._anchor.look()
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
-        """Store durably how much ``caller`` may spend in total, including what was charged to it before."""
+        """Store durably how much ``caller`` may spend in total; what was charged to the caller before counts too."""
         self._append("limit", {"at": round(time.time(), 3), "caller": caller, "limit": asdict(limit)})
 
     def reserve(
         self, keys: Sequence[str], groups: Sequence[int], votes_QC: IntArray, askers: Sequence[Asker] = ()
     ) -> range:
-        """Charge Q queries at full cost, durably and in one transaction; return the numbers of the reservations.
+        """Charge Q queries at full cost, durably and in one transaction; return the numbers of the charges.
 
-        ``askers`` are charged, one per query; if empty, the run itself. ValueError for a key that already has an
-        outcome, since it must not be drawn again, and for a key with white space, which separates keys. LedgerError if
-        the charge cannot be written: then no noise may be drawn.
+        ``askers`` are charged, one per query; if empty, the run itself. ValueError for a key whose outcome is already
+        stored, since it must not be drawn again, and for a key with white space, which separates keys in an entry.
+        LedgerError if the charge cannot be written: then no noise may be drawn.
         """
         # Open reservations do not count: a query that a crash left without an outcome is asked, and charged, again.
         if not self.outcome_of.keys().isdisjoint(keys):
@@ -472,7 +485,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         words = " ".join(keys)
         # An empty key is found too: it would vanish between the spaces.
         if len(words.split()) != len(keys):
-            raise ValueError("Expected non-empty keys without white space, which separates keys in the ledger.")
+            raise ValueError(
+                "Expected keys of queries that are not empty and have no white space; give hashes of their content."
+            )
         # Counts as base64 of little-endian 32-bit integers, query by query.
         votes = base64.b64encode(votes_QC.astype("<i4").tobytes()).decode("ascii")
         # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
@@ -485,16 +500,19 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         return range(first, first + len(keys))
 
     def commit(self, reserved: range, outcomes: Sequence[Outcome]) -> None:
-        """Store the outcomes of reservations durably, in one transaction. Answers may leave only after this returns."""
+        """Store the outcomes of the charged queries ``reserved`` durably, in one transaction. Answers may leave only
+        after this returns."""
         # An outcome that was released must never be written over by another draw.
         if self.outcomes[reserved.start : reserved.stop] != [None] * len(outcomes):
-            raise ValueError(f"Expected one outcome for each open reservation in {reserved}; some have one already.")
+            raise ValueError(
+                f"Expected one outcome for each charge in {reserved} that has none yet; store no outcome twice."
+            )
         # A refusal's verdict, an answer's label, or the label followed by the counts released with it.
         words: list[str | int | list[int]] = []
         for settled in outcomes:
             if (settled.verdict == "answer") != (settled.label is not None):
                 what = f"{settled.verdict}, {settled.label}"
-                raise ValueError(f"Expected a label for an answer and for nothing else, got {what}.")
+                raise ValueError(f"Expected a label for the verdict answer and None for a refusal, got {what}.")
             if settled.label is None:
                 words.append(settled.verdict)
             else:
@@ -502,8 +520,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         self._append("commit", {"first": reserved.start, "outcomes": words})
 
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
-        """Store an entry, then add it to the state. LedgerError if it cannot be stored; then the state stays as it
-        was."""
+        """Store an entry, then add it to the ledger's state in memory. LedgerError if the entry cannot be stored; then
+        the state is unchanged."""
         self.check()
         text = canonical(payload)
         # ValueError for half of a UTF-16 pair, which no reader accepts. Only entries with such an escape are parsed,
@@ -518,7 +536,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
                 self._anchor.note(head)
         except (sqlite3.Error, OSError) as error:
             self._failure = str(error)
-            raise LedgerError(f"{self.name}: cannot be written ({error}). {self.store.remedy}") from error
+            raise LedgerError(f"{self.name}: the ledger cannot be written ({error}). {self.store.remedy}") from error
         self.check()  # again: a write may succeed into a file that was removed
         # Last: the next entry must not follow one that may be lost.
         self.head = head
@@ -528,7 +546,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
     """Read and verify the ledger at ``place``, and return its state; nothing is written.
 
-    LedgerError if a digest is wrong, a noted entry is missing, or this is not a ledger of the current schema.
+    LedgerError if an entry's digest is wrong, if the last entry on record in the head file or the ``anchor`` is
+    missing, or if this is not a ledger of the current schema.
     """
     # The anchor first: read after the rows, it may note an entry that a writer appended in between.
     noted = noted_at(anchor)
@@ -537,11 +556,12 @@ def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
 
 
 def verified_slices(ledger: Ledger) -> Iterator[int]:
-    """Verify the stored entries of an open ledger, in slices of half a millisecond; yield the number verified so far.
+    """Verify the stored entries of an open ledger, in slices of half a millisecond; yield after each slice the number
+    of entries verified so far.
 
-    It finds edited, missing and lost entries, and also a chain that somebody with the key recomputed: the last entry
-    must be the one that this process wrote. LedgerError if an entry was changed or removed, UnreachableError if entries
-    cannot be read now. Iterate to the end in one thread, at any pace.
+    Edited, missing and lost entries are found, and also entries whose digests were all computed again with the ledger's
+    key: the last entry must be the one that this process wrote. LedgerError if an entry was changed or removed,
+    UnreachableError if entries cannot be read now. Iterate to the end in one thread, at any pace.
     """
     # Up to the present end: what is appended meanwhile is verified in the next round.
     written, name = ledger.head, ledger.name
@@ -559,16 +579,16 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
             count = min(2 * count, _MOST_ENTRIES) if took_s < _SLICE_S / 2 else max(1, int(count * _SLICE_S / took_s))
             yield head.number
     if head != written:
-        raise LedgerError(f"{name}: its entries were replaced by others; restore the ledger from a copy.")
+        raise LedgerError(f"{name}: the ledger's entries were replaced by others; restore the ledger from a copy.")
 
 
 def require_entry(ledger: Ledger, head: Head) -> None:
-    """Raise LedgerError unless the ledger contains the entry with number and digest ``head``; other errors as
-    :func:`verified_slices`."""
+    """Raise LedgerError unless the ledger contains the entry with the number and digest ``head``. Other errors are
+    those of :func:`verified_slices`."""
     with closing(back_end(ledger.place).reader(ledger.place)) as reader:
         # The start of the chain is not among the rows.
         found = [reader.header.start]
         if head.number:
             found = [Head(row[0], row[3]) for row in reader.rows(head.number - 1, 1)]
     if found != [head]:
-        raise LedgerError(f"{ledger.name}: entry {head.number} is missing although it was written; restore a copy.")
+        raise LedgerError(f"{ledger.name}: entry {head.number} was written but is missing; restore the ledger.")

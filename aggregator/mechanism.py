@@ -53,9 +53,10 @@ _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 class Outcome:
     """The result of one query: ``verdict`` is ``answer``, with a ``label``, or names the step that refused the query.
 
-    The steps: ``free`` (before the vote, so it costs nothing), ``confidence`` (threshold check), ``fairness`` (gate).
-    ``label`` is None for every refusal: the noisy argmax that the gate rejected is not stored, but it is charged.
-    ``counts`` are noisy counts released with an answer; None if the mechanism releases labels only.
+    The steps: ``free`` (refused before the vote, so it costs nothing), ``confidence`` (the threshold check of the
+    largest vote count), ``fairness`` (the demographic-parity gate). ``label`` is None for every refusal: a noisy argmax
+    that the gate rejected is charged but not stored. ``counts`` are noisy vote counts released with an answer; None if
+    the mechanism releases labels only.
     """
 
     verdict: Verdict
@@ -74,11 +75,11 @@ outcome = lru_cache(maxsize=1024)(Outcome)
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism(ABC):
-    """Draws outcomes from votes and returns privacy events; a frozen dataclass of public parameters, all plain numbers.
+    """A mechanism draws released labels from votes, and returns the privacy events of doing so.
 
-    ``name`` is stored in ledgers and must never be given to another mechanism. ``voters`` is the word for the voters on
-    pages. ``releases`` says what is released with an answer. ``all_vote``: True if every voter votes on every query;
-    False if fewer may vote, such as the neighbours in a small sample.
+    It is a frozen dataclass of public parameters, all plain numbers. ``name`` is stored in ledgers and must never be
+    given to another mechanism. ``voters`` is the word for the voters on pages. ``releases`` says what is released with
+    an answer. ``all_vote`` is False if not every voter votes on every query, as with the neighbours in a small sample.
     """
 
     name: ClassVar[str]
@@ -96,27 +97,28 @@ class Mechanism(ABC):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        """Draw and return one outcome per query, in order, and count the answers in ``gate``.
+        """Draw and return one outcome per query, in order, and count the answers in the demographic-parity gate
+        ``gate``.
 
         ``votes_QC`` are integers >= 0. The noise of query i is derived from ``keys[i]``, so that results do not depend
-        on how queries are grouped into blocks. The session calls this after the queries are reserved, and stores the
+        on how queries are grouped into blocks. The caller must charge the queries before this call, and store the
         outcomes before they are released.
         """
 
     @abstractmethod
     def worst_case(self, num_queries: int) -> Event:
-        """Return the event of ``num_queries`` queries whose cost holds for any votes: a ledger reserves it, and its
-        cost may be published."""
+        """Return the event of ``num_queries`` queries with its cost for any votes. A ledger charges this cost, which
+        may be published."""
 
     def realised(self, votes_QC: IntArray) -> Event:
         """Return the event of queries with these votes, for the operator only; its cost is never above the worst case.
 
-        By default it is the worst case, for mechanisms whose cost does not depend on votes.
+        By default it is the worst case: so in a mechanism whose cost does not depend on votes.
         """
         return self.worst_case(len(votes_QC))
 
     def realised_rdp(self, votes_QC: IntArray, orders_A: FloatArray) -> FloatArray:
-        """Return the Renyi curve of each query's :meth:`realised` event, shape (Q, A), for the operator only."""
+        """Return the Renyi curve of each query's event from :meth:`realised`, shape (Q, A), for the operator only."""
         event = self.realised(votes_QC)
         if isinstance(event, accountant.ConfidentGnmaxVotes):
             return accountant.rdp_of_votes_data_dependent(event, orders_A)
@@ -131,32 +133,35 @@ class Mechanism(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Describe the parameters in words, which begin with a capital letter and may be published."""
+        """Describe the mechanism's parameters in words, which begin with a capital letter and may be published."""
 
     def columns(self) -> dict[str, str]:
-        """Return the parameters for a table: short column names, and values as text."""
+        """Return the mechanism's parameters for a table of results: short column names, and values as text."""
         return {name: f"{value:g}" for name, value in asdict(self).items()}
 
     def chances(self, counts_QC: IntArray, *, num_teachers: int) -> FloatArray:  # noqa: ARG002 - of the subclass
-        """Return the probability of every label given released counts, shape (Q, C); rows sum to one.
+        """Return the probability of every label for each query, given the query's released noisy counts, shape (Q, C);
+        rows sum to one.
 
         ValueError if the mechanism releases no counts.
         """
         raise ValueError(
-            f"{self.name} releases labels only; label probabilities need a mechanism that releases counts."
+            f"{self.name} releases labels only, so label probabilities are unknown; choose a mechanism that "
+            "releases counts."
         )
 
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:  # noqa: ARG002
-        """Return the Renyi curve (A,) that the code published with the paper charges, for comparison only.
+        """Return the Renyi curve (A,) that the code published with the mechanism's paper charges, for comparison only.
 
-        ``rejected_Q`` marks the queries whose label the gate refused. The default is the realised cost, for mechanisms
-        whose published code is not known to differ.
+        ``rejected_Q`` marks the queries whose label the demographic-parity gate refused. The default is the realised
+        cost, for mechanisms whose published code is not known to differ.
         """
         return accountant.rdp_data_dependent([self.realised(votes_QC)])
 
 
 def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityGate) -> list[Outcome]:
-    """Pass labels through the demographic-parity gate (FairPATE, arXiv 2302.09183, Algorithm 1); return their outcomes.
+    """Pass labels through the demographic-parity gate (FairPATE, arXiv 2302.09183, Algorithm 1); return the queries'
+    outcomes.
 
     A refusal is ``free`` if public counts alone show that the gate would reject every label for the group; the label
     drawn for such a query is ignored. A ``fairness`` refusal comes after the vote and so costs what an answer costs.
@@ -175,7 +180,8 @@ def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityG
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentVotes(MechanismParameters, Mechanism):
-    """A noisy argmax after a noisy threshold check. Subclasses set the voters and the kind of release."""
+    """A mechanism that releases the noisy argmax of the votes after a noisy threshold check of the largest count.
+    Subclasses set the voters and whether counts are released too."""
 
     def answer(
         self,
@@ -232,8 +238,8 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         return f"{check}, label noise σ₂ = {self.noise_stddev_votes:g} votes{counts}"
 
     def columns(self) -> dict[str, str]:
-        """Return the parameters for a table, named by the symbols of the paper's algorithm; the noise of a threshold
-        check that never refuses is "-"."""
+        """Return the mechanism's parameters for a table of results, named by the symbols of the paper's algorithm.
+        Without a threshold check, its noise is shown as "-"."""
         has_check = math.isfinite(self.threshold)
         return {
             "T": f"{self.threshold:.0f}" if has_check else "none",
@@ -250,7 +256,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentGnmax(ConfidentVotes):
-    """Confident-GNMax: labels that enough teachers agree on.
+    """Confident-GNMax: releases the noisy argmax of the votes on each query on which enough teachers agree.
 
     The realised cost is the exact joint cost of the threshold check and the noisy argmax.
     """
@@ -261,10 +267,12 @@ class ConfidentGnmax(ConfidentVotes):
         return ConfidentGnmaxVotes(votes_QC=votes_QC, **asdict(self))
 
     def right_probability(self, votes_QC: IntArray, right_Q: IntArray) -> FloatArray:
-        """Return P[the noisy argmax is class ``right_Q``] per query, shape (Q,), for continuous Gaussian noise.
+        """Return P[the noisy argmax is the right class] for each query, shape (Q,), for continuous Gaussian noise;
+        ``right_Q`` are the right classes.
 
-        With X the noise of the right class, it is E[prod over other classes of Phi(lead / sigma + X)], computed by
-        Gauss-Hermite quadrature; discrete noise of several votes differs only by its rare ties.
+        With X the noise of the right class, it is E[prod over other classes of Phi(lead / sigma + X)], where lead is
+        the right class's votes less the other's, computed by Gauss-Hermite quadrature. Discrete noise with a standard
+        deviation of several votes differs only by its rare ties.
         """
         rows = np.arange(len(votes_QC))
         lead_QC = (votes_QC[rows, right_Q][:, None] - votes_QC) / self.noise_stddev_votes
@@ -275,13 +283,15 @@ class ConfidentGnmax(ConfidentVotes):
         return np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
 
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:
-        """Return the Renyi curve of the published code, which charges nothing for a label that the gate refused."""
+        """Return the Renyi curve of the code published with FairPATE, which charges nothing for a label that the
+        demographic-parity gate refused."""
         return as_in_paper_rdp(self.realised(votes_QC), fairness_rejected_Q=rejected_Q)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentCounts(ConfidentVotes):
-    """Confident-GNMax that releases all noisy counts with each answer. The gate sees the label only."""
+    """Confident-GNMax that releases all noisy counts with each answer. The demographic-parity gate reads only the
+    label."""
 
     name: ClassVar[str] = "confident_counts"
     releases: ClassVar[ReleaseKind] = "counts"
@@ -291,8 +301,8 @@ class ConfidentCounts(ConfidentVotes):
 class NearestRecords(ConfidentVotes):
     """The noisy argmax of the labels of the ``num_neighbours`` nearest records of a random sample.
 
-    A threshold of ``-inf`` means that there is no check and no cost for one. ValueError for a sampling rate outside (0,
-    1] and for fewer than one neighbour.
+    A threshold of ``-inf`` means that no threshold is checked, and none is paid for. ValueError for a sampling rate
+    outside (0, 1] and for fewer than one neighbour.
     """
 
     name: ClassVar[str] = "nearest_records"
@@ -428,8 +438,8 @@ def mechanism_named(name: str, parameters: Mapping[str, Any]) -> Mechanism:
     """Return the registered mechanism ``name`` with ``parameters``. ValueError for an unknown name or wrong
     parameters."""
     if name not in _KINDS:
-        raise ValueError(f"unknown mechanism {name!r}, known: {', '.join(sorted(_KINDS))}")
+        raise ValueError(f"unknown mechanism {name!r}; give one of: {', '.join(sorted(_KINDS))}")
     try:
         return _KINDS[name](**parameters)
     except TypeError as error:
-        raise ValueError(f"mechanism {name}: {error}") from error
+        raise ValueError(f"mechanism {name}: its parameters are wrong ({error}); correct them") from error

@@ -1,15 +1,16 @@
-"""A ledger in a PostgreSQL database, with a fencing epoch for its one writer; and an anchor in such a database.
+"""A ledger in a PostgreSQL database, with a fencing epoch for its one writer; and an anchor (a copy of a ledger's last
+number and digest) in such a database.
 
 It needs psycopg (`pip install 'fairpate[postgresql]'`). A ledger is a row of ``fairpate_ledgers`` (header, last entry,
 epoch of its writer) and rows of ``fairpate_entries``. A new writer takes the next epoch in one transaction that locks
 the ledger's row, reads and verifies all entries, and commits. Every new entry is one transaction that locks the row,
-checks epoch and last entry, updates the last entry and inserts. So a write of an earlier writer, even after a long
-pause, finds another epoch and changes nothing.
+checks epoch and last entry, updates the last entry and inserts the new one. So a write of an earlier writer, even after
+a long pause, finds another epoch and changes nothing.
 
-An advisory lock refuses a second writer that was started by mistake. ``take_over`` ends the connection that holds it.
-The guarantee does not depend on this lock. A server that confirms commits before they are on its disk is refused, and
-so is a standby. If the server has a synchronous standby, a commit waits for it too; if the server stopped waiting, the
-commit comes with a warning and counts as failed.
+An advisory lock refuses a second writer that was started by mistake. ``take_over`` ends the connection that has this
+lock. The guarantee does not depend on the lock. A server that confirms commits before they are on its disk is refused,
+and so is a standby. If the server has a synchronous standby, a commit waits for it too; if the server stopped waiting,
+the commit comes with a warning and counts as failed.
 """
 
 import time
@@ -99,16 +100,20 @@ class Commits:
         return done
 
     def require_waited(self) -> None:
-        """Raise StoreError if a commit did not wait for the standby, for which PostgreSQL only issues a warning."""
+        """Raise StoreError if a commit did not wait for the synchronous standby, for which PostgreSQL only issues a
+        warning."""
         if self._warnings:
             raise StoreError("; ".join(self._warnings))
 
 
 def split_place(place: Place) -> tuple[str, str]:
-    """Split the URL ``place`` into that of the database and the name of the ledger. LedgerError without a name."""
+    """Split a ledger's URL ``place`` into the URL of its database and the ledger's name. LedgerError if the name is
+    missing."""
     url, _, name = str(place).partition("#")
     if not name:
-        raise LedgerError(f"{shown(place)}: names no ledger; add its name, as in postgresql://HOST/DATABASE#NAME.")
+        raise LedgerError(
+            f"{shown(place)}: the URL names no ledger; add a name, as in postgresql://HOST/DATABASE#NAME."
+        )
     return url, name
 
 
@@ -120,28 +125,35 @@ def connect(url: str) -> Connection[Any]:
         for statement in _SESSION:
             connection.execute(statement)
     except psycopg.Error as error:
-        raise UnreachableError(f"{shown(url)}: no database answers ({one_line(error)}); start it.") from error
+        raise UnreachableError(f"{shown(url)}: no database answers ({one_line(error)}); start the database.") from error
     return connection
 
 
 def require_durable(connection: Connection[Any], place: str) -> None:
-    """Raise LedgerError unless this server's commits are on its disk when they return, and UnreachableError for a
-    standby."""
+    """Raise LedgerError unless the database server confirms a commit only once it is on the server's disk, and
+    UnreachableError if the server is a standby.
+
+    ``place`` names the database in messages.
+    """
     for name, allowed in _DURABLE.items():
         (found,) = one(connection, "SELECT current_setting(%s)", name)
         if found not in allowed:
-            raise LedgerError(f"{place}: may lose commits, because {name} = {found}; set it to {' or '.join(allowed)}.")
+            raise LedgerError(
+                f"{place}: the server may lose commits, as {name} = {found}; set it to {' or '.join(allowed)}."
+            )
         if name == "synchronous_commit":  # set here, so that no reload changes it for this session
             connection.execute("SELECT set_config(%s, %s, false)", (name, found))
     require_primary(connection, place)
 
 
 def require_primary(connection: Connection[Any], place: str) -> None:
-    """Raise UnreachableError if the server is a standby, which may not show the latest entries yet."""
+    """Raise UnreachableError if the database server is a standby, which may lack the latest entries. ``place`` names
+    the database in messages."""
     (is_standby,) = one(connection, "SELECT pg_is_in_recovery()")
     if is_standby:
         raise UnreachableError(
-            f"{place}: is a standby, which accepts no writes and may lag; promote it, or give the primary's URL."
+            f"{place}: the server is a standby, which accepts no writes and may lag; promote it, or give the "
+            "primary's URL."
         )
 
 
@@ -154,12 +166,12 @@ def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> 
 
 @contextmanager
 def as_ledger_errors(place: str) -> Iterator[None]:
-    """Inside the block, convert errors of the database driver: to LedgerError if a table or data in it is lost,
-    otherwise to UnreachableError."""
+    """Inside the block, convert errors of the database driver: to LedgerError if one of the ledger's tables or its data
+    is lost, otherwise to UnreachableError."""
     try:
         yield
     except _DAMAGE as error:
-        raise LedgerError(f"{place}: is damaged ({one_line(error)}); restore it from a copy.") from error
+        raise LedgerError(f"{place}: the ledger is damaged ({one_line(error)}); restore it from a copy.") from error
     except psycopg.Error as error:
         raise UnreachableError(
             f"{place}: the database failed ({one_line(error)}); bring it back, then try again."
@@ -238,7 +250,7 @@ class PostgresReader:
 
 
 class PostgresStore:
-    """One ledger in a database, open for its one writer; methods like those of
+    """One ledger in a database, open for its one writer; its methods are those of
     :class:`aggregator.store.SqliteStore`."""
 
     remedy = "Bring the database back, or stop the other writer; writing then resumes."
@@ -270,26 +282,31 @@ class PostgresStore:
     def _stored_epoch(self, connection: Connection[Any]) -> int:
         found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
         if found is None:
-            raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
+            raise LedgerError(f"{self._place}: the ledger is gone; restore it from a copy, or start a new run folder.")
         return found[0]
 
     def begin(self, head: Head) -> None:
-        """Commit this writer's epoch: from now on it is the only writer. ``head`` is the last entry that was
-        verified."""
+        """Commit the number (epoch) by which this writer is recognised: from now on it is the only writer. ``head`` is
+        the number and digest of the last entry that was verified."""
         if head != self._last:
-            raise LedgerError(f"{self._place}: holds entries after number {self._last.number}; restore it from a copy.")
+            raise LedgerError(
+                f"{self._place}: entry {self._last.number}, the last on record, is not the last that was "
+                "verified; restore the ledger from a copy."
+            )
         # By `run`: a commit that did not wait for its standby must not make a writer.
         self._commits.run("COMMIT")
         _LAST_EPOCHS[self._commits.url, self._name] = self._epoch
 
     def append(self, kind: store.EntryKind, text: str, head: Head) -> None:
-        """Store one entry in one transaction. StoreError if that fails, or if another writer has taken a later epoch or
-        added an entry."""
+        """Store the entry with number and digest ``head`` in one transaction. StoreError if that fails, or if another
+        writer has taken over or added an entry."""
         values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
         done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
         if done.rowcount != 1:
             raise StoreError(
-                "another writer took over, the last entry has changed, or the server's fsync was turned off"
+                "another writer took over, the last entry has changed, or the server's fsync was turned off; "
+                "stop the other "
+                "writer, or turn fsync on"
             )
         self._last = head
 
@@ -302,27 +319,31 @@ class PostgresStore:
             require_durable(connection, self._place)
             epoch = self._stored_epoch(connection)
         if epoch != self._epoch:
-            raise LedgerError(f"{self._place}: another writer took over; stop one of the two.")
+            raise LedgerError(f"{self._place}: another process writes this ledger now; stop one of the two.")
 
     def has_room(self) -> bool:
         return True  # the server's disk cannot be seen from here
 
     def require_writable(self) -> None:
-        """Raise DeposedError if another process has taken a later epoch than this one; asked on a new connection.
+        """Raise DeposedError if another process has taken over the ledger; the database is asked on a new connection.
 
-        It does not test whether the ledger accepts writes: opening it again does.
+        Whether the ledger accepts writes is not tested: opening it again does that.
         """
         url = self._commits.url
         with closing(connect(url)) as connection, as_ledger_errors(self._place):
             found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
         # A ledger that was restored from a copy begins again at a lower epoch.
         if found is not None and found[0] > _LAST_EPOCHS[url, self._name]:
-            raise store.DeposedError(f"{self._place}: another writer took over; start this service again to write it.")
+            raise store.DeposedError(
+                f"{self._place}: another process took this ledger over; stop it, then restart this service."
+            )
 
     def _take_advisory_lock(self, *, take_over: bool) -> None:
-        """Take the advisory lock. LedgerError if another writer's connection holds it, unless ``take_over``.
+        """Take the advisory lock that keeps a second writer out. LedgerError if another writer's connection has it,
+        unless ``take_over``.
 
-        ``take_over`` ends that connection; if the lock is not free even then, the epoch alone protects the ledger.
+        ``take_over`` ends that connection. If the lock is not free even then, the ledger is protected by the writer's
+        epoch alone, a number that every entry must match.
         """
         connection = self._commits.connection
         deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)
@@ -343,7 +364,8 @@ class PostgresStore:
 
 
 def write_database(place: Place, header: store.Header, rows: Sequence[store.Row]) -> None:
-    """Write a complete ledger to ``place`` in one transaction. LedgerError if a ledger of this name exists."""
+    """Write a complete ledger to the database URL ``place`` in one transaction. LedgerError if a ledger of this name
+    exists."""
     commits, head = Commits(place), Head(rows[-1][0], rows[-1][3]) if rows else header.start
     with commits.connection as connection, as_ledger_errors(commits.place), connection.transaction():
         made = connection.execute(_MAKE, (commits.name, store.SCHEMA_VERSION, header.terms, header.key.hex(), *head))
@@ -357,8 +379,8 @@ def write_database(place: Place, header: store.Header, rows: Sequence[store.Row]
 
 
 class DatabaseAnchor:
-    """An anchor in one row of the table ``fairpate_anchors``; methods like those of
-    :class:`aggregator.store.FileAnchor`."""
+    """An anchor, the copy of a ledger's last entry's number and digest, in a row of the table ``fairpate_anchors``; its
+    methods are those of :class:`aggregator.store.FileAnchor`."""
 
     def __init__(self, place: Place) -> None:
         self._at, self._commits = place, Commits(place)
@@ -371,9 +393,9 @@ class DatabaseAnchor:
                 "INSERT INTO fairpate_anchors VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (self._name, *head)
             )
         except StoreError as error:
-            raise LedgerError(f"{self._place}: no anchor can be made there ({error}); give another place.") from error
+            raise LedgerError(f"{self._place}: the anchor cannot be created ({error}); give another place.") from error
         if made.rowcount != 1:
-            raise LedgerError(f"{self._place}: an anchor is there already; give another name.")
+            raise LedgerError(f"{self._place}: an anchor of this name exists already; give another name.")
 
     def noted(self) -> Head:
         try:
@@ -401,5 +423,7 @@ class DatabaseAnchor:
         )
         if moved.rowcount != 1:
             raise StoreError(
-                f"{self._place}: the anchor is gone, or another writer noted an entry that is unknown here"
+                f"{self._place}: the anchor is gone, or another writer noted an entry in it that this ledger "
+                "lacks; restore "
+                "the anchor, or stop the other writer"
             )

@@ -57,9 +57,9 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetStatus:
-    """The public part of a budget: its limits, and how much of it is spent by data-independent accounting.
+    """The public state of a privacy budget: its limits, and how much of it is spent by data-independent accounting.
 
-    ``closed``: there is no room for a new query. For a budget of the kind ``data_dependent``, ``closed`` and
+    ``closed`` is True if no new query has room. For a budget of the kind ``data_dependent``, ``closed`` and
     ``queries_submitted`` depend on votes.
     """
 
@@ -72,12 +72,13 @@ class BudgetStatus:
     closed: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values; an infinite epsilon becomes null."""
+        """Return this object's fields as JSON values; an infinite epsilon becomes null."""
         return asdict(self) | {"epsilon_submitted": strict(self.epsilon_submitted)}
 
 
 def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> BudgetStatus:
-    """Return the status of the budget in ``terms`` after ``num_queries`` queries."""
+    """Return the state that the budget in ``terms`` has after ``num_queries`` queries. ``closed``: no new query has
+    room."""
     budget = terms.budget
     return BudgetStatus(
         kind=budget.kind,
@@ -91,8 +92,8 @@ def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> Budg
 
 
 def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
-    """Return how many of ``wanted`` queries fit the budget of a new ledger with these ``terms``; all of them if votes
-    decide when the budget ends."""
+    """Return how many of ``wanted`` queries the budget of a new ledger with these ``terms`` has room for. If votes
+    decide when the budget ends, ``wanted`` is returned."""
     budget = terms.budget
     if budget.max_queries is not None:
         return min(wanted, budget.max_queries)
@@ -110,10 +111,11 @@ def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
 def mechanism_within(
     mechanism: Mechanism, *, target_epsilon: float, target_delta: float, num_queries: int
 ) -> Mechanism:
-    """Return ``mechanism`` with the least noise for which ``num_queries`` queries stay within the target.
+    """Return ``mechanism`` with the least noise for which ``num_queries`` queries cost at most ``target_epsilon``, at
+    ``target_delta``.
 
-    The target holds for any votes. The cost is computed by privacy loss distributions where available; then no more
-    than ``num_queries`` may be submitted. ValueError for a target that no noise reaches.
+    The cost is that of any votes. It is computed by privacy loss distributions where available; then no more than
+    ``num_queries`` may be submitted. ValueError for a target that no noise reaches.
     """
 
     def events(factor: float) -> list[Event]:
@@ -132,7 +134,8 @@ def mechanism_within(
 
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int) -> float:
-    """Return the data-independent epsilon of ``num_queries`` reservations, at the budget's delta."""
+    """Return the data-independent epsilon of ``num_queries`` charged queries, at the delta of the budget in
+    ``terms``."""
     events: list[Event] = [terms.mechanism.worst_case(num_queries)]
     if terms.budget.kind == "query_count":
         return accountant.least_epsilon(events, target_delta=terms.budget.delta)
@@ -143,9 +146,10 @@ def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int) -> float:
 # Cached by terms, which never change once a ledger is made: statements and pages ask for it repeatedly.
 @lru_cache(maxsize=16)
 def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
-    """Return the epsilon that was fixed before the first query and holds however queries are chosen and ended.
+    """Return the epsilon that was fixed before the first query, and that holds for any choice and any number of
+    queries.
 
-    It holds at the budget's delta. None for a data-dependent budget, which fixes no such bound.
+    It holds at the budget's delta. None for a budget on the data-dependent epsilon, for which no such bound is known.
     """
     budget = terms.budget
     if budget.kind == "data_dependent":
@@ -162,7 +166,7 @@ QuotaRoom = Callable[[str], float]
 # Cached: the Renyi curve behind a limit on epsilon is too slow to compute for every query.
 @lru_cache(maxsize=4096)
 def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
-    """Return the number of queries with which a caller who has this ``limit`` may be charged in total."""
+    """Return the largest number of queries with which a caller who has this ``limit`` may be charged in total."""
     most = UNLIMITED if limit.max_queries is None else limit.max_queries
     if limit.epsilon is None:
         return most
@@ -172,9 +176,9 @@ def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
 
 @dataclass(kw_only=True, eq=False)
 class QuotaExceededError(Exception):
-    """A request has ``num_new`` new queries, and the caller's quota allows only ``allowed_now``.
+    """A request was refused because it has ``num_new`` new queries and the caller's quota allows only ``allowed_now``.
 
-    The request fits the quota after ``retry_after_s`` seconds (inf: never).
+    The quota allows the request after ``retry_after_s`` seconds (inf: never).
     """
 
     num_new: int
@@ -184,21 +188,23 @@ class QuotaExceededError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaRule:
-    """A quota: ``max_queries`` new queries per caller at once, refilled evenly over ``period_s``; inf means no
-    quota."""
+    """The quota of a caller: at most ``max_queries`` new queries at once, refilled evenly over ``period_s`` seconds. An
+    infinite ``max_queries`` means no quota."""
 
     max_queries: float = math.inf
     period_s: float = DAY_S
 
     def __post_init__(self) -> None:
         if not self.max_queries > 0 or not 0 < self.period_s < math.inf:
-            raise ValueError(f"Expected max_queries > 0, 0 < period_s < inf, got {self.max_queries}, {self.period_s}.")
+            raise ValueError(
+                f"Expected max_queries > 0 and 0 < period_s < inf, got {self.max_queries} and {self.period_s}."
+            )
 
 
 @dataclass(kw_only=True)
 class _Bucket:
-    """A leaky bucket for one caller: ``level`` is the number of charges that have not leaked out yet, computed from the
-    first ``num_seen`` requests in the ledger."""
+    """The leaky bucket that tracks one caller's quota: ``level`` is the number of charges that have not leaked out yet,
+    computed from the first ``num_seen`` requests in the ledger."""
 
     rule: QuotaRule
     level: float = 0.0
@@ -213,7 +219,8 @@ class _Bucket:
 
 @dataclass(eq=False)
 class Quotas:
-    """Computes how many new queries each caller may submit now: one leaky bucket per caller, filled by its charges.
+    """Computes how many new queries each caller may submit now, with one leaky bucket per caller, which its charges
+    fill.
 
     ``now_s`` is in seconds since 1970, on the same clock as the ledger's charges.
     """
@@ -261,14 +268,15 @@ MAX_BLOCK = 1024
 
 
 class VotesUnavailableError(RuntimeError):
-    """A teacher did not vote: nothing was reserved, drawn or stored, and the query may be submitted again."""
+    """A teacher did not vote: nothing was charged, drawn or stored, and the queries may be submitted again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A query: ``key`` is the hash of the record's content (:func:`query_key`), with its public group and public name.
+    """A query about one record: ``key`` is the hash of the record's content (:func:`query_key`); ``group`` and
+    ``record_id`` are the record's public group and name.
 
-    ``askers`` are the callers who submit it now; the first with room in its own limit and quota is charged.
+    ``askers`` are the callers who submit the query now; the first with room in its own limit and quota is charged.
     """
 
     key: str
@@ -299,7 +307,7 @@ def query_key(features: npt.NDArray[np.generic], group: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A query together with the features of its record, on which the teachers vote."""
+    """A query together with the features of its record, from which the teachers predict their votes."""
 
     query: Query
     features: Features
@@ -315,8 +323,8 @@ class PublicPool:
     """N public records that analysts submit by number, and the public names of groups and labels.
 
     ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` are indices into ``group_names``. ``form`` declares
-    the columns of a record, if it has columns; ``place`` maps their encoded values to features. ``takes_posted``: True
-    if the voters can vote on records that are not in the pool.
+    the columns of a record, if it has columns; ``place`` maps their encoded values to features. ``takes_posted`` is
+    True if the voters can vote on records that are not in the pool.
     """
 
     features: Features
@@ -330,10 +338,13 @@ class PublicPool:
 
     def __post_init__(self) -> None:
         if not len(self.features) == len(self.groups_N) == len(self.record_ids):
-            raise ValueError("Expected one group and one record_id per record; the numbers of the three differ.")
+            raise ValueError(
+                "Expected one item of groups_N and of record_ids for each record of features; give the same "
+                "number of each."
+            )
         # Only these two: `bodies_for` derives the range of posted values from the type.
         if self.features.dtype not in (np.uint8, np.float32):
-            raise ValueError(f"Expected features of uint8 or float32, got {self.features.dtype}.")
+            raise ValueError(f"Expected features of type uint8 or float32, got {self.features.dtype}; convert them.")
 
     def __len__(self) -> int:
         return len(self.record_ids)
@@ -344,7 +355,8 @@ class PublicPool:
         return tuple(self.features.shape[1:])
 
     def posted(self, features: Sequence[Any], group: str) -> Question:
-        """Return a question about a record that was sent in a request; its shape and range must have been validated."""
+        """Return a query with features about a record that was sent in a request; shape and range of ``features`` must
+        have been validated."""
         # In the pool's type before it is hashed, and -0.0 as 0.0, which is their sum: all spellings of a number are one
         # query, and charged once.
         array: Features = np.add(np.asarray(features, dtype=self.features.dtype), self.features.dtype.type(0))
@@ -359,7 +371,7 @@ class PublicPool:
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """All records of the pool as questions, by number; they are hashed on first use."""
+        """A query with features for every record of the pool, in order of the records' numbers; hashed on first use."""
         zero = self.features.dtype.type(0)
         return tuple(
             Question(
@@ -372,16 +384,21 @@ class PublicPool:
 
 
 class AggregatorSession:
-    """Answers queries with the teachers' votes, within the budget of one ``ledger``. Any thread may call its methods.
+    """Answers queries with the teachers' votes, within the privacy budget of one ``ledger``. Any thread may call its
+    methods.
 
-    Under a data-dependent budget, the budget ends at the first query whose data-dependent cost has no room.
+    A budget on the data-dependent epsilon is closed by the first query whose data-dependent cost has no room.
     """
 
     def __init__(self, ledger: Ledger, *, source: NoiseSource) -> None:
-        """Raise ValueError unless ``source`` is the kind of noise that the ledger's terms declare."""
+        """Open a session on ``ledger``. ValueError unless ``source`` is the kind of noise that the ledger's terms
+        declare."""
         # The terms are what the published statement says about the noise.
         if source.label != ledger.terms.noise:
-            raise ValueError(f"Expected a {ledger.terms.noise} source for this ledger, got {source.label}.")
+            raise ValueError(
+                f"source: the ledger's terms declare {ledger.terms.noise} noise, got {source.label}; give the "
+                "declared kind."
+            )
         self.ledger, self._source = ledger, source
         self._gate: DemographicParityGate | None = None
         self._lock = threading.Lock()
@@ -397,7 +414,8 @@ class AggregatorSession:
                 self._spent_A += ledger.terms.mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
 
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
-        """Return the public budget as it would be after ``num_new_queries``, whether or not all of them have room."""
+        """Return the public state that the budget will have after ``num_new_queries`` more queries, whether or not all
+        of them have room."""
         return budget_status(
             self.ledger.terms,
             num_queries=len(self.ledger.keys) + num_new_queries,
@@ -410,20 +428,21 @@ class AggregatorSession:
         return max(0, min(wanted, self._most_queries - len(self.ledger.keys)))
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
-        """Store in the ledger how much ``caller`` may spend from now on. LedgerError if it cannot be written."""
+        """Store in the ledger how much ``caller`` may spend from now on. LedgerError if the ledger cannot be
+        written."""
         with self._lock:
             self.ledger.limit(caller, limit)
 
     def ask(
         self, queries: Sequence[Query], vote: VoteFunction, *, quota: QuotaRoom = lambda _: math.inf
     ) -> tuple[Reply, ...]:
-        """Submit queries; return one reply per query, in order. A batch stops at the exact query that crosses the
-        budget.
+        """Submit queries; return one reply per query, in order. No query from the first one on that exceeds the budget
+        is charged.
 
-        A query with a stored outcome gets it again: nothing is charged or drawn, even if the budget is closed. ``vote``
-        is called with new queries only; no caller is charged with more of them than ``quota`` allows.
+        A query whose outcome is stored gets this outcome again: nothing is charged or drawn, even if the budget is
+        closed. ``vote`` is called with new queries only; no caller is charged with more of them than ``quota`` allows.
         VotesUnavailableError if not all teachers voted, LedgerError if the ledger cannot be written; outcomes that were
-        committed before the error are returned when the queries are submitted again.
+        stored before the error are returned when the queries are submitted again.
         """
         ledger, terms = self.ledger, self.ledger.terms
         # A query that is given twice is voted on and charged once.
@@ -435,7 +454,10 @@ class AggregatorSession:
         if new:
             for query in new:
                 if not 0 <= query.group < terms.num_groups:
-                    raise ValueError(f"Expected 0 <= group < {terms.num_groups}, got {query.group}.")
+                    raise ValueError(
+                        f"Expected 0 <= group < {terms.num_groups} in each query, got {query.group}; give the "
+                        "index of a group."
+                    )
             # Votes come before the lock is taken, so that slow teachers hold up no other thread.
             votes_QC = vote(new)
             # Signed integers only: noise is negative too, and other types would wrap around or be rounded.
@@ -443,9 +465,11 @@ class AggregatorSession:
                 what = (
                     f"{(len(new), terms.num_classes)} for at least two classes, got {votes_QC.dtype} {votes_QC.shape}"
                 )
-                raise ValueError(f"Expected integer votes of shape {what}.")
+                raise ValueError(f"Expected the vote function to return votes as integers of shape {what}.")
             if votes_QC.min() < 0:
-                raise ValueError("Expected votes >= 0; the vote function returned a negative count.")
+                raise ValueError(
+                    "Expected votes >= 0, but the vote function returned a negative count; correct this function."
+                )
             totals_Q = votes_QC.sum(axis=1)
             if (totals_Q > terms.num_teachers).any() or (
                 terms.mechanism.all_vote and (totals_Q < terms.num_teachers).any()
@@ -459,10 +483,10 @@ class AggregatorSession:
         return tuple([ledger.outcome_of.get(query.key) or OverBudget() for query in queries])
 
     def _payers(self, queries: Sequence[Query], quota: QuotaRoom) -> list[Asker | None]:
-        """Return who is to be charged for each new query: the first of its askers with room, None if none has room.
+        """Return who is to be charged for each new query: the first of its askers who has room, None if none has.
 
         A caller has room if both its individual limit and its ``quota`` allow one more query. The result is valid until
-        the next charge, so only the thread that has the lock may rely on it.
+        the next charge, so only the thread that has the session's lock may rely on it.
         """
         ledger = self.ledger
         # Counted down here: the ledger knows these charges only when their block is reserved.
@@ -482,8 +506,8 @@ class AggregatorSession:
         return payers
 
     def _write(self, queries: Sequence[Query], votes_QC: IntArray, quota: QuotaRoom) -> None:
-        """Reserve, draw and commit, in blocks, those of ``queries`` that have no outcome yet and for which the budget
-        has room."""
+        """Charge queries, draw their outcomes and store them, block by block. Queries that already have an outcome, or
+        for which the budget has no room, are left out."""
         ledger, terms = self.ledger, self.ledger.terms
         if self._gate is None:
             # Stored nowhere: its state is the counts of the answers that were committed. A reservation that a crash
@@ -531,11 +555,12 @@ class AggregatorSession:
 def admit_queries(
     probabilities_NC: FloatArray, groups_N: IntArray, *, gate: DemographicParityGate, count: int
 ) -> list[int]:
-    """Choose at most ``count`` candidates that ``gate`` will probably accept; return their rows in submission order.
+    """Choose at most ``count`` candidates that the demographic-parity ``gate`` will probably accept; return their rows
+    in submission order.
 
     ``probabilities_NC`` are the predicted probabilities of each candidate's label. ``gate`` counts the labels released
-    so far and is modified: each admitted candidate is counted as if answered with its likeliest label. Candidates are
-    tried in order, and all over again as long as one was admitted, since each admission changes the counters.
+    so far and is modified: each chosen candidate is counted as if answered with its likeliest label. Candidates are
+    tried in order, and all over again as long as one was chosen, since each choice changes the counts.
     """
     likeliest_N = probabilities_NC.argmax(axis=1)
     waiting = list(range(len(groups_N)))
@@ -554,18 +579,18 @@ def admit_queries(
 
 
 class Ballot(Protocol):
-    """Public queries together with the private votes on them; :class:`fairpate.types.VoteBatch` is one.
+    """Public queries together with the private votes on them; :class:`fairpate.types.VoteBatch` is one implementation.
 
     If voters are sampled anew for each query, the votes are drawn when :meth:`counts` is called.
     """
 
     @property
     def record_ids(self) -> Sequence[str]:
-        """The public name of each query."""
+        """The public name of each query's record."""
 
     @property
     def groups_Q(self) -> IntArray:
-        """The public group of each query."""
+        """The public group of each query's record."""
 
     @property
     def ensemble(self) -> str:
@@ -580,8 +605,7 @@ class Ballot(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionResult:
-    """The replies to submitted queries, in the order of the queries, and the answered records, which may train a
-    student.
+    """The replies to a batch of queries, in order, and the answered records, which may train a student.
 
     ``over_budget`` counts the queries for which the budget had no room; ``replies`` does not contain them.
     """

@@ -73,33 +73,35 @@ canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 class LedgerError(UserError):
-    """The ledger is damaged, cannot be written, has another writer, or has other terms. Entries that were committed
-    remain in it."""
+    """A ledger cannot be used: it is damaged, cannot be written, has another writer, or was created under other terms.
+    Entries that were stored remain in it."""
 
 
 class DeposedError(LedgerError):
-    """Another writer took over the ledger; this process must be started again before it can write."""
+    """Another process took over the ledger. The process that wrote it before must be started again before it can
+    write."""
 
 
 class UnreachableError(LedgerError):
-    """The ledger or its anchor cannot be reached or read now; its content may be intact."""
+    """The ledger, or the anchor that keeps its last entry's digest elsewhere, cannot be reached or read now; its
+    content may be intact."""
 
 
 class StoreError(OSError):
-    """Storing an entry failed, so that it may be in the store or not. The message is the reason."""
+    """Storing a ledger's entry failed, so that the entry may be stored or not. The message is the reason."""
 
 
 class Head(NamedTuple):
-    """The number and digest of the last entry of a chain; number 0 means that there is no entry yet."""
+    """The number and digest of the last entry of a ledger; number 0 means that the ledger has no entry yet."""
 
     number: int
     digest: str
 
 
 class Header:
-    """The header of a ledger: its terms as text, and the key for the digests of its chain of entries.
+    """The header of a ledger: its terms as text, and the key for the digests of its entries.
 
-    ``key`` has at most 64 bytes; None creates a random one. ``start`` is the :class:`Head` of a chain without entries:
+    ``key`` has at most 64 bytes; None creates a random one. ``start`` is the :class:`Head` of a ledger without entries:
     number 0, and a digest of the terms.
     """
 
@@ -113,7 +115,8 @@ class Header:
         self.start = Head(0, self.link("", "terms", terms))
 
     def link(self, previous: str, kind: str, text: str) -> str:
-        """Return the digest of an entry whose predecessor has the digest ``previous``."""
+        """Return the digest of an entry from its ``kind`` and ``text``, and from ``previous``, the digest of its
+        predecessor."""
         inner, outer = self._inner.copy(), self._outer.copy()
         # Canonical JSON holds no line break, so the parts cannot be shifted into one another.
         inner.update(f"{previous}\n{kind}\n{text}".encode())
@@ -122,19 +125,26 @@ class Header:
 
 
 def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
-    """Return the header of ledger ``name`` from its stored values. LedgerError for another schema version or a damaged
-    key."""
+    """Return the header of the ledger ``name`` from its stored values. LedgerError for another schema version or a
+    damaged key."""
     if version != SCHEMA_VERSION:
         what = f"expected ledger schema {SCHEMA_VERSION}, found {version}"
-        raise LedgerError(f"{name}: {what}; start a new run folder, or use the version that wrote it.")
+        raise LedgerError(
+            f"{name}: {what}; start a new run folder, or use the version of fairpate that wrote the ledger."
+        )
     if not isinstance(key, str) or not re.fullmatch(r"[0-9a-f]{64}", key):
-        raise LedgerError(f"{name}: its key is damaged: expected 64 hex digits; restore the ledger from a copy.")
+        raise LedgerError(
+            f"{name}: the ledger's key is damaged (expected 64 hex digits); restore the ledger from a copy."
+        )
     return Header(terms, bytes.fromhex(key))
 
 
 def verified_entries(rows: Iterable[Row], name: str, header: Header, head: Head) -> Iterator[Row]:
-    """Verify the entries ``rows``, which follow ``head``, and yield them. LedgerError at the first whose number or
-    digest is wrong."""
+    """Verify the entries ``rows`` of the ledger ``name``, and yield them. ``head`` is the number and digest of the
+    entry before.
+
+    LedgerError at the first entry whose number or digest is wrong.
+    """
     number, digest = head
     for row in rows:
         # Without a `Head` for each entry, which is a tenth of the time.
@@ -155,18 +165,21 @@ def entry_payload(name: str, number: int, text: str) -> dict[str, Any]:
 
 
 def is_database(place: Place) -> bool:
-    """Return whether ``place`` is a database URL. LedgerError if the database driver is not installed."""
+    """Return whether ``place`` is a database URL and not a path. LedgerError if the database driver is not
+    installed."""
     if not isinstance(place, str) or not place.startswith(_DATABASE):
         return False
     try:
         importlib.import_module("psycopg")  # imported, not looked up: it may be installed and lack libpq
     except ImportError as error:
-        raise LedgerError(f"psycopg is missing ({error}); run `pip install 'fairpate[postgresql]'`.") from error
+        raise LedgerError(
+            f"The PostgreSQL driver psycopg is missing ({error}); run `pip install 'fairpate[postgresql]'`."
+        ) from error
     return True
 
 
 def shown(place: Place) -> str:
-    """Return a path or URL as text for messages, without the URL's password."""
+    """Return ``place``, a path or a URL, as text for messages, without the URL's password."""
     if not isinstance(place, str) or "://" not in place:
         return str(place)
     scheme, _, rest = str(place).partition("://")
@@ -184,7 +197,7 @@ Reader: TypeAlias = "SqliteReader | PostgresReader"
 
 
 def rows_after(reader: Reader, number: int = 0) -> Iterator[Row]:
-    """Yield the entries of a ledger after entry ``number``, while a writer may append others."""
+    """Yield the entries of a ledger after entry ``number``; a writer may append others meanwhile."""
     # In pieces, each a transaction of its own: the log of a file could not be written over while one stayed open.
     while found := reader.rows(number, _READ_TOGETHER):
         yield from found
@@ -206,49 +219,51 @@ _ENTRIES = "SELECT number, kind, payload, digest FROM entries WHERE number > ? O
 
 
 def head_path(path: Path) -> Path:
-    """Return the path of the head file, which notes the number and digest of the last entry of the ledger at
+    """Return the path of the head file, which contains the number and digest of the last entry of the ledger at
     ``path``."""
     return path.with_suffix(".head")
 
 
 def ledger_files(path: Path) -> list[Path]:
-    """Return the files of the ledger at ``path`` that exist."""
+    """Return those files of the ledger at ``path`` that exist."""
     names = [path, Path(f"{path}-wal"), Path(f"{path}-shm"), head_path(path)]
     return [name for name in names if os.path.lexists(name)]
 
 
 def lock(path: Path) -> int:
-    """Open and lock the head file of a ledger for its one writer, and return the file descriptor.
+    """Open and lock the head file ``path`` of a ledger for its one writer, and return the file descriptor.
 
-    LedgerError if the file is gone, or if another process holds the lock.
+    LedgerError if the file is gone, or if another process has locked it.
     """
     try:
         # Not through a link: the head is looked at under this name in this folder later on.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError as error:
         raise LedgerError(
-            f"{path}: this file, which notes the ledger's last entry, is gone; restore both from one copy."
+            f"{path}: this file, which notes the ledger's last entry, is gone; restore it and the ledger from one copy."
         ) from error
     try:
         # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        raise LedgerError(f"{path}: another process writes this ledger; stop it, or use another run folder.") from error
+        raise LedgerError(
+            f"{path}: another process writes this ledger; stop that process, or use another run folder."
+        ) from error
     return descriptor
 
 
 @contextmanager
 def folder_held(path: Path, *, create: bool) -> Iterator[None]:
-    """Lock the folder of ``path`` inside the block, so that only one process at a time creates or completes a ledger
-    there."""
+    """Lock the folder of the ledger ``path`` inside the block, so that only one process at a time creates or completes
+    a ledger in it. ``create``: create the folder if it is missing."""
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         # On the folder: the files that are made come and go under this lock.
         descriptor = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
-        raise LedgerError(f"{path}: cannot be written ({error}); make its folder writable.") from error
+        raise LedgerError(f"{path}: the ledger cannot be written ({error}); make its folder writable.") from error
     try:
         # Waits, unlike the head's lock: work under this one ends by itself.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -259,26 +274,29 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
 
 
 def noted_head(file: Path, descriptor: int | None = None) -> Head:
-    """Return the last entry as noted in ``file``, a head file or an anchor; it is read from ``descriptor`` if given.
+    """Return the number and digest of a ledger's last entry, as written in ``file``, which is a head file or an anchor.
 
-    LedgerError if the file is missing or damaged.
+    If ``descriptor`` is given, it is the open file, which is read instead of the path. LedgerError if the file is
+    missing or damaged.
     """
     try:
         content = file.read_bytes() if descriptor is None else os.pread(descriptor, _HEAD_BYTES, 0)
     except FileNotFoundError as error:
-        what = "this file, which notes the ledger's last entry, is gone; restore both from one copy."
+        what = "this file, which notes the ledger's last entry, is gone; restore it and the ledger from one copy."
         raise LedgerError(f"{file}: {what}") from error
     except OSError as error:
-        raise UnreachableError(f"{file}: cannot be read now ({error.strerror}); check its disk.") from error
+        raise UnreachableError(
+            f"{file}: this file with the ledger's last entry cannot be read now ({error.strerror}); check its disk."
+        ) from error
     # A byte that is not ASCII is damage like any other, not an error of its own.
     number, _, digest = content.decode("ascii", "replace").strip().partition(" ")
     if not number.isdecimal() or len(digest) != 64:
-        raise LedgerError(f"{file}: was changed or cut short; restore it and the ledger from one copy.")
+        raise LedgerError(f"{file}: this file was changed or cut short; restore it and its ledger from one copy.")
     return Head(number=int(number), digest=digest)
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a SQLite file for writing; every commit is on the disk when it returns.
+    """Open a ledger's SQLite file for writing; every commit is on the disk when it returns.
 
     LedgerError if the file system does not support a write-ahead log.
     """
@@ -295,7 +313,9 @@ def connect(path: Path) -> sqlite3.Connection:
         raise
     if mode != "wal":
         database.close()
-        raise LedgerError(f"{path}: this file system does not support a write-ahead log ({mode}); use a local disk.")
+        raise LedgerError(
+            f"{path}: its file system does not support a write-ahead log ({mode}); put the ledger on a local disk."
+        )
     return database
 
 
@@ -309,13 +329,13 @@ def _reading_errors(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the extended part
         if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB):
             raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
-        raise UnreachableError(f"{path}: cannot be read now ({error}); check its disk.") from error
+        raise UnreachableError(f"{path}: the ledger cannot be read now ({error}); check its disk.") from error
 
 
 def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
     """Write a ledger with the entries ``rows``, and its head file, to ``path``: both completely, or nothing.
 
-    LedgerError unless the digests of the rows are those of the chain.
+    LedgerError unless each entry's digest follows from its predecessor's.
     """
     head = Head(rows[-1][0], rows[-1][3]) if rows else header.start
     unfinished = Path(f"{path}.new")
@@ -346,22 +366,22 @@ def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
 
 
 def write_file(place: Place, header: Header, rows: Sequence[Row]) -> None:
-    """Write a complete ledger and its head file to ``place``, or nothing. LedgerError if a file of a ledger exists
-    there."""
+    """Write a complete ledger and its head file to ``place``, or nothing. LedgerError if ``place`` already has a file
+    of a ledger."""
     path = Path(place)
     with folder_held(path, create=True):
         left = ledger_files(path)
         if left:
-            raise LedgerError(f"{left[0]}: already exists; give another place, or move it aside.")
+            raise LedgerError(f"{left[0]}: this file of a ledger exists already; move it away, or give another place.")
         _write_whole(path, header, rows)
 
 
 class SqliteReader:
     """Reads a ledger in files, while another process may write it. Use it in one thread, and close it at the end.
 
-    UnreachableError from any method if nothing can be read now, LedgerError if there is no such ledger. ``header`` is
-    read on opening; ``noted`` is the last entry that the head file notes; ``rows`` returns at most ``most`` entries
-    after number ``after``; ``close()`` ends the connection.
+    ``header`` is read on opening; ``noted`` is the last entry's number and digest in the head file; ``rows`` returns at
+    most ``most`` entries after number ``after``; ``close()`` ends the connection. UnreachableError from any method if
+    nothing can be read now, LedgerError if there is no ledger.
     """
 
     def __init__(self, place: Place) -> None:
@@ -395,13 +415,14 @@ class SqliteReader:
 
 
 class SqliteStore:
-    """One ledger in files, opened by its one writer, which first reads it, then calls :meth:`begin`, then writes.
+    """One ledger in files, opened by its one writer, which first reads it, then calls :meth:`begin`, then appends
+    entries.
 
     ``reader()`` opens a reader of the entries that earlier writers stored. ``remedy`` is a sentence that says what to
     do when the ledger cannot be written.
     """
 
-    remedy = "Fix the disk, then start again."
+    remedy = "Repair its disk, then give the command again."
 
     def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:  # noqa: ARG002 - of databases
         path = self._path = Path(place)
@@ -422,32 +443,38 @@ class SqliteStore:
                 elif left or not create:
                     others = f", although {', '.join(file.name for file in left)} is there" if left else ""
                     remedy = "restore all its files from one copy, or start a new run folder"
-                    raise LedgerError(f"{path}: is gone{others}; {remedy}.")
+                    raise LedgerError(f"{path}: the ledger is gone{others}; {remedy}.")
                 else:
                     _write_whole(path, Header(terms), [])
             self._found = path.lstat()
             if not stat.S_ISREG(self._found.st_mode):
-                raise LedgerError(f"{path}: is a link or not a file; put the ledger itself there.")
+                raise LedgerError(
+                    f"{path}: expected a ledger's file, found a link or a folder; put the file itself there."
+                )
             self.reader().close()  # a ledger of another schema is refused as such, also where its head is gone
         # Locked before it is read: no other writer moves the head in between.
         self._head_file: int | None = lock(head_path(path))
 
     def begin(self, head: Head) -> None:
-        """Prepare to write after ``head``, the last entry that was verified. LedgerError if the last stored entry is
-        another one."""
+        """Open the ledger for writing after ``head``, the last entry that was verified. LedgerError if the last stored
+        entry is another one."""
         assert self._head_file is not None
         self._database = connect(self._path)
         # The writer must have opened what was verified, not what was put in its place since.
         last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
         is_same = os.path.samestat(self._path.lstat(), self._found)
         if not is_same or (last is not None and Head(*last) != head):
-            raise LedgerError(f"{self._path}: was replaced while it was being opened; start again.")
+            raise LedgerError(
+                f"{self._path}: the ledger was replaced while it was being opened; give the command again."
+            )
         head_file = head_path(self._path)
         files = (self._path, Path(f"{self._path}-wal"), Path(f"{self._path}-shm"), head_file)
         seen = {file: file.lstat() for file in files}
         # The lock is on the file that was opened; its name must still lead there, or it excludes no writer.
         if not os.path.samestat(seen[head_file], os.fstat(self._head_file)):
-            raise LedgerError(f"{head_file}: was replaced while the ledger was being opened; start again.")
+            raise LedgerError(
+                f"{head_file}: this file was replaced while its ledger was being opened; give the command again."
+            )
         self._seen = seen
         if noted_head(head_file) != head:  # a crash came between an entry and its note; what it stored may leave now
             os.pwrite(self._head_file, _HEAD_TEXT.format(head).encode(), 0)
@@ -468,7 +495,7 @@ class SqliteStore:
             os.fdatasync(self._head_file)
 
     def fault(self) -> str | None:
-        """Return why this store can no longer be written, as far as this process can see; None if it can."""
+        """Return why this ledger can no longer be written, as far as this process can see; None if it can."""
         # SQLite writes into a file that was unlinked without an error.
         for path, before in self._seen.items():
             try:
@@ -484,14 +511,14 @@ class SqliteStore:
         return None
 
     def look(self) -> None:
-        """Raise LedgerError unless the store exists and this process is its writer. This may block if the disk
-        hangs."""
+        """Raise LedgerError unless the ledger's files exist and are those that this process opened. This may block if
+        the disk hangs."""
         fault = self.fault()
         if fault is not None:
             raise LedgerError(f"{self._path}: {fault}.")
 
     def has_room(self) -> bool:
-        """Return whether the disk is present and writable and has free space for a transaction."""
+        """Return whether the ledger's disk is present and writable and has free space for a transaction."""
         try:
             disk = os.statvfs(self._path.parent)
         except OSError:
@@ -499,7 +526,8 @@ class SqliteStore:
         return not disk.f_flag & os.ST_RDONLY and disk.f_bavail * disk.f_frsize >= MIN_FREE_BYTES
 
     def require_writable(self) -> None:
-        """Raise LedgerError unless a file as large as the largest transaction can be written durably to the folder."""
+        """Raise LedgerError unless a file as large as the largest transaction can be written durably to the ledger's
+        folder."""
         folder = self._path.parent
         trial = folder / ".write-test"
         try:
@@ -509,13 +537,15 @@ class SqliteStore:
                 # A full disk may report it only when the data are flushed.
                 os.fsync(file.fileno())
         except OSError as error:
-            raise LedgerError(f"{folder}: cannot be written yet ({error}); fix the disk.") from error
+            raise LedgerError(
+                f"{folder}: the ledger's folder cannot be written yet ({error}); repair its disk."
+            ) from error
         finally:
             with suppress(OSError):
                 trial.unlink()
 
     def close(self) -> None:
-        """Release files, locks and connections; safe to call twice."""
+        """Release the ledger's files, lock and connection; safe to call twice."""
         if self._database is not None:
             # Closing removes the log by name, and names of files that were replaced may be another ledger's.
             if self._seen and self.fault() is None:
@@ -532,12 +562,14 @@ class SqliteStore:
 
 @dataclass(frozen=True)
 class FileAnchor:
-    """An anchor in a file: it notes the last entry of a ledger."""
+    """An anchor in a file: the number and digest of a ledger's last entry, kept where a copy of the ledger does not
+    overwrite it."""
 
     path: Place
 
     def make(self, head: Head) -> None:
-        """Create the anchor, and note ``head`` in it. LedgerError if it exists already or cannot be created."""
+        """Create the anchor's file with ``head``, the ledger's last entry. LedgerError if the file exists already or
+        cannot be created."""
         try:
             # Never over another one, which may hold another ledger to its last entry.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -549,10 +581,13 @@ class FileAnchor:
             # The name as well: an anchor that a loss of power takes away refuses its ledger.
             sync(Path(self.path).parent)
         except OSError as error:
-            raise LedgerError(f"{self.path}: no anchor can be made there ({error}); give another place.") from error
+            raise LedgerError(f"{self.path}: the anchor cannot be created ({error}); give another place.") from error
 
     def noted(self, *, locked: bool = True) -> Head:
-        """Return the entry that was noted last. LedgerError if the anchor is missing or damaged."""
+        """Return the ledger's last entry as the anchor has it. LedgerError if the anchor is missing or damaged.
+
+        ``locked``: lock the anchor's file while it is read.
+        """
         try:
             with self._opened(locked=locked) as (_, noted):
                 return noted
@@ -560,33 +595,38 @@ class FileAnchor:
             raise LedgerError(str(error)) from error
         except OSError as error:
             what = f"the ledger's anchor cannot be read ({error.strerror})"
-            raise UnreachableError(f"{self.path}: {what}; bring back the file, which notes the last entry.") from error
+            raise UnreachableError(
+                f"{self.path}: {what}; bring this file, which notes the last entry, back."
+            ) from error
 
     def look(self) -> None:
-        """Raise LedgerError if the anchor is missing or damaged. This takes no lock, so that no writer waits."""
+        """Raise LedgerError if the anchor is missing or damaged. The anchor's file is not locked, so that no writer
+        waits."""
         self.noted(locked=False)
 
     def note(self, head: Head) -> None:
-        """Note ``head`` durably unless a later entry is noted.
+        """Write ``head``, the ledger's new last entry, to the anchor durably.
 
-        StoreError if that fails, or if another entry with this number is noted.
+        StoreError if that fails, or if the anchor has a later entry or another entry with this number.
         """
         with self._opened(locked=True) as (descriptor, noted):
             if noted.number > head.number or (noted.number == head.number and noted != head):
                 raise StoreError(
-                    f"{self.path}: another writer noted entry {noted.number}, but this one writes entry {head.number}"
+                    f"{self.path}: another writer noted entry {noted.number} in this anchor, while this one "
+                    "writes entry "
+                    f"{head.number}; stop one of the two"
                 )
             # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
             os.pwrite(descriptor, _HEAD_TEXT.format(head).encode(), 0)
             os.fdatasync(descriptor)
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing: an anchor keeps no file open."""
 
     @contextmanager
     def _opened(self, *, locked: bool) -> Iterator[tuple[int, Head]]:
-        """Open and read the anchor's file; with ``locked`` it is locked inside the block. Writers lock it only while
-        they note an entry."""
+        """Open the anchor's file; give the block its descriptor and the entry in it. With ``locked``, the file is
+        locked inside the block, as writers lock it only while they write an entry."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:
@@ -598,7 +638,9 @@ class FileAnchor:
                     break
                 except BlockingIOError as error:
                     if time.monotonic() > deadline_s:
-                        raise StoreError(f"{self.path}: a process that hangs has locked the anchor; end it") from error
+                        raise StoreError(
+                            f"{self.path}: a process that hangs has locked this anchor; end that process"
+                        ) from error
                     time.sleep(0.01)
             try:
                 noted = noted_head(Path(self.path), descriptor)

@@ -39,7 +39,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
+    """Import the public name ``name`` when it is first used, and return it. AttributeError for any other name."""
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'fairpate' has no attribute {name!r}")

@@ -7,8 +7,8 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Load the commands, and run the command that the command line names. Ctrl-C during loading, too, ends with exit
-    code 130."""
+    """Import the commands and run the one that the command line names. Ctrl-C ends with exit code 130, also while they
+    are imported."""
     try:
         from fairpate import cli
     except KeyboardInterrupt:

@@ -40,8 +40,8 @@ from fairpate.types import FairRule, Relation, UsageError
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
-    """Return the end of an error message about an unknown ``value``: the most similar known name, and the list of all
-    known names."""
+    """Return the end of an error message about an unknown ``value``: the most similar of the ``known`` names, and the
+    list of all of them."""
     names = [str(name) for name in known]
     close = difflib.get_close_matches(str(value), names, n=1)
     guess = f"; did you mean {close[0]}?" if close else ";"
@@ -135,7 +135,7 @@ def short_for(name: str) -> Any:
 
 
 class PinnedFile(Section):
-    """A file that is identified by its path and its checksum; YAML may give only the path."""
+    """A file that is identified by its path and its checksum; in YAML, its path alone is enough."""
 
     remedy: ClassVar[str]
 
@@ -169,7 +169,7 @@ Sha256 = Annotated[
 
 
 class DeclarationConfig(PinnedFile):
-    """The file that declares your own records; YAML may give only its path."""
+    """The file that declares the user's own records; in YAML, its path alone is enough."""
 
     remedy = "give a declaration in YAML"
     path: Path = Field(description="Path of the YAML file; docs/data.md describes its form.")
@@ -184,7 +184,7 @@ class EmbeddingConfig(Section):
     """The settings of an embedding of records: principal components of public records, which replace the features for
     every method.
 
-    If a declared table has fewer than 100 public records, made-up records with declared values complete them.
+    If a declared table has fewer than 100 public records, records made up from its declared values are added to them.
     """
 
     num_components: Count = Field(200, description="Number of components; fewer where public records have fewer.")
@@ -256,8 +256,8 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
-    """The settings of data augmentation: random changes of pictures that preserve labels, the same for teachers and
-    students."""
+    """The settings of data augmentation: random changes of pictures that preserve their labels, the same for teachers
+    and student."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
     translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
@@ -274,7 +274,7 @@ class AugmentConfig(Section):
 
 
 class WeightsConfig(PinnedFile):
-    """A file of weights trained on public pictures; YAML may give only its path."""
+    """A file of model weights trained on public pictures; in YAML, its path alone is enough."""
 
     remedy = "give a .pth or .safetensors file"
     path: Path | None = Field(
@@ -300,7 +300,7 @@ Architecture = Literal[
 
 
 class NetworkConfig(Section):
-    """The architecture of a model; YAML may give only its name."""
+    """The architecture of a model; in YAML, its name alone is enough."""
 
     name: Architecture = Field(
         "mlp",
@@ -322,7 +322,7 @@ class NetworkConfig(Section):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The value of ``hidden``, or its default for this architecture."""
+        """The widths of the hidden layers: the value of ``hidden``, or its default for this architecture."""
         if self.hidden is not None:
             return self.hidden
         return (32,) if self.name == "cnn" else (64,)
@@ -368,7 +368,7 @@ class TrainingConfig(Section):
 
 
 class LoopConfig(Section):
-    """The settings of one training loop over the records."""
+    """The settings of one training loop: epochs, batch size and learning rate."""
 
     epochs: CountOrZero = 30
     batch_size: Count = 32
@@ -376,7 +376,7 @@ class LoopConfig(Section):
 
 
 class FitConfig(LoopConfig, TrainingConfig):
-    """The settings of one loop of stochastic gradient descent, with its optimiser."""
+    """The settings of one training by stochastic gradient descent: those of its loop and of its optimiser."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
@@ -389,7 +389,7 @@ class LearningConfig(Section):
 
 
 class StudentConfig(LearningConfig):
-    """The settings of the published model, and of its training as a student."""
+    """The settings of the published model (the student), and of its training on released labels."""
 
     model: NetworkConfig = NetworkConfig()
     idp3: types.GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
@@ -405,14 +405,15 @@ LEARNING_FIELDS = (
 
 
 class StudentTraining(LearningConfig):
-    """The student's settings as training reads them: with the run's initial weights and optimiser."""
+    """All settings for training a student: the student's own, completed by the run's initial weights and optimiser."""
 
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
 
 
 class RayConfig(Section):
-    """The Ray cluster: a pool of actors, each of which trains one block of teachers at a time."""
+    """The settings of Ray: a pool of actors (worker processes), each of which trains one block of teachers at a
+    time."""
 
     num_actors: CountOrZero | None = Field(
         None,
@@ -430,14 +431,14 @@ class RayConfig(Section):
 
     @property
     def num_threads(self) -> int:
-        """The number of threads of one actor."""
+        """The number of threads of one actor, at least 1."""
         # An actor with a share of a CPU still computes.
         return max(1, int(self.num_cpus))
 
 
 class Terms(Section):
-    """The delta at which epsilon is stated. A method without privacy has it too, so that its results can be compared
-    with those of private methods."""
+    """The delta at which epsilon is stated. A method without privacy has this setting too, so that its results can be
+    compared with those of private methods."""
 
     delta: float = Field(1e-5, gt=0, lt=1)
 
@@ -472,12 +473,13 @@ class PrivacyTarget(Terms):
 
     @property
     def record_relation(self) -> Relation:
-        """The neighbouring relation, with the default of methods that protect whole records."""
+        """The configured neighbouring relation; if none is configured, the default of methods that protect whole
+        records."""
         return self.relation or "add or remove one"
 
 
 class DpfrConfig(Section):
-    """The settings of the demographic-parity regulariser on public records."""
+    """The settings of a regulariser, computed on public records, that penalises demographic-parity gaps."""
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
     maximum: Literal["hardmax", "softmax"] = Field(
@@ -488,8 +490,8 @@ class DpfrConfig(Section):
 
 
 class PenaltyConfig(Section):
-    """The settings of the demographic-parity regulariser in a student's loss, computed on a separate batch of public
-    records in each step."""
+    """The settings of a regulariser in a student's loss that penalises demographic-parity gaps, computed on a separate
+    batch of public records in each step."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
@@ -506,8 +508,8 @@ class CalibrationConfig(Section):
 
 
 class PublicDataConfig(Section):
-    """The settings for further uses of public records, such as self-labelling, with any method and at no privacy
-    cost."""
+    """The settings for further uses of public records, such as self-labelling. They are available with any method and
+    have no privacy cost."""
 
     pretrain: Count | None = Field(
         None, description="Epochs of pretraining on public images, by predicting how each one was rotated; null: none."
@@ -542,19 +544,24 @@ def fair_rule(said: Any) -> FairRule:
         notion = notion.strip() if has_notion else types.DEFAULT_NOTION
     names = get_args(types.NotionName)
     if notion not in names:
-        raise ValueError(f"Expected a notion of fairness before =, got {notion!r}{nearest(str(notion), names)}.")
+        raise ValueError(
+            f"Expected a notion of fairness before the = of NOTION=LIMIT, got {notion!r}{nearest(str(notion), names)}."
+        )
     try:
         largest = float(limit)
     except (TypeError, ValueError):
         largest = math.nan
     # A limit of 0 would call no model fair, as rates of a sample always differ a little. NaN is refused too.
     if not 0 < largest <= 1:
-        raise ValueError(f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}.")
+        raise ValueError(
+            f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}; give one of these."
+        )
     return FairRule(notion=notion, limit=largest)
 
 
 class EvaluationConfig(Section):
-    """The settings for metrics on test records: how they are published, and which numbers are left out."""
+    """The settings for metrics on test records: how the metrics are published, and which numbers are left out of
+    them."""
 
     metrics: types.MetricsKind = Field(
         "outside",
@@ -615,14 +622,15 @@ class TeachersConfig(ShardsConfig):
 
 
 class TeachersTraining(ShardsConfig):
-    """The teachers' settings as training reads them: with the run's initial weights and optimiser."""
+    """All settings for training the teachers: their own, completed by the run's initial weights and optimiser."""
 
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
 
 
 class BudgetConfig(Section):
-    """The total budget of a run and of the service after it; fixed when the ledger is created."""
+    """The limit on the total cost, or on the number, of all queries of a run and of the service after it. It is fixed
+    once the run's ledger (the record of queries and their costs) is created."""
 
     epsilon: Positive | None = Field(None, description="Limit on epsilon at `target.delta`.")
     max_queries: Count | None = Field(None, description="Limit on the number of queries, instead of epsilon.")
@@ -643,7 +651,8 @@ class BudgetConfig(Section):
 
     @property
     def kind(self) -> types.BudgetKind:
-        """The kind of limit; see :class:`fairpate.types.Budget`."""
+        """What this budget limits: ``query_count``, ``data_independent`` or ``data_dependent``
+        (:class:`fairpate.types.Budget`)."""
         if self.max_queries is not None:
             return "query_count"
         return "data_dependent" if self.accept_leak else "data_independent"
@@ -654,7 +663,8 @@ class BudgetConfig(Section):
 
 
 class GateConfig(Section):
-    """The settings of a demographic-parity gate (Algorithm 1 of FairPATE)."""
+    """The settings of a demographic-parity gate, which refuses a label that would make the gap too large (Algorithm 1
+    of FairPATE)."""
 
     max_disparity: float = Field(
         ge=0, description="gamma: a label passes while its tentative gap stays below; inf: off."
@@ -668,8 +678,8 @@ class GateConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """The settings of rounds of queries: after each round, a student trained on the labels so far chooses the queries
-    of the next."""
+    """The settings for submitting queries in rounds: after each round, a student is trained on the labels released so
+    far, and chooses the next round's queries."""
 
     rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
 
@@ -681,7 +691,8 @@ class AskedConfig(Section):
 
 
 class QueriesConfig(AskedConfig):
-    """The settings of queries: which public records are submitted, in which order, what is released, and the budget."""
+    """The settings of queries: which public records are submitted to the teachers, in which order, what is released,
+    and the privacy budget."""
 
     budget: BudgetConfig | None = Field(
         None,
@@ -750,7 +761,7 @@ class GatedAggregatorConfig(AggregatorConfig):
 
 
 class GatedQueriesConfig(QueriesConfig):
-    """The settings of queries whose answers pass a demographic-parity gate before they are released."""
+    """The settings of queries to teachers whose answers pass a demographic-parity gate before they are released."""
 
     gate: GateConfig = GateConfig(max_disparity=0.1, min_count=25)
 
@@ -765,29 +776,31 @@ Settings = dict[str, Any]
 
 
 def axis_fields(axis: str) -> list[str]:
-    """Return the fields that one axis of a sweep's grid sets: one, or several that change together and are written
-    ``first, second``."""
+    """Return the names of the fields that ``axis``, one axis of a sweep's grid, sets: one field, or several that change
+    together and are written ``first, second``."""
     return [field.strip() for field in axis.split(",")]
 
 
 def overlapping(one: str, other: str) -> bool:
-    """Return whether two axes of a grid, or two fields, by dotted names, set the same field or one of them sets a part
-    of the other."""
+    """Return whether two fields or axes of a grid, given by their dotted names ``one`` and ``other``, overlap: both set
+    the same field, or one sets a part of the section that the other sets."""
     # With a dot at the end: `noise` is no part of `noise_stddev`.
     pairs = itertools.product(axis_fields(one), axis_fields(other))
     return any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a, b in pairs)
 
 
 def _axes(values: Any) -> Any:
-    """Return the axes of a sweep's grid by dotted field names; ``values`` may also have them as nested sections.
-    ValueError for axes that share a field."""
+    """Return the ``values`` of a sweep's grid as a flat mapping from dotted field names to lists of values; ``values``
+    may have nested sections. ValueError if two axes set the same field."""
     if not isinstance(values, dict):
         return values
     flat = {str(axis): value for axis, value in flattened(values).items() if value != {}}
     # Of two axes that set one field, the later would replace the earlier without notice.
     for one, other in itertools.combinations(flat, 2):
         if overlapping(one, other):
-            raise ValueError(f"Expected axes that share no field, got {one!r} and {other!r}; leave one out.")
+            raise ValueError(
+                f"Expected axes of the grid that share no field, got {one!r} and {other!r}; leave one out."
+            )
     return flat
 
 
@@ -804,8 +817,8 @@ class SweepPart(Section):
 
 
 class DataSetPart(SweepPart):
-    """The settings and grid of a sweep for one data set: the data set that the part's key names, unless ``settings``
-    name another."""
+    """The settings and grid of a sweep for one data set. The part's key in the sweep is the name of the data set,
+    unless ``settings`` name another."""
 
     file: Path | None = Field(
         None,
@@ -824,7 +837,7 @@ class TasksConfig(Section):
     """The resources that one cell of a sweep (a method with its settings, a data set and a seed) reserves on a node,
     and the limits on its run.
 
-    ``ray.wait_for_nodes_s`` limits how long a cell waits for the resources.
+    ``ray.wait_for_nodes_s`` limits how long a cell waits until these resources are free.
     """
 
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
@@ -899,8 +912,8 @@ _FORMS = {
 
 
 def expected(fault: Mapping[str, Any]) -> str:
-    """Return in words what a pydantic error says was expected, such as ``expected > 0``; unusual kinds of errors keep
-    pydantic's own words."""
+    """Return in words what the pydantic error ``fault`` says was expected, such as ``expected > 0``; for unusual kinds
+    of errors, return pydantic's own words."""
     kind, context, message = str(fault["type"]), fault.get("ctx", {}), str(fault["msg"])
     if kind == "value_error":  # raised by a check of ours
         said = message.removeprefix("Value error, ").rstrip(".")
@@ -961,8 +974,8 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
 
 
 def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[str]:
-    """Return the names of all fields of the section in which the field at ``location`` is; empty if that section
-    accepts any name."""
+    """Return the names of all fields of the section that contains ``location`` (a path in a pydantic error), so that
+    the message can suggest one; empty if that section accepts any name."""
     section: Any = schema
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
@@ -990,7 +1003,7 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a YAML file.") from error
     except (UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}; correct the file.") from error
     # An empty file, or one of comments alone.
     if values is None:
         return {}
@@ -1002,7 +1015,8 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses names which occur twice in a mapping: YAML would silently take the last one.
+    """A YAML loader that refuses a name that occurs twice in a mapping, because YAML would silently keep only the last
+    value.
 
     It also refuses anchors that contain themselves or that expand to too many values.
     """
@@ -1011,7 +1025,7 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().get_single_node()
         # Before any of it becomes a value, which might fill the memory.
         if node is not None and _written_out(node, {}) > _MOST_VALUES:
-            raise yaml.YAMLError(f"its anchors expand to more than {_MOST_VALUES} values; write them out")
+            raise yaml.YAMLError(f"the YAML aliases expand to more than {_MOST_VALUES} values; use fewer of them")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -1020,17 +1034,17 @@ class _Loader(yaml.SafeLoader):
         for name in names:
             if names.count(name) > 1:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{name} is given twice; leave one out", node.start_mark
+                    None, None, f"{name} is given twice in one mapping; leave one out", node.start_mark
                 )
         return super().construct_mapping(node, deep=deep)
 
 
 def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Return how many values the YAML ``node`` has when every alias is expanded; ``counted`` caches these numbers by
-    node id."""
+    """Return the number of values in the YAML ``node`` once every alias is replaced by a copy of its anchor;
+    ``counted`` caches these numbers by node id."""
     if id(node) in counted:
         if not counted[id(node)]:
-            raise yaml.YAMLError("an anchor contains itself; write it out")
+            raise yaml.YAMLError("an anchor contains itself; write its values out without the alias")
         return counted[id(node)]
     # 0 while its parts are counted, so that an alias of it among them is found.
     counted[id(node)] = 0
@@ -1054,7 +1068,7 @@ def _load_yaml(text: str, *, as_text: bool = False) -> Any:
         # A copy, because `--set` writes into what was read, and the cached value must stay as the file has it.
         return deepcopy(_parsed(text, as_text)) if len(text) < _SHORT else _parsed.__wrapped__(text, as_text)
     except RecursionError:
-        raise yaml.YAMLError("it is nested too deeply") from None
+        raise yaml.YAMLError("the YAML text is nested too deeply; use fewer levels") from None
 
 
 # A run reads its configuration several times, and YAML takes a hundred times as long to read as its values to copy.
@@ -1064,7 +1078,8 @@ def _parsed(text: str, as_text: bool) -> Any:
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``defaults`` with the fields in ``values`` replaced, also inside nested sections."""
+    """Return a copy of ``defaults`` in which the fields in ``values`` replace those of the same name, also inside
+    nested sections."""
     merged = dict(defaults)
     for name, value in values.items():
         # A value replaces a section as a whole, and so does a section a value.
@@ -1084,11 +1099,11 @@ def apply_override(values: dict[str, Any], *overrides: Override) -> dict[str, An
         if isinstance(override, str):
             dotted, separator, text = override.partition("=")
             if not separator or not dotted:
-                raise ConfigError(f"--set {override}: expected section.field=value.")
+                raise ConfigError(f"--set {override}: expected section.field=value, such as target.epsilon=1.")
             try:
                 value = _load_yaml(text)
             except (yaml.YAMLError, ValueError) as error:
-                raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
+                raise ConfigError(f"--set {override}: not a valid YAML value; correct it: {error}") from error
         else:
             dotted, value = override
         *parents, field = dotted.split(".")
@@ -1139,7 +1154,7 @@ def without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def values_digest(values: dict[str, Any]) -> str:
-    """Return twelve hexadecimal digits of a hash of ``values``, the same on any machine."""
+    """Return twelve hexadecimal digits of a hash of ``values``, which identify a configuration on any machine."""
     # 48 bits: of ten thousand configurations two share a digest with a probability below 1e-6.
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -1170,10 +1185,10 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
 def unread_because_of(
     name: str, settings: Mapping[str, Any], unread: Mapping[str, str] = MappingProxyType({})
 ) -> str | None:
-    """Return the setting that disables the field ``name``; None if the field may be read.
+    """Return the name of the setting that disables the field ``name``; None if no setting disables it.
 
-    ``settings`` are the values of a configuration by dotted names. ``unread`` are the fields and sections that the
-    method does not read, each with the setting that disables it.
+    ``settings`` are the values of a configuration by dotted names. ``unread`` maps each field or section that the
+    method does not read to the setting that disables it.
     """
     for disabled, cause in unread.items():
         # With a dot behind both, as the name of one field may begin that of another.

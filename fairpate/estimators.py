@@ -9,10 +9,9 @@ is removed before anything is learned.
 A saved estimator is a folder without pickle and without records (but an embedding of pictures contains some public
 records):
 
-    student.safetensors      the published model, and
-    config.yaml              its method and configuration, as in the folder of a run
-    embedding.safetensors    public numbers that embed a record, if the model reads an embedding
-    estimator.json           names of columns, classes and groups, the statement, and the sha256 of the other files
+    student.safetensors the published model, and config.yaml its method and configuration, as in the folder of a run
+        embedding.safetensors public numbers that embed a record, if the model reads an embedding estimator.json names
+        of columns, classes and groups, the privacy statement, and the sha256 of the other files
 
 Shapes: N private records, M public ones, F features, C classes.
 """
@@ -79,8 +78,8 @@ _TYPES_OF_NOTHING = ("NAType", "NaTType", "NoneType")
 
 
 class SensitiveFeature(Section):
-    """The column of ``X`` that contains the groups; public ``edges`` divide a column of numbers into intervals, which
-    are the groups."""
+    """The column of ``X`` that contains the sensitive groups. Public ``edges`` divide a column of numbers into
+    intervals; each interval is then a group."""
 
     column: str | int
     edges: tuple[float, ...] = ()
@@ -88,8 +87,8 @@ class SensitiveFeature(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class GivenRecords:
-    """The records that a caller passed in, checked and encoded: features ``x`` (N, ...), and labels, groups and persons
-    (N,) if known."""
+    """The records that a caller passed in, checked and encoded: features ``x`` (N, ...), and, if known, labels, groups
+    and the persons to whom records belong (N,)."""
 
     x: Values
     groups: Values | None
@@ -107,18 +106,22 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
         found = parse_config(dict(said) if isinstance(said, dict) else {"column": column}, SensitiveFeature)
     except ConfigError as error:
         raise ConfigError(
-            f"sensitive_feature: expected a column's name or position, or column and edges, got {said!r}: {error}"
+            f"sensitive_feature: expected a column's name or position, or column and edges, got {said!r}; correct it: "
+            f"{error}"
         ) from error
     if list(found.edges) != sorted(set(found.edges)) or not np.isfinite(found.edges).all():
-        raise ValueError(f"sensitive_feature.edges: expected finite numbers in rising order, got {found.edges}.")
+        raise ValueError(
+            f"sensitive_feature.edges: expected finite numbers in rising order, got {found.edges}; sort them."
+        )
     return found
 
 
 def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fit: bool = False) -> GivenRecords:
-    """Check features and groups, with ``is_fit`` labels too, and return them.
+    """Check and encode the features ``X`` and the groups, and with ``is_fit`` the labels ``y``; return them as one
+    object.
 
-    With ``is_fit`` the estimator's attributes that describe columns, such as ``n_features_in_``, are set; without it,
-    ValueError for columns other than those in ``fit``.
+    With ``is_fit`` the estimator's attributes that describe columns, such as ``n_features_in_``, are set. Without it,
+    ValueError if ``X`` has other columns than in ``fit``.
     """
     column, found = sensitive_column(estimator.sensitive_feature), None
     is_picture = getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
@@ -148,12 +151,12 @@ def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fi
     check_classification_targets(labels)
     if len(np.unique(labels)) < 2:
         # With the words that scikit-learn's own checks look for.
-        raise ValueError("y: a classifier learns two classes or more, got 1 class.")
+        raise ValueError("y: a classifier learns two classes or more, got 1 class; give records of another class too.")
     return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"), labels=labels)
 
 
 def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: Any) -> tuple[Any, Values]:
-    """Return ``X`` without its sensitive column, and the groups in that column."""
+    """Return ``X`` without the sensitive ``column``, and the groups read from that column."""
     names = None if getattr(X, "columns", None) is None else list(X.columns)
     table = X if names is not None else check_array(X, dtype=None, ensure_all_finite=False, estimator=estimator)
     # Only names and number of columns are checked: the column that is removed may contain words.
@@ -161,7 +164,7 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
     width = table.shape[1]
     if width == 1:
         # With the words that scikit-learn's own checks look for.
-        raise ValueError("X: expected features in addition to the sensitive one, got 1 feature(s).")
+        raise ValueError("X: expected features in addition to the sensitive one, got 1 feature(s); give more columns.")
     # By position: scikit-learn indexes frames and arrays alike.
     place = _place(names, column, width)
     values = np.asarray(_safe_indexing(table, place, axis=1))
@@ -180,7 +183,9 @@ def _place(names: Sequence[Any] | None, column: SensitiveFeature, width: int) ->
             raise ValueError(f"sensitive_feature: X has no column {column.column!r}{nearest(column.column, names)}.")
         return list(names).index(column.column)
     if not 0 <= column.column < width:
-        raise ValueError(f"sensitive_feature: expected a column from 0 to {width - 1}, got {column.column}.")
+        raise ValueError(
+            f"sensitive_feature: expected a column from 0 to {width - 1}, got {column.column}; correct it."
+        )
     return column.column
 
 
@@ -199,7 +204,8 @@ def _groups_of(values: Values, column: SensitiveFeature) -> Values:
 
 
 def _either(found: Values | None, given: Any, count: int, name: str) -> Values | None:
-    """Return the groups (N,) from the sensitive column (``found``) or from the argument ``name`` (``given``).
+    """Return the groups (N,): those found in the sensitive column (``found``), or those passed as the argument called
+    ``name`` (``given``); None if there are neither.
 
     ValueError if both exist, or if there is not one group for each of ``count`` records.
     """
@@ -207,11 +213,11 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
         return found
     if found is not None:
         raise ValueError(
-            f"{name}: the parameter sensitive_feature already names their column in X; give one of the two."
+            f"{name}: groups are given twice, as sensitive_feature names their column in X; give one of the two."
         )
     groups: Values = column_or_1d(np.asarray(given))
     if len(groups) != count:
-        raise ValueError(f"{name}: expected one value per record, got {len(groups)} for {count} records.")
+        raise ValueError(f"{name}: expected one value per record, got {len(groups)} values for {count} records.")
     _require_known(groups, name)
     return groups
 
@@ -270,19 +276,20 @@ def person_names(persons: Any, count: int) -> Names:
         return Names()
     values = column_or_1d(np.asarray(persons)).tolist()
     if len(values) != count:
-        raise ValueError(f"persons: expected one per record, got {len(values)} for {count} records.")
+        raise ValueError(f"persons: expected a person for each of {count} records, got {len(values)} persons.")
     # Columns with gaps contain floats: 7 and 7.0 are one person.
     whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     names = ["" if _is_nothing(value) else str(value).strip() for value in whole]
     if unknown := sum(not name for name in names):
         raise ValueError(
-            f"persons: expected one for every record, got {unknown} without (None, NaN or empty); complete them."
+            f"persons: expected a person for every record, got {unknown} records without one (None, NaN or empty); "
+            "complete them."
         )
     if several := sum(any(mark in name for mark in SEPARATORS) for name in names):
         raise ValueError(
-            f"persons: expected one for every record, got {' or '.join(SEPARATORS)} in {several} of {len(names)} "
-            "names, which separates several persons; name one, such as the household that protects all of them, or "
-            "write single names without these characters."
+            f"persons: expected one person per record, got {' or '.join(SEPARATORS)} in {several} of {len(names)} "
+            "names, as between several persons; give one name, such as that of the household, which protects all of "
+            "them, or write single names without these characters."
         )
     return Names(f"person-{name}" for name in names)
 
@@ -308,11 +315,13 @@ def dataset_of(
     x, labels = features(X), np.asarray(y)
     public_x = x[:0] if public_X is None else features(public_X)
     if labels.ndim != 1 or len(x) != len(labels):
-        raise ValueError(f"Expected one label per record, got {len(x)} records, labels of shape {labels.shape}.")
+        raise ValueError(
+            f"y: expected one label per record of X, got {len(x)} records, labels of shape {labels.shape}; correct y."
+        )
     if x.ndim not in (2, 4) or not len(x) or public_x.shape[1:] != x.shape[1:]:
         raise ValueError(
-            "Expected records as (N, features) or (N, channels, height, width), public ones of the same shape, "
-            f"got {tuple(x.shape)} and {tuple(public_x.shape)}."
+            "X: expected records as (N, features) or (N, channels, height, width), and public_X of the same form, "
+            f"got {tuple(x.shape)} and {tuple(public_x.shape)}; reshape them."
         )
     classes, codes = np.unique(labels, return_inverse=True)
     private_z = None if sensitive_features is None else np.asarray(sensitive_features)
@@ -347,7 +356,8 @@ def dataset_of(
 
 
 def _split(x: Tensor, labels: Values, groups: Values) -> Split:
-    """Return records as a split, in which a record's id is a digest of its features and label, not of its group."""
+    """Return records as a split, in which a record's id is a digest of its features and label; the group does not enter
+    the digest."""
     codes = _int64(labels)
     units = tuple(
         hashlib.sha256(row.tobytes() + code.to_bytes(8, "little", signed=True)).hexdigest()
@@ -361,7 +371,7 @@ def _int64(codes: Values) -> Tensor:
 
 
 def features(values: npt.ArrayLike) -> Tensor:
-    """Return features as a tensor: bytes unchanged, other numbers as 32-bit floats."""
+    """Return the feature ``values`` as a tensor: bytes unchanged, other numbers as 32-bit floats."""
     array = np.asarray(values)
     kept = np.ascontiguousarray(array, dtype=None if array.dtype == np.uint8 else np.float32)
     # torch warns about memory that is not writable.
@@ -415,7 +425,8 @@ def _settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
 
 
 def _with_setting(section: Any, path: list[str], value: Any) -> Any:
-    """Return ``section`` as a mapping in which the setting at ``path`` is ``value``; `fit` checks the mapping."""
+    """Return a copy of ``section`` as a mapping in which the setting at ``path`` has the new ``value``; only ``fit``
+    validates it."""
     if not path:
         return value
     values = _plain(section)
@@ -426,8 +437,8 @@ def _with_setting(section: Any, path: list[str], value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return sections and mappings as plain dicts, numpy values as Python's; of a section only the fields that were set
-    explicitly."""
+    """Return ``value`` with sections and mappings as plain dicts, and numpy values as Python's. Of a section, only the
+    fields that were set explicitly are included."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, np.generic | np.ndarray):
@@ -446,11 +457,12 @@ def _seed_of(random_state: Any) -> int:
 
 
 def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
-    """Return the scikit-learn pipelines on the call stack, innermost first, each with its steps before the estimator.
+    """Return the scikit-learn pipelines on the call stack that are fitting this estimator, innermost first, each with
+    its steps before the estimator.
 
-    A step that is fitted to private records, such as a scaler, reads them without a privacy event, so no epsilon
-    includes it; and public records that do not pass through it are not comparable with private ones. Steps in another
-    process, or applied by hand before a fit, are not detected.
+    The caller warns about their steps. A step that is fitted to private records, such as a scaler, reads them without a
+    privacy event, so no epsilon covers it; and public records that do not pass through it are not comparable with
+    private ones. Steps in another process, or applied by hand before a fit, are not detected.
     """
     # A pipeline does not pass its other steps to the last one, so the stack is searched.
     found = []
@@ -473,8 +485,8 @@ _KINDS = "biufU"
 
 
 def _write_student(student: Student, folder: Path) -> None:
-    """Write the model, and the embedding that it reads, to ``folder``; the model's card contains the embedding's
-    checksum."""
+    """Write the model, and the embedding that it reads, to ``folder``. The description in the model's file contains the
+    checksum of the embedding's file."""
     if student.embedding is not None:
         save_embedding(student.embedding, folder / _EMBEDDING)
         student = replace(student, card=replace(student.card, embedding=sha256_of(folder / _EMBEDDING)))
@@ -488,9 +500,10 @@ _Setting = Mapping[str, Any] | Section | None
 
 
 class Parameters(TypedDict, total=False):
-    """The parameters of :class:`FairClassifier` for every method of this package, for type checkers and editors.
+    """The parameters of :class:`FairClassifier` for all methods of this package together, for type checkers and
+    editors.
 
-    A method accepts only the parameters that are sections of its own configuration (`fairpate methods NAME`).
+    A single method accepts only those that are sections of its own configuration (`fairpate methods NAME`).
     """
 
     epsilon: float | None
@@ -551,7 +564,7 @@ _MOST_JUDGED = 10_000
 
 
 class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A scikit-learn classifier that fits any method.
+    """A scikit-learn classifier that is trained by any method of this package, or by one of your own.
 
     ``method`` is a name of `fairpate methods`, or ``module:Class`` of your own. Every section of its configuration is a
     parameter, given as the section or as a mapping: ``target``, ``student``, ``public_data``, ``noise``, and those of
@@ -598,7 +611,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(self, method: str = FITTED, **settings: Unpack[Parameters]) -> None:
         if not isinstance(method, str):
-            raise TypeError(f"method: expected a name, got {method!r}.")
+            raise TypeError(f"method: expected a name that `fairpate methods` lists, got {method!r}.")
         known = parameters_of(method)
         unknown = sorted(settings.keys() - known.keys())
         if unknown:
@@ -652,7 +665,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # The method first: the other names depend on it.
         if "method" in params:
             if not isinstance(params["method"], str):
-                raise ValueError(f"method: expected a name, got {params['method']!r}.")
+                raise ValueError(f"method: expected a name that `fairpate methods` lists, got {params['method']!r}.")
             parameters_of(params["method"])  # an unknown method is refused before anything is changed
             self.method = params["method"]
         known = self.get_params(deep=False)
@@ -660,7 +673,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for path in sorted(params, key=lambda path: path.count("__")):
             name, *inner = path.split("__")
             if name not in known:
-                raise ValueError(f"Invalid parameter {name!r} for {self.method}; it has {', '.join(known)}.")
+                raise ValueError(f"Invalid parameter {name!r} for {self.method}; give one of {', '.join(known)}.")
             setattr(self, name, _with_setting(getattr(self, name, known[name]), inner, params[path]))
         return self
 
@@ -682,13 +695,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``X`` and ``public_X`` are frames of its columns, which contain labels, groups and persons unless these are
         given.
 
-        Warnings, for the operator alone: columns that nothing scales, and a model that is right on its own training
-        records no more often than the most common class.
+        Warnings, to be seen by the operator alone: a column of ``X`` is not scaled, or the model is no better on its
+        own training records than always predicting the most common class.
 
         Raises:
-            ValueError: Settings out of range, with the field; arrays that the method needs and that are not given, or
-                differ in length or columns, or have values that are missing or not finite; public records that did not
-                pass through the steps of a pipeline as ``X`` did; a method that protects only the group, if a column of
+            ValueError: A setting is out of range (the message names it). An array that the method needs is not given,
+                differs in length or columns from the others, or has missing or infinite values. Public records did not
+                pass through the steps of a pipeline as ``X`` did. The method protects only the group, and a column of
                 ``X`` is or encodes the group.
         """
         if self.declaration is not None:
@@ -741,7 +754,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _records(self, X: Any, groups: Any) -> GivenRecords:
-        """Check and encode records to predict, and return their features, and their groups if known."""
+        """Check and encode records that are to be predicted; return their features, and their groups if known."""
         if self.declaration is None:
             return checked_records(self, X, groups)
         found = declared_records(self.declaration, X)
@@ -752,8 +765,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> npt.NDArray[np.float32]:
         """Return the probabilities (N, C) of the classes, in the order of ``classes_``.
 
-        A randomised classifier draws its labels with these. ``sensitive_features`` (N,) are needed if predictions
-        depend on the group. NotFittedError before ``fit``.
+        A randomised classifier draws its labels with these probabilities. ``sensitive_features`` (N,) are needed if
+        predictions depend on the group. NotFittedError before ``fit``.
         """
         check_is_fitted(self, "student_")
         records = self._records(X, sensitive_features)
@@ -763,7 +776,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None, random_state: Any = None
     ) -> Labels:
-        """Return labels (N,); with ``idp3`` a masked array, masked where the gate refuses.
+        """Return the predicted labels (N,). With ``idp3``, a demographic-parity gate at prediction, the result is a
+        masked array in which records that the gate refuses are masked.
 
         ``sensitive_features`` (N,), or their column in ``X``, are needed with ``idp3`` and if predictions depend on the
         group. A randomised classifier draws labels, the same ones at every call unless ``random_state`` differs.
@@ -787,8 +801,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         sensitive_features: npt.ArrayLike | None = None,
     ) -> float:
-        """Return the accuracy on answered records; NaN if none is answered. With a declaration, ``X`` may contain the
-        labels, and ``y`` is then None."""
+        """Return the accuracy on records that the model does not refuse to answer; NaN if it refuses all of them. With
+        a declaration, ``X`` may contain the labels, and ``y`` is then None."""
         y = self._labels(X, y)
         labels = self.predict(X, sensitive_features=sensitive_features)
         answered = ~np.ma.getmaskarray(labels)
@@ -798,7 +812,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(np.asarray(y)[answered], np.asarray(labels)[answered], sample_weight=weights))
 
     def _labels(self, X: Any, y: Any) -> Any:
-        """Return the labels ``y``, or, if ``y`` is None, those in the declared frame ``X``."""
+        """Return the labels ``y`` unchanged, or, if ``y`` is None, the labels in the label column of the declared frame
+        ``X``."""
         if y is None and self.declaration is not None:
             y = declared_records(self.declaration, X).labels
         if y is None:
@@ -872,11 +887,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         try:
             values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
             if values["format"] != _FORMAT:
-                raise ValueError(f"expected format {_FORMAT}, found {values['format']}")  # noqa: TRY301 - reported below
+                raise ValueError(  # noqa: TRY301 - reported below
+                    f"estimator.json: expected format {_FORMAT}, got {values['format']}; load it with its own version"
+                )
             for name, digest in values["files"].items():
                 # Only these names: a folder may come from others, and a name such as `../x` would lead out of it.
                 if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
-                    raise ValueError(f"{name} does not match its checksum")  # noqa: TRY301 - as above
+                    raise ValueError(f"the file {name} does not match its checksum")  # noqa: TRY301 - as above
             config = configured(folder / _CONFIG)
             estimator = cls(config.method)
             known = parameters_of(config.method).keys() & type(config).model_fields.keys()
@@ -960,8 +977,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return ax
 
     def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
-        """Measure the model on test records. Return the model, the records as a data set in the form that its network
-        reads, and the assessment of its predictions."""
+        """Measure the model's predictions on test records. Return the model, these records as a data set of encoded
+        features, and the assessment (metrics and verdict) of the predictions."""
         records, labels = self._records(X, groups), column_or_1d(self._labels(X, y), warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
         if unknown or len(labels) != len(records.x):
@@ -992,7 +1009,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
-        """Return the published model. If ``fit`` got no groups, the model is returned with the group names in
+        """Return the published model. If it was trained without groups, a copy is returned that knows the names in
         ``groups``, so that it can be measured by group."""
         if groups is None or len(self.groups_):
             return self.student_
@@ -1011,7 +1028,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return text if len(text) <= N_CHAR_MAX else f"{text[:N_CHAR_MAX]}..."
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        """Return scikit-learn's diagram for notebooks, and above it the privacy guarantee of a fitted model."""
+        """Return what a notebook displays: scikit-learn's diagram of the estimator, and above it the privacy guarantee
+        once the model is fitted."""
         bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
         return {kind: self._guarantee_html() * (kind == "text/html") + text for kind, text in bundle.items()}
 
@@ -1049,7 +1067,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         public = self._public(public_X, public_sensitive_features, seed)
         names = person_names(persons, len(private.x))
         if self.num_records is not None and self.num_records < 1:
-            raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}.")
+            raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}; correct it.")
         count = names.num_distinct if names else len(private.x)
         config = self._configuration(
             num_records=count if self.num_records is None else int(self.num_records),
@@ -1067,7 +1085,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         needing += ["embedding"] if config.data.embedding is not None else []
         if needing and public is None:
             raise ValueError(
-                f"{needing[0]} needs public records: give public_X to fit or to the constructor; where there are none, "
+                f"{needing[0]} needs public records: give public_X to fit or to the constructor; if you have none, "
                 "public_X=1000 draws some, or choose a method that needs none, such as dp_sgd."
             )
         if public is not None and public.groups is None and config.reads_public_groups:
@@ -1097,8 +1115,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return config, embedded(dataset, config.data.embedding), classes, group_names
 
     def _configuration(self, *, num_records: int = 1, num_public: int = 1, seed: int | None = None) -> Method:
-        """Return the configuration in which the parameters set their sections; all other settings are chosen by
-        ``num_records`` and ``num_public``.
+        """Return the method's configuration: parameters of this classifier set their sections, and all other settings
+        are chosen by ``num_records`` and ``num_public``, the public numbers of private and of public records.
 
         ConfigError, a ValueError, lists every fault with its field.
         """
@@ -1137,8 +1155,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return config
 
     def _public(self, X: Any, groups: Any, seed: int) -> GivenRecords | None:
-        """Return the public records given to ``fit``, or else to the constructor; if ``X`` is a number, that many
-        records of independent standard normal features."""
+        """Return the public records that were given to ``fit``, or else to the constructor. If ``X`` is a number, draw
+        that many records of independent standard normal features."""
         in_fit = X is not None
         if not in_fit:
             X, groups = self.public_X, self.public_sensitive_features if groups is None else groups
@@ -1173,7 +1191,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             except ValueError as error:
                 raise ValueError(f"public_X: {error}") from error
         if not 2 <= X <= _MOST_DRAWN:
-            raise ValueError(f"public_X: expected records, or a number from 2 to {_MOST_DRAWN} to draw, got {X}.")
+            raise ValueError(
+                f"public_X: expected records, or how many to draw, from 2 to {_MOST_DRAWN}, got {X}; correct it."
+            )
         # They depend on the number of columns alone, not on any record.
         generator = np.random.default_rng(stream_seed(seed, Stream.PUBLIC_POOL))
         x = generator.standard_normal((int(X), self.n_features_in_)).astype(np.float32)
@@ -1182,7 +1202,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             place = _place(None if names is None else list(names), column, x.shape[1])
             if not column.edges:
                 raise ValueError(
-                    "sensitive_feature.edges: needed for the groups of public records that are drawn; give them."
+                    "sensitive_feature.edges: drawn public records get their groups from edges, got none; give edges."
                 )
             x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
@@ -1197,19 +1217,22 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return None
         names = self.groups_ if len(self.groups_) else np.unique(groups)
         if not np.isin(groups, names).all():
-            raise ValueError(f"Expected sensitive_features among {names.tolist()}, got {np.unique(groups).tolist()}.")
+            raise ValueError(
+                f"sensitive_features: expected groups among {names.tolist()}, those of `fit`, got "
+                f"{np.unique(groups).tolist()}; leave out records of other groups."
+            )
         return np.searchsorted(names, groups)
 
 
 class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A search over settings within the privacy guarantee: the best of a secret random number of trials is kept.
 
-    ``fit`` draws K, then K times one of the settings in ``param_grid`` at random, trains a copy of ``estimator`` with
-    it, and keeps the model with the best score; the other models and K are discarded
-    (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A score is the noisy number of correct predictions among
-    validation records. These are a share of the records, or of the persons, selected by a keyed hash of their content
-    or name, and no training reads them. So trainings and scores compose in parallel, and together cost ``epsilon`` at
-    ``delta``.
+    ``fit`` draws a secret number of trials K. In each trial it draws one of the settings in ``param_grid`` at random
+    and trains a copy of ``estimator`` with it. The model with the best score is kept; the other models and K are
+    discarded (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A score is the noisy number of correct
+    predictions among validation records. These are a share of the records, or of the persons, selected by a keyed hash
+    of their content or name, and no training reads them. So trainings and scores compose in parallel, and together cost
+    ``epsilon`` at ``delta``.
 
     - ``estimator``: a :class:`FairClassifier` of a method whose events are known before it trains: ``dp_sgd``,
       ``fair_dp_sgd``, ``weighted_votes``, ``record_votes``, ``ada_ssp``, or ``residual_votes`` with a curvature. Its
@@ -1266,9 +1289,13 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         priced = sorted({name for each in settings for name in each} & {"epsilon", "delta", "target", "noise"})
         if len(settings) < 2 or priced:
             got = f"{', '.join(priced)}, which all trials share" if priced else f"{len(settings)} of them"
-            raise ValueError(f"param_grid: expected at least two settings with the same privacy cost, got {got}.")
+            raise ValueError(
+                f"param_grid: expected at least two settings with the same privacy cost, got {got}; correct the grid."
+            )
         if not 0 < self.validation_share < 1:
-            raise ValueError(f"validation_share: expected a number between 0 and 1, got {self.validation_share}.")
+            raise ValueError(
+                f"validation_share: expected a number between 0 and 1, got {self.validation_share}; correct it."
+            )
         base = clone(self.estimator).set_params(delta=self.delta)
         if base.declaration is not None:
             raise ValueError("estimator: a search needs encoded records; give arrays instead of a declaration.")
@@ -1341,8 +1368,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     best = score, number, model
         if best is None:
             raise choice.TrialsError(
-                "FairSearchCV: no trial gave a model, and the privacy cost was spent; try the settings on made-up "
-                "records."
+                "FairSearchCV: every trial failed, and the privacy cost was spent; try the settings on made-up records "
+                "before you search again."
             )
         score, number, model = best
         self.best_estimator_, self.best_params_, self.best_score_ = model, settings[number], score / WEIGHT
@@ -1382,7 +1409,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         return float(self.best_estimator_.score(X, y, sample_weight, **given))
 
     def statement(self) -> PrivacyStatement:
-        """Return the privacy statement of the best model and its choice. NotFittedError before ``fit``."""
+        """Return the privacy statement of the best model, which covers the choice among all trials. NotFittedError
+        before ``fit``."""
         check_is_fitted(self, "best_estimator_")
         return self.statement_
 
@@ -1400,8 +1428,8 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
 
     Such a search (``GridSearchCV`` or ``RandomizedSearchCV``; its estimator may be a pipeline that ends in the
     classifier) trains once for each combination of settings and fold, and once more if it refits. Each training costs
-    its epsilon, and the classifier's odometer adds them up. Without this call, the odometer refuses only the training
-    that exceeds the limit, when the earlier ones have been charged already.
+    its epsilon, and the classifier's odometer adds them up. Without this call, the odometer refuses only the first
+    training beyond the limit, when the trainings before it have been charged already.
 
     ValueError if the sum is above the limit; UserWarning if there is no limit and the sum is above 10. TypeError for
     another kind of search, for a classifier without ``odometer`` or ``epsilon``, and if the search draws epsilon at
@@ -1411,7 +1439,8 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
     final = search.estimator.steps[-1][1] if isinstance(search.estimator, Pipeline) else search.estimator
     if not (is_grid or is_drawn) or not isinstance(final, FairClassifier) or final.odometer is None:
         raise TypeError(
-            "search: expected a GridSearchCV or RandomizedSearchCV over a FairClassifier with odometer and epsilon."
+            "search: expected a GridSearchCV or RandomizedSearchCV over a FairClassifier with odometer and epsilon; "
+            "give one."
         )
     if is_drawn and any(
         name.endswith("epsilon") for each in np.atleast_1d(search.param_distributions) for name in each

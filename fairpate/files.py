@@ -30,8 +30,8 @@ CACHE_VARIABLE = "FAIRPATE_CACHE"
 
 
 class PathIn:
-    """A descriptor for a class attribute that is a path: the file ``name`` in the folder to which the attribute ``of``
-    of the same object points. ``meaning``: the attribute's docstring."""
+    """A descriptor for a path as a class attribute: the file ``name`` in the folder that the attribute ``of`` of the
+    same object names. ``meaning`` becomes the attribute's docstring."""
 
     def __init__(self, of: str, name: str, meaning: str = "") -> None:
         self._of, self._name, self.__doc__ = of, name, meaning
@@ -52,14 +52,14 @@ def cache_dir() -> Path:
 
 
 def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise PlaceError unless ``path`` is a folder in which files can be created, or could be created as one. No file
-    is left behind.
+    """Raise PlaceError unless ``path`` is a folder in which files can be created, or does not exist and can be created
+    as a folder. The check leaves no file behind.
 
     With ``is_file``, raise PlaceError unless ``path`` can be written as a file, its folder exists, and its name ends in
     one of ``suffixes`` (if any). ``option``: the name of the option that gave the path, for messages.
     """
     if suffixes and path.suffix not in suffixes:
-        raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}.")
+        raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}; rename it.")
     # By writing an unnamed file into the nearest existing folder: permissions alone do not show that it can be written.
     try:
         with suppress(FileNotFoundError):
@@ -148,16 +148,17 @@ class Storage:
     identity: str
 
     def require_here(self) -> None:
-        """Raise StorageError unless ``uri`` leads to this same folder on the node that calls this."""
+        """Raise StorageError unless ``uri``, on the node that calls this, leads to the folder that this object was
+        opened for."""
         if _identity(self.uri) != self.identity:
             raise StorageError(
-                f"storage: {self.uri}: not the same place on every node of the cluster; "
+                f"storage: {self.uri}: not the same place on every node: this node finds another folder; "
                 "give a network file system mounted at that path everywhere, or an object store."
             )
 
 
 def open_storage(uri: str) -> Storage:
-    """Return the storage at ``uri`` after a test of writing and reading. StorageError if that fails."""
+    """Return the storage at ``uri`` after writing and reading a test file there. StorageError if that fails."""
     # An identity that exists is kept and still written again, because writing is what is tried.
     identity = _identity(uri) or secrets.token_hex(16)
     marker = join(uri, _MARKER)
@@ -171,7 +172,7 @@ def open_storage(uri: str) -> Storage:
 
 
 def join(folder: Location, name: str) -> str:
-    """Return the location of ``name`` inside ``folder``; a URI keeps its options (``?region=...``)."""
+    """Return the location of the file ``name`` inside ``folder``; a URI keeps its options (``?region=...``)."""
     text = os.fspath(folder)
     if "://" not in text:
         return str(Path(text) / name)
@@ -209,7 +210,7 @@ def read(location: Location) -> bytes:
 def exists(location: Location) -> bool:
     """Return whether a file exists at ``location``, without reading it.
 
-    For a location that cannot be reached, errors as in :func:`read`; none for a missing file.
+    A location that cannot be reached raises the errors of :func:`read`; a missing file raises none.
     """
     place = _place(location)
     if isinstance(place, Path):
@@ -228,7 +229,7 @@ def _identity(uri: str) -> str | None:
 
 
 def _place(location: Location) -> Path | tuple[FileSystem, str]:
-    """Return the local path of ``location``, or, if it is not local, its file system and the path there."""
+    """Return the local path of ``location``; if it is not local, a pair of its file system and the path there."""
     text = os.fspath(location)
     if "://" not in text:
         return Path(text)
@@ -240,8 +241,8 @@ def _place(location: Location) -> Path | tuple[FileSystem, str]:
 
 
 def file_version(path: Path) -> tuple[int, ...]:
-    """Return numbers that identify the state of a file: they change when it is replaced, edited or gets other
-    permissions. Empty if the file is not accessible."""
+    """Return numbers that identify the state of a file, to detect changes: they differ after the file is replaced,
+    edited or gets other permissions. Empty if the file is not accessible."""
     try:
         found = path.stat()
     except OSError:
@@ -251,7 +252,7 @@ def file_version(path: Path) -> tuple[int, ...]:
 
 
 def arrays_digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Return a digest of arrays by name, with their types and shapes."""
+    """Return a digest of named arrays, which covers their names, types, shapes and values."""
     digest = hashlib.sha256()
     # Sorted, as a file has an order of its own; with type and shape, as equal bytes may be different arrays.
     for name in sorted(arrays):

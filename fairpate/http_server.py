@@ -10,8 +10,9 @@ its length, so that one from an unknown caller, or one that is too large, is ref
 a maximum size, headers and body have deadlines, and a connection has one request at a time. When the maximum number of
 connections is reached, the address with the most incomplete requests loses those that have waited longest.
 
-**Logs** and spans contain method, route, status, caller, number of queries and request id. None of these depends on
-votes, because both kinds of refusal have one status; a duration might, so no line contains one.
+**Logs** and spans contain method, route, status, caller, number of queries and request id. None of these depends on the
+teachers' votes, because refusals before and after a vote have the same status. A duration might depend on votes, so no
+line contains one.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Body(BaseModel):
         # Pydantic reports one error for each unknown field, and a body has room for a hundred thousand.
         most = max(_MAX_FIELDS, len(cls.model_fields))
         if isinstance(value, dict) and len(value) > most:
-            raise ValueError(f"Expected at most {most} fields, got {len(value)}")
+            raise ValueError(f"Expected at most {most} fields, got {len(value)}; send fewer")
         return value
 
 
@@ -107,7 +108,7 @@ class Faults(Body):
 
 
 class Health(Body):
-    """The readiness of a service: `ok` if new queries are answered, else `failing` and the reasons."""
+    """The body of a readiness check: `ok` if the service answers new queries, else `failing` with the reasons."""
 
     status: Literal["ok", "failing"]
     reasons: list[Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]]
@@ -127,18 +128,18 @@ class KnownCaller:
     def __post_init__(self) -> None:
         # Every other word would be taken for an analyst's.
         if self.role not in ("analyst", "operator"):
-            raise ValueError(f"Expected a role of analyst or operator, got {self.role}.")
+            raise ValueError(f"role: expected analyst or operator, got {self.role}; correct the role of this token.")
 
 
 LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
 
 
 class Tokens(Protocol):
-    """Interface to the tokens that a service accepts at present; they may change while it runs."""
+    """Interface to the set of bearer tokens that a service accepts; the set may change while the service runs."""
 
     @property
     def needs_token(self) -> bool:
-        """True if callers must send a token."""
+        """True if a request must have a token at present."""
 
     def caller(self, token: str | None) -> KnownCaller | None:
         """Return the caller who owns ``token``; None for an unknown token."""
@@ -156,7 +157,9 @@ class RequestRate:
 
     def __post_init__(self) -> None:
         if not self.per_s > 0 or not self.burst >= 1:
-            raise ValueError(f"Expected per_s > 0 and burst >= 1, got {self.per_s} and {self.burst}.")
+            raise ValueError(
+                f"Expected a request rate with per_s > 0 and burst >= 1, got {self.per_s} and {self.burst}."
+            )
 
 
 NO_RATE = RequestRate()
@@ -166,14 +169,15 @@ STRANGERS = RequestRate(per_s=2.0, burst=20.0)
 
 @dataclass(eq=False)
 class Buckets:
-    """Rate limits for many names by one token bucket each, which is full at first; only the most recently used names
-    are stored."""
+    """Rate limits for many callers by token buckets: each name has its own bucket, full at first, and only the most
+    recently used names are stored."""
 
     rule: RequestRate
     _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict, init=False)
 
     def wait_s(self, name: str, *, now_s: float) -> float:
-        """Take one request from the bucket of ``name`` and return 0; if it is empty, return the seconds to wait."""
+        """Take one request from the token bucket of ``name`` and return 0; if the bucket is empty, return the seconds
+        to wait. ``now_s``: the present time in seconds."""
         rule = self.rule
         if math.isinf(rule.per_s):
             return 0.0
@@ -199,7 +203,7 @@ class FaultError(HTTPException):
 
 
 def fault(field: str, value: object, remedy: str) -> dict[str, str]:
-    """Return a :class:`Fault` as JSON; a long value is cut off after 80 characters."""
+    """Return a :class:`Fault` (field, value, remedy) as a JSON mapping; a long value is cut off after 80 characters."""
     if isinstance(value, bytes):
         value = value[: _MAX_VALUE_CHARACTERS + 1].decode("utf-8", "backslashreplace")
     elif not isinstance(value, str):
@@ -212,9 +216,9 @@ def fault(field: str, value: object, remedy: str) -> dict[str, str]:
 
 
 def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_records: int) -> int:
-    """Return the most bytes that a request body with ``most_records`` records of this shape may have.
+    """Return the size limit in bytes for a request body with up to ``most_records`` records of shape ``record_shape``.
 
-    The result is at most 2 MiB, or the size of one record if that is more. ``is_bytes``: the features of a record are
+    The limit is at most 2 MiB, or the size of one record if that is more. ``is_bytes``: the features of a record are
     bytes, not floats.
     """
     record = _BYTES_PER_RECORD + (_BYTES_PER_BYTE if is_bytes else _BYTES_PER_FLOAT) * math.prod(record_shape)
@@ -225,8 +229,8 @@ def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_re
 class Guard:
     """ASGI middleware in front of all routes: checks tokens, roles, request rates, and size and time of bodies.
 
-    ``tokens`` None: all callers are admitted. ``max_body_bytes``, called for each request, returns the limit on its
-    body. The middleware sets ``scope["state"]["caller"]`` (None if all callers are admitted) and
+    If ``tokens`` is None, all callers are admitted. ``max_body_bytes``, called for each request, returns the limit on
+    its body. The middleware sets ``scope["state"]["caller"]`` (None if all callers are admitted) and
     ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted. If a service
     with ``tokens`` needs no token at present, it accepts only this machine's names in the Host header, so that a web
     page cannot reach it through a host name that resolves to this machine (DNS rebinding).
@@ -286,7 +290,7 @@ class Guard:
                 except ClientDisconnect:
                     return
                 except TimeoutError:
-                    raise FaultError(408, "request", "no complete body", "Sent too slowly; send it at once.") from None
+                    raise FaultError(408, "request", "no complete body", "Send the body without a pause.") from None
                 if large:
                     # A pause before a large body is parsed lets the event loop answer other requests.
                     async with self._turn:
@@ -314,7 +318,7 @@ class Guard:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
                 raise FaultError(
-                    400, "Host", host, "Without tokens only this machine is answered; send the request to 127.0.0.1."
+                    400, "Host", host, "A service without tokens answers only its own machine; send to 127.0.0.1."
                 )
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
@@ -339,7 +343,9 @@ class Guard:
         elif caller is None and tokens is not None:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
-            raise FaultError(411, "Transfer-Encoding", coding, "Not supported; send a Content-Length header.")
+            raise FaultError(
+                411, "Transfer-Encoding", coding, "This encoding is not supported; send a Content-Length header."
+            )
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
             raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
         if length > (most := self.max_body_bytes()):
@@ -395,10 +401,10 @@ def new_app(
     """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``; the caller adds its
     own routes.
 
-    All requests pass :class:`Observed` and then :class:`Guard`; both get those arguments of this function that they
-    also have. ``reasons`` returns the reasons why the service cannot answer at present; None: it always can.
-    ``field_name`` returns the name of a field from its path in a pydantic error; ``unrouted`` ends the remedy for a
-    path without a route.
+    All requests pass the middleware :class:`Observed` and then :class:`Guard`, which get their arguments from this
+    function's arguments of the same name. ``reasons`` returns the reasons why the service cannot answer at present;
+    None: it always can. ``field_name`` returns the name of a field from its path in a pydantic error; ``unrouted`` ends
+    the remedy for a path without a route.
     """
     app = FastAPI(
         title=title,
@@ -498,8 +504,8 @@ _id_now: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", defa
 
 
 class JsonLines(logging.Formatter):
-    """A log formatter that writes a record as one line of JSON: time, level, logger, message, request id, and the
-    fields of a request."""
+    """A log formatter that writes a log record as one line of JSON: time, level, logger, message, and, for a request,
+    its id and the logged fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as one line of JSON."""
@@ -560,7 +566,7 @@ class Observed:
     on_response: OnResponse = lambda *_: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and log it when its response starts."""
+        """Pass the request on to the next middleware, and log it when its response starts."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -660,7 +666,8 @@ class LimitedProtocol(H11Protocol):
         self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the connection; if there are too many, abort waiting connections of the busiest address."""
+        """Accept the connection. If there are too many, abort waiting connections of the address that has the most
+        incomplete requests."""
         super().connection_made(transport)
         # A response leaves in several pieces; asyncio does not set this for a socket that it did not make.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -729,7 +736,7 @@ class LimitedProtocol(H11Protocol):
         self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self.abort)
 
     def resume_writing(self) -> None:
-        """Cancel the deadline of :meth:`pause_writing`."""
+        """Cancel the deadline that :meth:`pause_writing` started, because the client has fetched data."""
         if self._write_deadline is not None:
             self._write_deadline.cancel()
         super().resume_writing()
@@ -738,12 +745,12 @@ class LimitedProtocol(H11Protocol):
         """Refuse a request that is not valid HTTP, or whose header section is too large."""
         size, most = len(self.conn.trailing_data[0]), self._limits.max_head_bytes
         if size > most:
-            self._refuse(431, fault("headers", f"{size} bytes", f"Expected at most {most} bytes; send fewer."))
+            self._refuse(431, fault("headers", f"{size} bytes", f"Expected at most {most} bytes; send fewer headers."))
         else:
             self._refuse(400, fault("request", "", msg))
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """Close the connection immediately, without sending the rest of a response."""
         # asyncio calls `connection_lost` in the next turn of the loop; the place has to be free now.
         self.connections.discard(self)
         self.transport.abort()
@@ -785,7 +792,7 @@ class LimitedProtocol(H11Protocol):
         if self.phase == "head" and not self.conn.trailing_data[0]:
             self.abort()  # the client has sent nothing
             return
-        self._refuse(408, fault("request", f"no complete {self.phase}", "Sent too slowly; send it at once."))
+        self._refuse(408, fault("request", f"no complete {self.phase}", "Sent too slowly; send it without a pause."))
         # The application may be waiting for the rest of the body.
         if self.cycle is not None:
             self.cycle.disconnected = True
@@ -823,7 +830,7 @@ class TlsFiles:
 
     @classmethod
     def given(cls, cert: Path | None, key: Path | None) -> TlsFiles | None:
-        """Return the files named by the options --tls-cert (``cert``) and --tls-key (``key``); None if neither was
+        """Return the TLS files named by the options --tls-cert (``cert``) and --tls-key (``key``); None if neither was
         given. ValueError if only one was."""
         if (cert is None) != (key is None):
             raise ValueError(
@@ -837,7 +844,7 @@ class TlsFiles:
 
         def no_password() -> str:
             # Without a function that refuses, OpenSSL asks on the terminal and waits there.
-            raise ValueError("the key has a password; give one without")
+            raise ValueError("the TLS key has a password; give a key without a password")
 
         context.load_cert_chain(self.cert, self.key, password=no_password)
 
@@ -858,9 +865,9 @@ class ServiceError(UserError, RuntimeError):
 class HttpSettings:
     """The settings of any HTTP service: its address, limits and logs.
 
-    ``rate`` limits the requests of one caller, ``strangers`` those of one address without a known token. ``tls``: the
-    files of a certificate; None: plain HTTP. ``log_file`` gets one JSON line per request. ``traces``: export spans as
-    the environment variables OTEL_EXPORTER_OTLP_* specify.
+    ``rate`` limits the requests of one known caller, ``strangers`` the requests from one network address without a
+    known token. ``tls``: the files of a certificate; None: plain HTTP. ``log_file`` gets one JSON line per request.
+    ``traces``: export spans as the environment variables OTEL_EXPORTER_OTLP_* specify.
     """
 
     host: str = "127.0.0.1"
@@ -874,13 +881,15 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 2**16:
-            raise ValueError(f"Expected 0 < port < 65536, got {self.port}.")
+            raise ValueError(f"--port: expected a number from 1 to 65535, got {self.port}.")
         if self.log_file is not None:
             try:
                 # Opened now, because the process that writes it could only fail after the start.
                 open_private(self.log_file).close()
             except OSError as error:
-                raise ValueError(f"--log-file: {self.log_file} cannot be written ({error}); give another.") from error
+                raise ValueError(
+                    f"--log-file: {self.log_file} cannot be written ({error}); give another file."
+                ) from error
 
     @property
     def url(self) -> str:
@@ -959,7 +968,8 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server with a long backlog, which reads its certificate again when the files change."""
+    """A uvicorn server with a long queue of pending connections, which reads its TLS certificate again when the files
+    change."""
 
     def __init__(self, config: uvicorn.Config, listening: socket.socket, tls: TlsFiles | None) -> None:
         super().__init__(config)
@@ -981,14 +991,15 @@ class _Server(uvicorn.Server):
                 try:
                     # Tried on a context of its own first: a pair that is half replaced must not end the one in use.
                     replace(self._tls).load_into(self.config.ssl)  # type: ignore[arg-type]
-                    _log.info("The certificate was read again.")
+                    _log.info("The TLS certificate was read again.")
                 except (ValueError, OSError) as error:
-                    _log.error("The certificate that was replaced is not used: %s", error)
+                    _log.error("The new TLS certificate is not used; correct its files: %s", error)
         return await super().on_tick(counter)
 
 
 def bind(host: str, port: int, *, timeout_s: float) -> socket.socket:
-    """Return a listening socket; wait up to ``timeout_s`` for a port in use. ServiceError if it cannot listen there."""
+    """Return a listening socket; wait up to ``timeout_s`` for a port in use. ServiceError if it is impossible to listen
+    at this address."""
     # A process that just died may still hold the port.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline_s = time.monotonic() + timeout_s

@@ -40,7 +40,7 @@ _LEAD = "The terms on FairPATE's pages. The pages show the same definitions for 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """A term of the glossary: its name, synonyms, the labels on pages that it explains, and its meaning."""
+    """A term of the glossary: its name, its synonyms, the labels on pages that refer to it, and its meaning."""
 
     name: str
     also: tuple[str, ...]
@@ -49,7 +49,7 @@ class Term:
 
     @property
     def key(self) -> str:
-        """The id of the HTML element with the term's meaning."""
+        """The id of the HTML element that contains this term's meaning."""
         return "term-" + "".join(letter if letter.isalnum() else "-" for letter in self.name.lower())
 
 
@@ -80,7 +80,7 @@ def term_of(word: str) -> Term | None:
 
 
 def markdown() -> str:
-    """Return the glossary as Markdown, the text of ``docs/glossary.md``."""
+    """Return the glossary as Markdown, which is the content of ``docs/glossary.md``."""
     lines = [f"# {_TITLE}", "", _LEAD]
     for chapter, terms in glossary().items():
         lines += ["", f"## {chapter}"]
@@ -108,7 +108,8 @@ _WHICH: dict[Unit, str] = {
 
 
 def least_wrong(epsilon: float, delta: float) -> float:
-    """Return the least share of an attacker's guesses that are wrong: 1/2 is no better than a coin, 0 is certainty."""
+    """Return the least possible share of wrong guesses of an attacker, given an (epsilon, delta) guarantee: 1/2 means
+    that guesses are no better than a coin, 0 that they can always be right."""
     if math.isinf(epsilon):
         return 0.0
     # By e^-eps, because e^eps overflows.
@@ -116,7 +117,8 @@ def least_wrong(epsilon: float, delta: float) -> float:
 
 
 def most_detected(false_alarms: float, epsilon: float, delta: float) -> float:
-    """Return the largest share of units that an attacker can detect at a given share of false alarms.
+    """Return the largest share of privacy units (records or persons) that an attacker can detect as members, given the
+    share of ``false_alarms`` among non-members.
 
     This is the trade-off curve of an (epsilon, delta) guarantee (Kairouz, Oh and Viswanath, arXiv 1311.0776):
     P[detected] <= e^eps P[false alarm] + delta, and 1 - P[false alarm] <= e^eps (1 - P[detected]) + delta.
@@ -128,15 +130,15 @@ def most_detected(false_alarms: float, epsilon: float, delta: float) -> float:
 
 
 def strength(epsilon: float, delta: float) -> Strength:
-    """Return a word for how strong a guarantee is: ``void`` if an attacker may be right 99.9 % of the time, ``weak`` if
-    95 %, ``bounded`` otherwise."""
+    """Return a word for the strength of an (epsilon, delta) guarantee: ``void`` if an attacker may guess right 99.9 %
+    of the time, ``weak`` if 95 %, ``bounded`` otherwise."""
     wrong = least_wrong(epsilon, delta)
     return "void" if wrong <= _VOID else "weak" if wrong <= _WEAK else "bounded"
 
 
 def most_often_right(epsilon: float, delta: float) -> str:
-    """Return the largest share of an attacker's guesses that are right, as text in per cent, rounded up; near 100 %
-    with more digits."""
+    """Return the largest possible share of right guesses of an attacker, given an (epsilon, delta) guarantee, as text
+    in per cent, rounded up; near 100 % with more digits."""
     wrong = 100 * Decimal(least_wrong(epsilon, delta))
     if wrong < 100 * _NEVER:
         return "practically 100\u00a0%"
@@ -156,7 +158,8 @@ def delta_text(value: float) -> str:
 
 
 def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, seen: str) -> str:
-    """Return one or two sentences on what an attacker who sees ``seen`` can learn about one unit."""
+    """Return one or two sentences on what an attacker who sees ``seen`` (the published output, in words) can learn
+    about one privacy unit."""
     if math.isinf(epsilon):
         return f"No ε is finite: there is no bound on what can be learned about one {unit}."
     if unit in UNITS:
@@ -181,7 +184,8 @@ _NEARLY = 0.99  # of the worst case
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedCosts:
-    """The privacy costs of queries compared with their worst case; depends on votes, so for the operator only.
+    """Each query's data-dependent privacy cost, compared with its worst case over all possible votes. The comparison
+    depends on votes, so only the operator may see it.
 
     ``of_worst_Q``: each cost as a share of the worst case, 0 to 1; NaN if the worst case is infinite, as without noise.
     ``varies``: whether votes change the cost of any query that was voted on. ``dearest``: indices of the most expensive
@@ -195,7 +199,8 @@ class ComparedCosts:
 
 
 def compared_costs(cost_Q: FloatArray, worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> ComparedCosts:
-    """Compare the privacy cost of each query with its worst case. ``voted_Q`` marks the queries that were voted on."""
+    """Compare the data-dependent privacy cost of each query (``cost_Q``) with its worst case over all possible votes
+    (``worst_Q``). ``voted_Q`` is True for the queries on which teachers voted."""
     known_Q = np.isfinite(worst_Q) & (worst_Q > 0)
     of_worst_Q, total = np.full(len(cost_Q), math.nan), float(cost_Q.sum())
     of_worst_Q[known_Q] = np.clip(cost_Q[known_Q] / worst_Q[known_Q], 0, 1)
@@ -236,13 +241,14 @@ _MONTHS = (
 
 
 def count(value: int | None) -> str:
-    """Return a whole number as text with thousands separators; None is a number that is too small to be shown."""
+    """Return a whole number as text with thousands separators. None, a number too small to be shown, becomes "too
+    few"."""
     return "too few" if value is None else f"{value:,}"
 
 
 def counted(value: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun, such as ``1 seed`` or ``2 seeds``; ``plural`` is needed unless the plural is the
-    noun with an s."""
+    """Return a number with its noun, such as ``1 seed`` or ``2 seeds``. Give the ``plural`` if it is not the noun with
+    an s."""
     return f"{value:,} {noun if value == 1 else plural or f'{noun}s'}"
 
 
@@ -272,7 +278,7 @@ def estimated(found: Any) -> str:
 
 
 def estimate(found: Any) -> tuple[str, str]:
-    """Return the value and the confidence interval of an estimated share, ratio or count, as two texts."""
+    """Return two texts for an estimated share, ratio or count: its value and its confidence interval."""
     kinds: dict[str, Callable[[float], str]] = {
         "share": percent,
         "ratio": decimal,
@@ -283,7 +289,7 @@ def estimate(found: Any) -> tuple[str, str]:
 
 
 def number(value: float) -> str:
-    """Return a number in its shortest readable form: whole numbers in full, others with three digits."""
+    """Return a number in its shortest readable form: whole numbers in full, others with three significant digits."""
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -310,15 +316,16 @@ def made_words(made_on: str | None, version: str) -> str:
 
 
 def in_two_lines(measure: str) -> str:
-    """Return the name of a measure in two lines, for a narrow column: broken at its first hyphen, or else space."""
+    """Return the name of a measure in two lines, for a narrow table column: broken at its first hyphen, or else at its
+    first space."""
     mark = "-" if "-" in measure else " "
     first, _, second = measure.partition(mark)
     return f"{first}{mark.strip()}\n{second}"
 
 
 def place(value: float, *, largest: float) -> float:
-    """Return the position of a value on an axis from 0 to ``largest``, in per cent of the axis's length, limited to
-    0..100."""
+    """Return the position of a value on an axis from 0 to ``largest``, in per cent of the axis's length; values beyond
+    the axis get 0 or 100."""
     return round(100 * min(max(value / largest, 0), 1), 1) if largest > 0 else 0.0
 
 
@@ -331,7 +338,7 @@ def scale_end(values: Sequence[float]) -> float:
 
 
 def name_of(schema: Mapping[str, Any]) -> str:
-    """Return the name of a schema in an OpenAPI document, or its kind if it has no name."""
+    """Return the name of ``schema``, a schema in an OpenAPI document; if it has no name, its type."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema or "oneOf" in schema:

@@ -58,7 +58,8 @@ def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and values, one pair per line; on a narrow terminal a long value is wrapped."""
+    """Return a table with one line for each pair of name and value in ``rows``; on a narrow terminal a long value is
+    wrapped."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -68,8 +69,8 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def listing(*headers: str | Column) -> Table:
-    """Return a table without rows whose first column is never wrapped; on a narrow terminal the other columns are
-    wrapped, never cut."""
+    """Return an empty table with these ``headers``, to which the caller adds rows. On a narrow terminal the first
+    column is never wrapped; the others are wrapped, never cut."""
     first, *others = (Column(header) if isinstance(header, str) else header for header in headers)
     folded = (replace(column, overflow="fold") for column in others)
     # Without edges, which are blank lines: `| head -1` shows the names.
@@ -80,8 +81,8 @@ def listing(*headers: str | Column) -> Table:
 class Output:
     """The output of a command: ``facts`` for a program (JSON), ``words`` for a person.
 
-    ``words``: None prints a line for each fact, an iterator is printed line by line. ``code`` is the exit code;
-    ``failure`` explains on standard error why the code is not 0.
+    If ``words`` is None, each fact is printed on a line; if it is an iterator, each of its items is printed on a line.
+    ``code`` is the exit code; ``failure`` is printed on standard error to explain a code that is not 0.
     """
 
     facts: Mapping[str, Any]
@@ -92,7 +93,7 @@ class Output:
 
 @dataclass
 class _Document:
-    """The stream to which the running command's only JSON document goes, and whether the document was written."""
+    """The stream for the single JSON document of the running command, and whether that document was written."""
 
     stream: TextIO
     is_written: bool = False
@@ -157,8 +158,8 @@ def say(text: str) -> None:
 
 
 def tell_program(facts: Mapping[str, Any], *, error: str | None = None, code: int = 1) -> None:
-    """With `--json`, write ``facts``, and the ``error`` if any, as the command's JSON document. Do nothing without
-    `--json`, or if the document was written before."""
+    """With `--json`, write ``facts``, and the ``error`` if any, as the command's only JSON document. Do nothing without
+    `--json`, or if that document was written before."""
     document = _document.get()
     # A second document would make neither of them readable.
     if document is None or document.is_written:
@@ -193,7 +194,8 @@ class Pace:
     _last: tuple[int, int] = field(default=(0, 0), init=False)
 
     def left(self, done: int, total: int) -> str:
-        """Record that ``done`` of ``total`` steps are done; return the remaining time in words, empty while unknown.
+        """Record that ``done`` of ``total`` steps are done; return the remaining time in words, or an empty text while
+        it is unknown.
 
         If ``done`` decreases or ``total`` changes, the measurement starts again.
         """
@@ -221,8 +223,8 @@ class Reporter:
     """The progress display of a command: :meth:`stage` shows a stage with its progress, :meth:`note` prints a line
     under it.
 
-    ``quiet``: display nothing. ``asks``: :meth:`consent` asks the person at the terminal; otherwise it agrees without
-    asking.
+    ``quiet``: display nothing. ``asks``: :meth:`consent` asks the person at the terminal; without it, the method takes
+    consent for granted.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, asks: bool = False) -> None:
@@ -231,8 +233,8 @@ class Reporter:
 
     @contextmanager
     def stage(self, name: str, *, patience_s: float = 0.0) -> Iterator[Advance]:
-        """Context manager: show a stage and its progress inside the ``with`` block, including steps that loops report
-        (:mod:`fairpate.types`).
+        """Context manager: while the ``with`` block runs, show the stage ``name`` and its progress, including the steps
+        that loops report through :func:`fairpate.types.tell`.
 
         Yields the function ``advance(done, total)``, which reports progress. A stage that takes less than
         ``patience_s`` is not shown. With a quiet reporter, ``advance`` reports to the listener around this block, if
@@ -250,8 +252,8 @@ class Reporter:
             yield advance
 
     def consent(self, question: str) -> None:
-        """Ask the person at the terminal to agree to ``question``, if this reporter ``asks``. UsageError if the person
-        does not agree, or if there is no terminal."""
+        """Ask the person at the terminal to agree to ``question``; do nothing unless this reporter ``asks``. UsageError
+        if the person does not agree, or if there is no terminal."""
         if not self.asks:
             return
         if is_for_program() or not sys.stdin.isatty():
@@ -260,14 +262,14 @@ class Reporter:
             raise UsageError("Not agreed: nothing was trained, charged or published. Agree, or give --yes.")
 
     def note(self, name: str, text: str) -> None:
-        """Print one line under a stage."""
+        """Print ``text`` as one line below the display of the stage ``name``."""
         # A caller may have a console of its own, which would take brackets in a message for markup.
         self.console.print(f"{name:<{_NAME_WIDTH}} {text}", soft_wrap=True, markup=False)
 
 
 @contextmanager
 def waiting(name: str) -> Iterator[Advance]:
-    """Context manager: show the ``with`` block as a stage ``name``, but only if it takes longer than two seconds; for
+    """Context manager: show the ``with`` block as a stage ``name`` if it takes longer than two seconds. It is meant for
     commands that usually end sooner."""
     with Reporter().stage(name, patience_s=_PATIENCE_S) as advance:
         yield advance
@@ -304,8 +306,8 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 
 @contextmanager
 def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
-    """Context manager: print a line at the start and at the end of a stage, and in between, at growing intervals, its
-    progress and remaining time."""
+    """Context manager: print a line when a stage starts and one when it ends; in between, print its progress and
+    remaining time at growing intervals."""
     started, pace, next_line_s, is_shown = time.monotonic(), Pace(), _FIRST_LINE_S, patience_s == 0
     if is_shown:
         console.print(f"{name} started")
@@ -342,7 +344,8 @@ class MissingExtraError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraFault:
-    """The reason in ``words`` why an extra cannot be imported, with the command that installs it.
+    """The reason, in ``words``, why the modules of an extra (optional packages) cannot be imported, with the command
+    that installs them.
 
     ``is_broken``: the extra is installed and cannot be imported; otherwise it is not installed.
     """
@@ -352,7 +355,8 @@ class ExtraFault:
 
 
 def extra_fault(extra: str) -> ExtraFault | None:
-    """Import the modules of the optional ``extra``; return the fault of the first that cannot be imported, or None.
+    """Import the modules of the optional ``extra``; return why the first module that cannot be imported fails, or None
+    if all can be imported.
 
     A module that is installed may still fail: `ray.serve` comes with Ray and needs packages that only the extra
     installs, and psycopg needs libpq.

@@ -66,7 +66,7 @@ class FairRule:
     limit: float = 0.1
 
     def __str__(self) -> str:
-        """Return the rule in the form that a configuration takes: NOTION=LIMIT."""
+        """Return this definition of fair as text in the form that a configuration takes: NOTION=LIMIT."""
         return f"{self.notion}={self.limit}"
 
 
@@ -89,7 +89,8 @@ class UserError(Exception):
 
 
 class UsageError(UserError):
-    """Raised for a fault of the request itself (an option, a name or a configuration), which would fail on any machine.
+    """Raised for a fault of the user's request itself (an option, a name or a configuration), which would fail on any
+    machine.
 
     A command ends with exit code 2 for this error, and with 1 for other failures.
     """
@@ -106,7 +107,8 @@ class DataSettingsError(DataError, UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class GateRule:
-    """The rule by which a demographic-parity gate answers or rejects labels, in CF-GNMax, P_pre and IDP3.
+    """The rule by which a demographic-parity gate accepts or rejects labels. FairPATE uses it in CF-GNMax (answers to
+    queries), P_pre (training labels of a student) and IDP3 (predictions of a student).
 
     ``max_disparity`` is the margin gamma, at least 0: a label is answered only if the gap that would result, its
     tentative gap, is strictly below the margin; ``inf`` switches the gate off. ``min_count`` is M, at least 0: the
@@ -153,12 +155,12 @@ class MechanismParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The limit on the queries of a ledger; fixed when the ledger is created.
+    """The limit on all queries in a ledger (the record of queries and their costs); fixed when the ledger is created.
 
-    ``data_independent`` stops before the data-independent cost of the submitted queries exceeds (``epsilon``,
-    ``delta``), ``query_count`` after ``max_queries``. ``data_dependent`` stops by the cost that depends on votes, as
-    the paper does: the point at which it stops is a function of private votes, and leaks information about them.
-    ``delta`` is also the delta at which costs are stated.
+    A budget of the kind ``data_independent`` stops before the data-independent cost of the submitted queries exceeds
+    (``epsilon``, ``delta``), ``query_count`` after ``max_queries``. ``data_dependent`` stops by the cost that depends
+    on votes, as the PATE papers do: the query at which it stops is a function of private votes, and leaks information
+    about them. ``delta`` is also the delta at which costs are stated.
     """
 
     kind: BudgetKind
@@ -200,11 +202,11 @@ class VoteBatch:
             )
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """Return the rows ``rows`` of ``votes_QC``: the votes per class on these queries."""
+        """Return the votes per class on the queries with the indices ``rows``: these rows of ``votes_QC``."""
         return self.votes_QC[list(rows)]
 
     def take(self, rows: Sequence[int]) -> VoteBatch:
-        """Return a batch of the queries in ``rows``, in this order."""
+        """Return the votes on the queries in ``rows`` as a new batch, in this order."""
         return VoteBatch(
             record_ids=[self.record_ids[row] for row in rows],
             groups_Q=self.groups_Q[list(rows)],
@@ -215,10 +217,10 @@ class VoteBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSet:
-    """The public records that were answered, in the order of their queries, with their released labels.
+    """The public records whose queries were answered, in the order of the queries, with their released labels.
 
-    ``counts`` (Q, C) are the noisy votes, if they were released with every label. ``chances`` (Q, C), if any, are the
-    probabilities of all classes given the release; a student learns from them instead of ``labels``.
+    ``counts`` (Q, C) are the noisy votes, if they were released with every label. ``chances`` (Q, C), if given, are the
+    probabilities of all classes given what was released; a student learns from them instead of ``labels``.
     """
 
     record_ids: tuple[str, ...]
@@ -251,8 +253,9 @@ class LabelledSet:
 class QueryOutcomes:
     """The numbers of queries by outcome. Outcomes are released, so counting them has no privacy cost.
 
-    ``epsilon_submitted`` is the cost of all queries in the ledger at their full cost, including queries that were
-    refused for free or left open by a crash, because the number of free refusals depends on the released labels.
+    ``epsilon_submitted`` is the epsilon if every query in the ledger is charged its full cost. This includes queries
+    that were refused before a vote, which cost nothing, or left open by a crash, because the number of such refusals
+    depends on the released labels.
     """
 
     submitted: int
@@ -268,19 +271,19 @@ class PrivacyStatement:
     """The privacy claim that is published with a run of any method.
 
     ``epsilon`` may be published and holds at ``delta`` for the stated unit and relation; null: no guarantee. It is the
-    cost of ``events``, computed by ``accounting``. With ``queries`` it is the bound that was fixed before the first
-    query. It exceeds ``queries.epsilon_submitted`` only if the number of queries may depend on released labels (queries
-    chosen in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private. ``not_protected``:
-    what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's own number, if it was requested; not a
-    guarantee.
+    cost of ``events``, computed by ``accounting``. If ``queries`` were answered, it is the bound that was fixed before
+    the first query. It exceeds ``queries.epsilon_submitted`` only if the number of queries may depend on released
+    labels (queries chosen in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private.
+    ``not_protected``: what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's own number, if it
+    was requested; not a guarantee.
 
     ``earlier_releases`` is the number of releases on the same data set that were charged to the operator's odometer
     before this one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the
-    first; ``epsilon_adaptive_with_earlier`` is the least limit of a filter that admits them if each was chosen after
-    seeing the results of earlier ones. All three are null if they are not to be published, or if the run was not
-    charged to the odometer or is not private. ``part_events`` are the events on test or validation records, which no
-    other event read: ``epsilon`` is then the largest of the costs of training, test and validation records. ``remarks``
-    qualify the claim in words.
+    first; ``epsilon_adaptive_with_earlier`` is the least limit of a privacy filter that admits all of them even if each
+    was chosen after seeing the results of earlier ones. All three are null if they are not to be published, or if the
+    run was not charged to the odometer or is not private. ``part_events`` are the events on test or validation records,
+    which no other event read: ``epsilon`` is then the largest of the costs of training, test and validation records.
+    ``remarks`` qualify the claim in words.
     """
 
     method: str
@@ -323,11 +326,11 @@ class RunRecord:
     ``fairness`` maps each notion's name (:mod:`fairpate.fairness.rates`) to its ``value``, ``low`` and ``high`` over
     answered test records; null: undefined. ``disparity`` is the value of demographic parity. ``majority_accuracy`` is
     the accuracy of always predicting the most common class of the same test records. ``degenerate`` says in words why
-    the other metrics mean nothing; empty if they are meaningful. ``underserved_groups`` would be served better, by more
-    than chance, by always predicting their own most common class; ``unmeasured_groups`` have too few answered test
-    records and are left out of gaps. ``answered`` is the number of released labels of a method that answers queries,
-    ``answered_by_group`` that of each public group in the order of its codes; null for other methods. ``metrics``:
-    whether a guarantee covers the metrics.
+    the other metrics mean nothing; empty if they are meaningful. For ``underserved_groups``, always predicting the
+    group's own most common class would be more accurate, by more than chance; ``unmeasured_groups`` have too few
+    answered test records and are left out of gaps. ``answered`` is the number of released labels of a method that
+    answers queries, ``answered_by_group`` that of each public group in the order of its codes; null for other methods.
+    ``metrics``: whether a guarantee covers the metrics.
     """
 
     method: str
@@ -356,7 +359,8 @@ ItemT = TypeVar("ItemT")
 
 
 def stream_seed(seed: int, *stream: int) -> int:
-    """Return the seed, below 2**63, for one part of a run with the given ``seed``; ``stream`` identifies the part."""
+    """Return a seed below 2**63 for one part of a run, derived from the run's ``seed``; the numbers ``stream`` identify
+    the part, so that parts have independent seeds."""
     # Hashed together: by a sum, one part of this seed would draw the numbers of another part of the next.
     # 63 bits, because torch's seeds are signed.
     return int(np.random.SeedSequence([seed, *stream]).generate_state(1, np.uint64)[0] >> 1)
@@ -380,7 +384,8 @@ def strict(value: Any) -> Any:
 
 
 def worded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with infinities replaced by the texts "inf" and "-inf", because JSON has no number for them."""
+    """Return a copy of ``values`` with infinities replaced by the texts "inf" and "-inf", because JSON has no number
+    for them."""
     return {
         name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
     }
@@ -390,9 +395,10 @@ _type_hints = cache(get_type_hints)
 
 
 def restored(kind: type[ItemT], value: Any) -> ItemT:
-    """Undo :func:`strict`: build a value of type ``kind`` from its JSON form ``value``; a null number becomes NaN.
+    """Return the value of type ``kind`` whose JSON form, made by :func:`strict`, is ``value``; a null number becomes
+    NaN.
 
-    TypeError for a dataclass with a missing or unknown field, and for a value of another form.
+    TypeError for a dataclass with a missing or unknown field, and for a JSON value of another form.
     """
     found, inside = value, get_args(kind)
     if is_dataclass(kind):
@@ -422,7 +428,8 @@ _LONG_S = 20.0
 
 
 def tell(done: int, total: int) -> None:
-    """Report to the listener (:func:`heard_by`), if any, that ``done`` of ``total`` steps are done."""
+    """Report that ``done`` of ``total`` steps of a loop are done, to the listener that :func:`heard_by` installed, if
+    any."""
     advance, _ = _listener.get()
     if advance is not None:
         advance(done, total)
@@ -432,7 +439,8 @@ def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
     """Yield ``items`` in blocks of ``size`` items, and report each finished block as progress; ``what`` names the loop
     for the user.
 
-    After the first block, a loop that will take 20 seconds or more is announced with its expected duration.
+    If the time for the first block shows that the loop will take 20 seconds or more, its expected duration is
+    announced.
     """
     started_s, count = time.monotonic(), len(items)
     # One block even for no items: callers join the results, which needs at least one of the right shape.
@@ -447,7 +455,7 @@ def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
 
 
 def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
-    """Yield the items, and report each as a finished step when the next one is requested."""
+    """Yield the items one by one, and report each as a finished step of a loop when the next one is requested."""
     for number, item in enumerate(items, 1):
         yield item
         # By now the caller has worked on it.
@@ -469,7 +477,8 @@ def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[Non
 
 
 class Later:
-    """A stand-in for a library that takes a second to import; it is imported when one of its attributes is first used.
+    """A stand-in for a library that takes a second to import: the library is imported when one of the stand-in's
+    attributes is first used.
 
     ``from fairpate.types import torch`` instead of ``import torch`` keeps commands that do not train fast. A base class
     or a decorator is needed while its module is imported, and has to be imported from the library itself. Attributes

@@ -1,4 +1,4 @@
-"""Read the card and the weights of a student's file without building the network.
+"""Read the card (the description of a student) and the weights from a student's file without building the network.
 
 The file's checksum covers card and weights, so that a file whose card can be read is complete.
 """
@@ -27,19 +27,19 @@ _UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, Attrib
 
 
 class StudentFileError(UserError):
-    """A student's file is missing or damaged, or is not a student's."""
+    """The file of a student is missing or damaged, or is another kind of file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentCard:
-    """The description of a student, stored in its file. ``idp3`` is the rule of the gate that refuses predictions, or
-    None.
+    """The description of a student, stored in its file.
 
+    ``idp3`` is the rule of the demographic-parity gate that refuses predictions; None if none is refused.
     ``num_members`` is the number of networks of a uniform mixture; None for a single network. ``mixing[a][j][k]`` is
-    the probability of predicting k for a member of group a if the network predicts j; None keeps the network's
-    prediction. ``num_training_labels`` is the number of released labels that it was trained on; None if not recorded.
-    ``embedding`` is the SHA-256 of the file of the embedding that is applied to records first; None without an
-    embedding.
+    the probability of predicting k for a record of group a if the network predicts j; None: the network's prediction is
+    used. ``num_training_labels`` is the number of released labels on which the student was trained; None if not
+    recorded. ``embedding`` is the SHA-256 of the file of the embedding that is applied to records first; None without
+    an embedding.
     """
 
     model: ModelConfig
@@ -58,7 +58,7 @@ class StudentCard:
         groups, classes = len(self.group_names), len(self.label_names)
         # A mixing of another shape may fail for some records alone, and the failure would tell who is there.
         if self.mixing is not None and np.shape(self.mixing) != (groups, classes, classes):
-            raise ValueError(f"Expected a mixing of shape {(groups, classes, classes)}, got {np.shape(self.mixing)}.")
+            raise ValueError(f"Expected mixing of shape {(groups, classes, classes)}, got {np.shape(self.mixing)}.")
 
     @property
     def is_randomised(self) -> bool:
@@ -72,22 +72,27 @@ class StudentCard:
 
 
 def read_card(path: Path) -> StudentCard:
-    """Return the card in a student's file; StudentFileError for any other file."""
+    """Return the card, the description of a student, from the student's file ``path``. StudentFileError if this is not
+    a student's file."""
     with readable(path):
         return read_student_file(path)[0]
 
 
 def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
-    """Return the card and the weights in a student's file. Call this inside :func:`readable`, which converts errors to
-    StudentFileError. A card that names an embedding needs the embedding's file next to the student's. A file without a
-    checksum is accepted if it can be read."""
+    """Return the card and the weights in a student's file.
+
+    Call this inside :func:`readable`, which converts errors to StudentFileError. If the card names an embedding, the
+    embedding's file must be next to the student's. A file without a checksum is accepted if it can be read.
+    """
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     values = json.loads(metadata.get("card", "{}"))
     # The format is in the card; a file without a card may name its own in the metadata.
     if (found := values.get("format", metadata.get("format"))) != FORMAT:
-        raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
+        raise StudentFileError(
+            f"{path}: expected a student of format {FORMAT}, found {found}; give the student.safetensors of a run."
+        )
     expected = values.pop("sha256", None)
     if expected not in (None, content_digest(values, weights)):
         raise ValueError("its content does not match its checksum")
@@ -102,7 +107,8 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Inside the block, convert the errors of reading a missing, damaged or different file to StudentFileError."""
+    """Inside the block, convert errors of reading the student's file ``path`` (missing, damaged or of another kind) to
+    StudentFileError."""
     try:
         yield
     except _UNREADABLE as error:

@@ -1,9 +1,9 @@
 """Serve the published student over HTTP: in one process, or as replicas on Ray Serve that share one gate.
 
-The student costs no further privacy, so any number of replicas may predict. With IDP3 (FairPATE, Algorithm 2) whether a
-prediction is answered depends on every answer before it. Its counters are therefore in one place: in the one process,
-or in a deployment with one replica, which processes the predictions of a request together and in order. The counters
-are zero when the service starts.
+The student costs no further privacy, so any number of replicas may predict. With IDP3, FairPATE's reject option
+(Algorithm 2), whether a prediction is answered depends on every answer before it. Its counters are therefore in one
+place: in the one process, or in a deployment with one replica, which processes the predictions of a request together
+and in order. The counters are zero when the service starts.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -31,8 +31,8 @@ OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 
 
 class Record(Body):
-    """One record: its features, as nested lists of the student's input shape, or its values by column; and the name of
-    its group."""
+    """One record, and the name of its group. The record is given as features, nested lists of the student's input
+    shape, or as values by column."""
 
     features: list[Any] | None = None
     columns: dict[str, str | float | None] | None = Field(
@@ -42,25 +42,27 @@ class Record(Body):
 
 
 class Records(Body):
-    """The records of one request."""
+    """The records of one request. The student predicts a label for each."""
 
     records: list[Record] = Field(min_length=1, max_length=MAX_RECORDS_PER_REQUEST)
 
 
 class SharedGate:
-    """The reject option (IDP3): a gate whose counters of answers all replicas share."""
+    """IDP3, the option to refuse predictions, as one demographic-parity gate with counters of answers that all replicas
+    of a student share."""
 
     def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
 
     async def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
-        """Decide in order which predictions are answered, and count them; return True for each that is."""
+        """Decide in order which of some predictions are answered, and count those; return True for each that is
+        answered."""
         # Nothing is awaited between two predictions, so that the requests of two clients do not mix.
         return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
 
 
 class StudentReplica:
-    """A copy of the student that predicts. If there is a shared gate, the gate decides which predictions are
+    """A copy of the student that predicts. If the copies share a gate, the gate decides which predictions are
     answered."""
 
     def __init__(self, path: Path, offer: OfferToGate | None, form: RecordForm | None = None) -> None:
@@ -72,7 +74,8 @@ class StudentReplica:
         self._offer = offer
 
     async def answer(self, body: Records) -> dict[str, Any]:
-        """Predict one label per record; it is null if IDP3 refuses to answer. FaultError for an invalid record."""
+        """Predict one label per record; the label is null if the reject option IDP3 refuses to answer. FaultError for
+        an invalid record."""
         card, shape, groups = self._card, self._student.record_shape, []
         features = np.stack([read_features(record, i, shape, self._form) for i, record in enumerate(body.records)])
         for i, record in enumerate(body.records):
@@ -97,7 +100,8 @@ class StudentReplica:
         return largest_body_bytes(shape, is_bytes=is_image, most_records=MAX_RECORDS_PER_REQUEST)
 
     def describe(self) -> dict[str, Any]:
-        """Return a description of the student as JSON: its inputs, labels and groups, and its gate."""
+        """Return a description of the student as JSON: its inputs, labels and groups, and the rule of its reject
+        option."""
         card = self._card
         rule = card.idp3
         return {
@@ -116,20 +120,22 @@ class StudentReplica:
 def read_features(
     record: Record, position: int, shape: tuple[int, ...], form: RecordForm | None = None
 ) -> npt.NDArray[np.generic]:
-    """Return the record's features in the student's type: bytes for images, ``float32`` for tables.
+    """Return the record's features in the type of the student's inputs: bytes for images, ``float32`` for tables.
 
-    ``form`` encodes values by column; ``position`` is the record's index, for messages. FaultError for invalid values,
-    and unless exactly one of features and columns is given.
+    ``form`` encodes values by column; ``position`` is the record's index in the request, for messages. FaultError for
+    invalid values, and unless either features or columns are given.
     """
     field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
     if record.columns is None and record.features is None:
-        raise FaultError(422, field, "", "Required; add this field, or columns.")
+        raise FaultError(422, field, "", "A record needs features or columns; add one of the two.")
     if record.columns is not None:
         if record.features is not None:
-            raise FaultError(422, field, "", "Expected either features or columns; leave one out.")
+            raise FaultError(422, field, "", "A record has either features or columns; leave one of the two out.")
         field = f"records.{position}.columns"
         if form is None:
-            raise FaultError(422, field, "", "This service does not know the student's columns; give features.")
+            raise FaultError(
+                422, field, "", "This service does not know the columns of records; give features instead."
+            )
         names = [column.name for column in form.fields]
         for unknown in record.columns.keys() - set(names):
             raise FaultError(
@@ -149,21 +155,24 @@ def read_features(
         # In double precision: a byte would lose a fraction without notice, and float32 makes large numbers infinite.
         values = np.array(record.features, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
-        raise FaultError(422, field, record.features, "Expected nested lists of numbers, all of one length.") from None
+        raise FaultError(
+            422, field, record.features, "Expected nested lists of numbers, all lists of a level of one length."
+        ) from None
     if values.shape != shape:
-        raise FaultError(422, field, values.shape, f"Expected the shape {shape}.")
+        raise FaultError(422, field, values.shape, f"Expected features of shape {shape}.")
     low, high = (0.0, 255.0) if is_image else (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
     if not ((values >= low) & (values <= high)).all() or (is_image and (values % 1).any()):
         kind = "whole numbers" if is_image else "finite numbers"
-        raise FaultError(422, field, "out of range", f"Expected {kind} from {low:g} to {high:g}.")
+        raise FaultError(422, field, "out of range", f"Expected features that are {kind} from {low:g} to {high:g}.")
     return values.astype(np.uint8 if is_image else np.float32)
 
 
 def student_app(replica: Callable[[], StudentReplica], **options: Any) -> FastAPI:
-    """Return the HTTP application; ``replica()`` returns the copy of the student that serves a request.
+    """Return the HTTP application of a student; ``replica()`` returns the copy of the student that answers a request.
 
     ``options`` are tokens, rate and tracer as in :func:`fairpate.http_server.new_app`. Without tokens every caller is
-    admitted. The rate limits one caller: the name of a token, or an address if no token is needed.
+    admitted. The rate of requests is limited for each caller, who is known by the name of a token or, if no token is
+    needed, by an address.
     """
 
     async def reasons() -> Sequence[str]:
@@ -182,21 +191,21 @@ def student_app(replica: Callable[[], StudentReplica], **options: Any) -> FastAP
 
     @app.post("/v1/predictions")
     async def predict(body: Records) -> Any:
-        """Predict one label per record; it is null if IDP3 refuses to answer."""
+        """Predict one label per record; the label is null if the reject option IDP3 refuses to answer."""
         return await replica().answer(body)
 
     @app.get("/v1/student")
     async def card() -> Any:
-        """Return a description of the student: its inputs, labels and groups, and its gate."""
+        """Return a description of the student: its inputs, labels and groups, and the rule of its reject option."""
         return replica().describe()
 
     return app
 
 
 def student_in_one_process(path: Path, *, form: RecordForm | None = None, **options: Any) -> FastAPI:
-    """Return the HTTP application of the student in the file ``path``, with its gate.
+    """Return the HTTP application of the student in the file ``path``, with its reject option.
 
-    With ``form``, a record may be given as values by column; ``options`` as in :func:`student_app`. StudentFileError if
+    ``form`` lets requests give a record as values by column; ``options`` as in :func:`student_app`. StudentFileError if
     the file is missing or damaged.
     """
     card, offer = read_card(path), None
@@ -207,8 +216,8 @@ def student_in_one_process(path: Path, *, form: RecordForm | None = None, **opti
 
 
 class ServedStudent(BaseModel):
-    """The arguments of :func:`application` in a Ray Serve configuration: the student's file, and the number of
-    copies."""
+    """The arguments of :func:`application` in a Ray Serve configuration: the student's file, and the number of copies
+    that serve it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     student: Path = Field(description="Absolute path of the student's file, the same on every node.")
@@ -251,8 +260,8 @@ def application(arguments: dict[str, Any]) -> Any:
 
 @contextmanager
 def student_served(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> Iterator[None]:
-    """Serve copies of the student on the running Ray inside the block. StudentFileError if the file is missing or
-    damaged."""
+    """Serve ``num_replicas`` copies of the student in the file ``path`` on the running Ray, inside the block.
+    StudentFileError if the file is missing or damaged."""
     from ray import serve
 
     arguments = {"student": path.absolute(), "num_replicas": num_replicas, "cpus_per_replica": cpus_per_replica}

@@ -66,7 +66,8 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Student:
-    """A network with its card, and the ``embedding`` that is applied to records before the network, or None."""
+    """A published model: a network with its card (its description), and the ``embedding`` that is applied to records
+    before the network, or None."""
 
     card: StudentCard
     network: nn.Module
@@ -80,11 +81,11 @@ class Student:
     def predict(
         self, x: Tensor, sensitive_features: IntArray | None = None, *, generator: np.random.Generator | None = None
     ) -> Prediction:
-        """Predict labels for records with features (N, ...).
+        """Predict labels for N records with the features ``x`` (N, ...).
 
-        With IDP3 some predictions are refused. ``sensitive_features`` (N,) are the records' groups, needed for IDP3 and
-        for a student whose card has a ``mixing`` by group; ValueError without. ``generator`` draws the labels of a
-        randomised student; None: a new generator.
+        With the reject option IDP3 some predictions are refused. ``sensitive_features`` (N,) are the records' groups;
+        they are needed with IDP3 and for a student that replaces predictions by group (``mixing`` in its card), else
+        ValueError. ``generator`` draws the labels of a randomised student; None: a new generator.
         """
         # Checked here too: `probabilities` needs groups only if predictions are mixed by group.
         if self.card.idp3 is not None and sensitive_features is None:
@@ -104,8 +105,8 @@ class Student:
         return Prediction(labels=labels, probabilities_NC=probabilities, answered=answered)
 
     def probabilities(self, x: Tensor, sensitive_features: IntArray | None = None) -> npt.NDArray[np.float32]:
-        """Return the probability of predicting each label, shape (N, C). ValueError if groups are needed and not
-        given."""
+        """Return the probability of predicting each label for each record, shape (N, C). ValueError if the student
+        needs the records' groups and they are not given."""
         if tuple(x.shape[1:]) != self.record_shape:
             raise ValueError(f"Expected features of shape (N, *{self.record_shape}), got {tuple(x.shape)}.")
         if self.embedding is not None:
@@ -120,8 +121,8 @@ class Student:
 
 
 def save_student(student: Student, path: Path) -> None:
-    """Write a student's weights and card to one safetensors file. The card identifies the file of initial weights by
-    its checksum, without a path."""
+    """Write a student's weights and card to the safetensors file ``path``. The card identifies a file of pretrained
+    initial weights by its checksum, without its path."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
     # safetensors stores contiguous tensors only.
@@ -148,7 +149,7 @@ def load_student(path: Path) -> Student:
 
 
 def build_network(card: StudentCard) -> nn.Module:
-    """Build the network that ``card`` describes, without its trained weights."""
+    """Build the network that ``card``, a student's description, specifies; without its trained weights."""
     members = [
         build_model(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
         for _ in range(card.num_members or 1)
@@ -163,7 +164,8 @@ _UNLABELLED_PER_LABELLED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class PublicRecords:
-    """The training records of a student: answered features (N, ...), their labels, and unlabelled features (M, ...).
+    """The training records of a student: features (N, ...) of answered records, their labels, and features (M, ...) of
+    unlabelled ones.
 
     ``labels`` are classes (N,) ``int64``, or probabilities of every class (N, C) ``float32``. The loss is the cross
     entropy in both cases; label smoothing s moves both towards the uniform distribution: (1 - s) p + s / C.
@@ -249,10 +251,10 @@ def _fixmatch(
     on_progress: ProgressCallback,
     penalty: fit.Penalty | None,
 ) -> nn.Module:
-    """Train ``model`` by FixMatch and return it.
+    """Train ``model`` by FixMatch (semi-supervised learning from weakly and strongly augmented images) and return it.
 
-    An epoch visits every record at least once: the shorter of the two streams, answered and unlabelled records, is
-    repeated. Both losses have the same weight, and a batch has four unlabelled records for each answered one.
+    An epoch visits every record at least once: of answered and unlabelled records, the fewer are repeated. Both losses
+    have the same weight, and a batch has four unlabelled records for each answered one.
     """
 
     def endless(total: int, batch_size: int) -> Iterator[Tensor]:
@@ -326,19 +328,19 @@ class PortableError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class PortableStudent:
-    """An exported student: the bytes of ``model.onnx`` and the values of ``model.json``."""
+    """A student exported for use without this library: the bytes of ``model.onnx`` and the values of ``model.json``."""
 
     graph: bytes
     description: dict[str, Any]
 
 
 def missing_packages() -> tuple[str, ...]:
-    """Return the names in :data:`PACKAGES` that are not installed."""
+    """Return those packages needed for an export (:data:`PACKAGES`) that are not installed."""
     return tuple(name for name in PACKAGES if importlib.util.find_spec(name) is None)
 
 
 def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] | None = None) -> PortableStudent:
-    """Export a student: return its ONNX graph and the description of it.
+    """Export a student: return its ONNX graph and the description of how to use it.
 
     The graph is checked on ``records`` (N, ...), public inputs of the student. ``encoding`` describes how a raw row
     becomes an input of the graph. PortableError if torch cannot write the graph, or if its predictions differ from the
@@ -391,8 +393,8 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
 
 
 class _Whole(nn.Module):
-    """The whole student as one module for export: maps records (and groups, if predictions are mixed by group) to the
-    probabilities of labels."""
+    """The whole student (embedding, networks, mixture) as one module for export: maps records, and groups if
+    predictions are replaced by group, to the probabilities of labels."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
@@ -402,7 +404,7 @@ class _Whole(nn.Module):
         self.register_buffer("mixing_GCC", None if mixing is None else torch.tensor(mixing, dtype=torch.float32))
 
     def forward(self, records: Tensor, groups: Tensor | None = None) -> Tensor:
-        """Return probabilities (N, C) for records (N, ...) and groups (N,)."""
+        """Return the probabilities of labels (N, C) for records (N, ...) and their groups (N,)."""
         x = records if self._embedding is None else self._embedding(records, at_once=True)
         probabilities: Tensor = self.network(x).softmax(dim=1)
         if self.mixing_GCC is None or groups is None:
@@ -415,8 +417,11 @@ class _Whole(nn.Module):
 
 
 def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
-    """Return the bytes of the ONNX file, which contains the weights, accepts any number of records, and contains no
-    local path."""
+    """Export the module ``whole`` to ONNX and return the bytes of the file, which contains the weights, accepts any
+    number of records, and contains no local path.
+
+    ``records`` and ``groups`` are example inputs.
+    """
     from onnxscript import opset18
 
     def hypot(one: Any, other: Any) -> Any:
@@ -444,7 +449,9 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
             )
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise PortableError(f"model.onnx: torch {torch.__version__} cannot write this model: {reason}") from error
+            raise PortableError(
+                f"model.onnx: torch {torch.__version__} cannot write this model ({reason}); use another model."
+            ) from error
     assert program is not None
     model: Any = program.model_proto
     # Documentation strings and metadata, where the exporter writes paths and lines of code.
@@ -461,10 +468,11 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
 
 
 def _check(graph: bytes, student: Student, records: Tensor, groups: IntArray | None) -> None:
-    """Raise PortableError unless the graph predicts the same as the student, for one record and for all.
+    """Raise PortableError unless the ONNX ``graph`` predicts the same as the student, for one record and for all
+    ``records``.
 
     The probabilities of a randomised student depend on the most likely label, and rounding may break a tie differently:
-    for it one record in a hundred may differ.
+    so for such a student one record in a hundred may differ.
     """
     import onnxruntime
 
@@ -479,4 +487,4 @@ def _check(graph: bytes, student: Student, records: Tensor, groups: IntArray | N
         apart = (np.abs(found - expected[:count]).max(axis=1) > _TOLERANCE).mean()
         if found.shape != expected[:count].shape or not apart <= (_MOST_APART if student.card.is_randomised else 0):
             what = f"predicts something other than the student on {apart:.0%} of {count} public records"
-            raise PortableError(f"model.onnx: {what}, so it is not published.")
+            raise PortableError(f"model.onnx: {what}, so it is not written; report this as a defect.")

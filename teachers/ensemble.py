@@ -73,24 +73,26 @@ _log = logging.getLogger(__name__)
 
 
 class PoolError(UserError, RuntimeError):
-    """A pool of workers could not finish its work; the cause is chained."""
+    """A pool of workers could not finish its work. The error that caused this is chained."""
 
 
 @dataclass(eq=False)
 class BlockPool:
     """Computes ``function(shared, item, device)`` for many items, one after another in this process.
 
-    It is for a machine without Ray or with a single GPU; subclasses use several workers. ``device``: the torch device
+    It is for a machine without Ray or with a single GPU; subclasses use several workers. ``device`` is the torch device
     of every worker.
     """
 
     device: str = "cpu"
 
     def carry(self, module: ModuleType) -> None:
-        """Send the code of ``module`` to workers on which it is not installed. This pool has no workers: do nothing."""
+        """Send the code of ``module`` to the workers on which it is not installed. This pool has no workers, so nothing
+        is done."""
 
     def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield pairs (position of an item, result), in the order in which results arrive. Items are read lazily."""
+        """Apply ``function(shared, item, device)`` to the items; yield pairs (position of an item, result) as results
+        arrive. Items are read lazily."""
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
@@ -105,8 +107,8 @@ class BlockPool:
     ) -> Counts:
         """Return the sum of ``function(shared, item, device)`` over the items; all results have one shape and type.
 
-        ``on_progress(done, total)`` is called after each item, with the ``sizes`` of the items added up. ValueError
-        without items.
+        ``on_progress(done, total)`` is called after each item; ``done`` adds up the ``sizes`` of the finished items.
+        ValueError without items.
         """
         total: Counts | None = None
         done = 0
@@ -117,24 +119,26 @@ class BlockPool:
                 done += sizes[position]
                 on_progress(done, sum(sizes))
         if total is None:
-            raise ValueError("Expected at least one item whose results are summed, got none.")
+            raise ValueError("items: expected at least one whose result is summed, got none.")
         return total
 
 
 def shard_key(seed: int) -> bytes:
-    """Derive a 32-byte sharding key from a run's seed. The privacy guarantee does not need the seed to be secret."""
+    """Derive the 32-byte key of the hash that assigns records to shards from a run's seed. The privacy guarantee does
+    not need the seed to be secret."""
     return hashlib.blake2b(f"fairpate shard key {seed}".encode(), digest_size=32).digest()
 
 
 def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> IntArray:
-    """Return the index of each record's teacher, shape (N,); records with equal ``unit_ids`` get the same teacher.
+    """Return the index of each record's teacher, shape (N,). ``unit_ids`` are ids of records, or of persons; records
+    with equal ids get the same teacher.
 
-    ValueError for fewer than one teacher or a key outside 16..64 bytes.
+    ValueError for fewer than one teacher or a ``key`` of the hash outside 16..64 bytes.
     """
     if num_teachers < 1:
         raise ValueError(f"Expected num_teachers >= 1, got {num_teachers}.")
     if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
-        raise ValueError(f"Expected a key of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
+        raise ValueError(f"Expected a key of the hash of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
     # A function of the unit alone: in equal pieces of a table, one record more would shift many others.
     digests = (hashlib.blake2b(unit_id.encode(), key=key, digest_size=8).digest() for unit_id in unit_ids)
     # With 64 bits no teacher is likelier than another by more than num_teachers / 2^64.
@@ -142,10 +146,10 @@ def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> I
 
 
 def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size: int, key: bytes) -> list[IntArray]:
-    """Cut shards to at most ``max_size`` rows: those that come first in the order of a keyed hash; return rows
-    ascending.
+    """Cut shards to at most ``max_size`` rows, and return each shard's remaining row numbers in ascending order.
 
-    Which rows of a shard remain depends on this shard only. The hash is independent of the one that assigns teachers.
+    The rows that come first in the order of a hash with ``key`` remain. Which rows of a shard remain depends on this
+    shard only. The hash is independent of the one that assigns teachers.
     """
     kept = []
     for rows in rows_T:
@@ -164,31 +168,34 @@ class CheckpointError(UserError, RuntimeError):
 
 
 def save_block(location: Location, weights: ArrayWeights) -> None:
-    """Write ``weights`` to ``location`` atomically; a new local folder gets mode 0700."""
+    """Write a block of teachers' ``weights`` to ``location`` atomically; a new local folder gets mode 0700."""
     # For a view safetensors would write the memory behind it.
     arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
     write(location, save(arrays, metadata={_DIGEST: arrays_digest(arrays)}))
 
 
 def load_block(location: Location) -> ArrayWeights:
-    """Read and return the weights at ``location``; :class:`CheckpointError` if they are missing or damaged."""
+    """Read and return a block of teachers' weights at ``location``; :class:`CheckpointError` if they are missing or
+    damaged."""
     try:
         content = read(location)
         weights: ArrayWeights = dict(load(content))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{location}: cannot be read ({error}); train the teachers again.") from error
+        raise CheckpointError(
+            f"{location}: this checkpoint cannot be read ({error}); train the teachers again."
+        ) from error
     # The header of a safetensors file is its length in eight bytes, then JSON.
     end = _HEADER_LENGTH + int.from_bytes(content[:_HEADER_LENGTH], "little")
     metadata: dict[str, str] = json.loads(content[_HEADER_LENGTH:end]).get("__metadata__", {})
     # safetensors has no checksum of its own: altered tensors of the right size would load.
     if metadata.get(_DIGEST) != arrays_digest(weights):
-        raise CheckpointError(f"{location}: content does not match its digest; train the teachers again.")
+        raise CheckpointError(f"{location}: this checkpoint does not match its digest; train the teachers again.")
     return weights
 
 
 def is_stored(storage: Storage | None, location: Location, _: str = "") -> bool:
-    """Return whether there is a complete checkpoint at ``location``, which is read in full. A damaged one is logged as
-    a warning."""
+    """Return whether there is a complete checkpoint of teachers at ``location``, which is read in full. A damaged
+    checkpoint is logged as a warning."""
     if storage is not None:
         storage.require_here()
     if not exists(location):
@@ -196,7 +203,7 @@ def is_stored(storage: Storage | None, location: Location, _: str = "") -> bool:
     try:
         load_block(location)
     except CheckpointError as error:
-        _log.warning("Ignoring a damaged checkpoint: %s", error)
+        _log.warning("The teachers of a damaged checkpoint are trained again: %s", error)
         return False
     return True
 
@@ -205,7 +212,7 @@ def is_stored(storage: Storage | None, location: Location, _: str = "") -> bool:
 class Block:
     """Teachers that are trained and stored together, and the location of their ``checkpoint``.
 
-    ``content`` is a hash of everything that determines them, shards included, and so as private as the shards.
+    ``content`` is a hash of everything that determines the teachers, shards included, and so as private as the shards.
     """
 
     teacher_indices: tuple[int, ...]
@@ -229,14 +236,14 @@ def stored_blocks(
     workers: BlockPool,
     on_progress: Progress | None,
 ) -> tuple[tuple[Block, ...], str, list[Any]]:
-    """Compute and store the blocks of ``size`` teachers that are missing in ``checkpoint_dir``.
+    """Compute and store the blocks of ``size`` teachers that are missing in ``checkpoint_dir``; return all blocks.
 
     A block's file is named ``kind``, its first teacher, and a hash of everything that determines it: ``determined_by``
     (JSON values), its teachers' numbers, and their shards, which ``shards_of(teachers)`` returns as pairs of tensors or
-    arrays. They are sent to the block's worker, where ``function(shared, (block, shards), device)`` returns the arrays
-    to store (None if the worker stored them itself) and one further value. Return all blocks; a private digest of their
-    contents, sixteen hexadecimal digits; and the further values of the blocks computed now, in any order.
-    ``on_progress`` counts the teachers of stored blocks as done.
+    arrays. The shards are sent to the block's worker, where ``function(shared, (block, shards), device)`` returns the
+    arrays to store (None if the worker stored them itself) and one further value. Also returned are a private digest of
+    all blocks' contents, sixteen hexadecimal digits, and the further values of the blocks that this call computed, in
+    any order. ``on_progress`` counts the teachers of blocks stored before as done.
     """
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
@@ -287,8 +294,8 @@ def predict_votes(
 ) -> PredictionArray:
     """Return the class that each teacher predicts for each query, (T, Q) ``int16``; ties go to the smaller class.
 
-    Convolutional teachers predict one after another. Dense teachers predict together: their stacked first layers are
-    one wide matrix product.
+    ``weights`` have the teachers as their first axis. Convolutional teachers predict one after another. Dense teachers
+    predict together: their stacked first layers are one wide matrix product.
     """
     at_once = max(1, _MAX_VALUES_AT_ONCE // max(1, math.prod(queries.shape[1:])))
     # At least one part, also without queries, because an empty list cannot be concatenated. Each part is copied into
@@ -349,8 +356,8 @@ def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
 class Ensemble:
     """Trained and stored teachers, in blocks that cover ``range(num_teachers)`` in order.
 
-    ``storage`` is the storage that all nodes share; None means a local folder that only this process reads, whose
-    weights are then sent to the workers that count votes.
+    ``storage`` is the storage that all nodes share. With None, blocks are in a local folder that only this process
+    reads, and weights are sent to the workers that count votes.
     """
 
     spec: TeacherSpec
@@ -370,7 +377,8 @@ class Ensemble:
 
 @dataclass(frozen=True, kw_only=True)
 class CountTask:
-    """The settings for voting that are sent to the workers: the queries (Q, ...), and the type of vote counts."""
+    """The settings with which workers count votes: the specification of the teachers, the queries (Q, ...), and the
+    type of vote counts."""
 
     spec: TeacherSpec
     queries: npt.NDArray[np.generic]
@@ -390,8 +398,8 @@ def train_ensemble(
 ) -> Ensemble:
     """Divide ``private`` into shards, train the teachers that ``checkpoint_dir`` lacks, and return all teachers.
 
-    ``pool`` None trains in this process. ``on_progress(teachers_done, num_teachers)`` counts stored teachers as done.
-    ValueError for labels outside ``range(num_classes)``.
+    Without a ``pool``, teachers are trained in this process. ``on_progress(teachers_done, num_teachers)`` counts
+    teachers that were stored before as done. ValueError for labels outside ``range(num_classes)``.
     """
     y = private.y
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
@@ -464,7 +472,8 @@ def collect_votes(
 ) -> VoteArray:
     """Return ``votes_QC``, the number of teachers that predict each class for each query. Private: not to be published.
 
-    Every row sums to T. Each worker adds up the votes of its teachers and returns only the sum.
+    Every row sums to T. Each worker adds up the votes of its teachers and returns only the sum. Without a ``pool``,
+    votes are counted in this process.
     """
     # Counts travel in the smallest type that holds all teachers.
     count_type = np.min_scalar_type(ensemble.num_teachers).name
@@ -486,8 +495,8 @@ def checked_votes(votes_QC: VoteArray, num_teachers: int) -> VoteArray:
 
 
 def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[IntArray]:
-    """Return for each teacher the row numbers, ascending, of the ``private`` records from which it learns; there may be
-    none."""
+    """Return for each teacher the row numbers, ascending, of the ``private`` records from which it learns; a teacher
+    may have none."""
     teacher_N = assign_teachers(private.together, config.num_teachers, shard_key(seed))
     sizes = np.bincount(teacher_N, minlength=config.num_teachers)
     # Stable: a teacher's rows stay in their order.
@@ -499,7 +508,9 @@ def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[In
     if num_larger:
         # The number depends on private records: it is written to the operator's log only.
         _log.warning(
-            "%d shards had more than teachers.max_shard_size=%d records and were trimmed.", num_larger, max_size
+            "%d shards were trimmed to teachers.max_shard_size=%d records; raise it to use all records.",
+            num_larger,
+            max_size,
         )
     return trim_shards(rows, private.record_id, max_size, shard_key(seed))
 
@@ -507,8 +518,8 @@ def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[In
 def _train_block(
     shared: tuple[TeacherSpec, Engine, Storage | None], item: tuple[Block, list[ArrayShard]], device: str
 ) -> tuple[ArrayWeights | None, int]:
-    """Train one block of teachers. Return their weights (None if this worker stored them), and how many teachers
-    diverged."""
+    """Train one block of teachers. Return their weights (None if this worker stored them), and the number of teachers
+    whose training diverged."""
     (spec, engine, storage), (block, given) = shared, item
     # Copied, because arrays from Ray's store are read-only.
     shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
@@ -526,12 +537,13 @@ def _train_block(
 
 
 def count_block(task: CountTask, source: str | ArrayWeights | StackedWeights, device: str) -> Counts:
-    """Return ``votes_QC`` of one block of teachers; ``source`` is the block's weights or their location."""
+    """Return ``votes_QC``, the vote counts of one block of teachers; ``source`` is the block's weights or their
+    location."""
     predictions_TQ = predict_votes(tensors_of(source), task.spec, task.queries, device=device)
     return count_votes(predictions_TQ, task.spec.num_classes).astype(task.count_type)
 
 
 def tensors_of(source: str | ArrayWeights | StackedWeights) -> StackedWeights:
-    """Return the weights of a block as tensors; ``source`` is the weights themselves or their location."""
+    """Return the weights of a block of teachers as tensors; ``source`` is the weights themselves or their location."""
     weights = load_block(source) if isinstance(source, str) else source
     return {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in weights.items()}

@@ -55,16 +55,19 @@ _log = logging.getLogger(__name__)
 
 
 class OwnTeacherError(UserError, ValueError):
-    """The user's teachers cannot vote; the message names the factory, the fault and the remedy."""
+    """The user's own teachers cannot vote; the message names the function that makes them (their factory), the fault
+    and the remedy."""
 
 
 def named(factory: Factory) -> str:
-    """Return the name of ``factory`` for messages and for the digest of votes: ``module:qualified name``."""
+    """Return the name of ``factory``, the function that makes teachers, as ``module:qualified name``, for messages and
+    for the digest of votes."""
     return f"{getattr(factory, '__module__', '')}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
 
 
 def own_modules(factory: Factory) -> list[ModuleType]:
-    """Return the module of ``factory``, and all modules of the working directory that it uses, also indirectly."""
+    """Return the module of ``factory``, and all modules in the working directory that it uses, also indirectly, so that
+    workers can import them."""
     found: dict[str, ModuleType] = {}
     waiting = [getattr(factory, "__module__", "")]
     while waiting:
@@ -84,7 +87,7 @@ def own_modules(factory: Factory) -> list[ModuleType]:
 
 
 def made(factory: Factory, seed: int) -> Any:
-    """Return a new teacher from ``factory``, called with ``random_state=seed`` if it has this parameter.
+    """Return a new teacher from ``factory``, which is called with ``random_state=seed`` if it has this parameter.
 
     OwnTeacherError if the teacher cannot be copied.
     """
@@ -94,14 +97,17 @@ def made(factory: Factory, seed: int) -> Any:
     # A copy, with all that it holds: of an object that the factory returns again, a second fit would change the first.
     own = copy.deepcopy(teacher)
     if own is teacher:  # a class, say
-        raise OwnTeacherError(f"a {type(teacher).__name__} cannot be copied, so all teachers would be the same object")
+        raise OwnTeacherError(
+            f"a {type(teacher).__name__} cannot be copied, so all teachers would be one object; let copy.deepcopy "
+            "work on it"
+        )
     return own
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTeachersVotes:
-    """Votes of a user's own teachers: ``votes_QC``, whose rows sum to T, and a hash of everything that determines them.
-    Both are private."""
+    """The votes of a user's own teachers, ``votes_QC``, whose rows sum to T, and a hash of everything that determines
+    the votes. Both are private."""
 
     votes_QC: VoteArray
     digest: str
@@ -109,7 +115,8 @@ class OwnTeachersVotes:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lesson:
-    """The settings and queries that are sent to the workers, the same for all teachers."""
+    """The settings and queries that are sent to the workers, which train teachers and let them vote. They are the same
+    for all teachers."""
 
     factory: Factory
     num_classes: int
@@ -159,7 +166,9 @@ def ask_own_teachers(
     lacking = [name for name in ("fit", "predict") if not callable(getattr(teacher, name, None))]
     if lacking:
         made_without = f"{type(teacher).__name__} without {' and '.join(lacking)}"
-        raise OwnTeacherError(f"{named(factory)} makes a {made_without}; give a factory of models that have both.")
+        raise OwnTeacherError(
+            f"{named(factory)} makes a {made_without}; give a factory of models with fit and predict."
+        )
     config = ShardsConfig(num_teachers=num_teachers, block_size=block_size)
     queries = _table(queries_x)
     determined_by = _determined_by(factory, queries, {"num_classes": num_classes, "seed": seed})
@@ -205,7 +214,8 @@ def ask_own_teachers(
 
 
 def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) -> tuple[ArrayWeights, str | None]:
-    """Train one block of teachers; return their predictions, and the error of the first teacher that failed or None.
+    """Train one block of teachers; return their predictions, and the error of the first teacher that failed (None if
+    none did).
 
     OwnTeacherError for predictions that are not one class per query.
     """
@@ -253,9 +263,9 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, list[ArrayShard]], _: str) ->
 
 @contextmanager
 def _own_randomness(seed: int) -> Iterator[int]:
-    """Seed the process's random states inside the block, so that no teacher depends on the teachers before it.
+    """Seed the process's random states inside the block, so that no teacher depends on the teachers trained before it.
 
-    It yields a seed below 2^32, the range of scikit-learn's seeds.
+    The block gets a seed below 2^32, the range of scikit-learn's seeds.
     """
     short = seed % 2**32
     ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - what the user's code may draw from
@@ -271,12 +281,13 @@ def _own_randomness(seed: int) -> Iterator[int]:
 
 
 def _table(x: Tensor) -> npt.NDArray[np.float32]:
-    """Return features as a table (N, F); a picture becomes a row of values from 0 to 1."""
+    """Return records' features ``x`` as a table (N, F); a picture becomes a row of values from 0 to 1."""
     return scale_bytes(x).flatten(start_dim=1).float().numpy()
 
 
 def _determined_by(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return everything that determines the votes except the shards, as JSON values."""
+    """Return everything that determines the votes of a user's teachers, except the shards, as JSON values from which a
+    digest is computed."""
     try:
         # Of an installed package only the factory's own module: its version is in the digest.
         modules = own_modules(factory) or [sys.modules[factory.__module__]]

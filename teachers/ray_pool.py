@@ -91,7 +91,8 @@ _RECORD = np.dtype([("squared", np.float64), ("order", np.uint64), ("label", np.
 
 @dataclass(frozen=True, kw_only=True)
 class Voters:
-    """The voting records of one block: coordinates (N, D), labels (N,), and the order of equally distant ones (N,).
+    """The private records of one block, which vote with their labels: coordinates (N, D), labels (N,), and the order
+    (N,) of records at equal distances.
 
     ``person_N`` numbers the person of each record from 0 within the block, which has all records of each of its
     persons; None: one record per person. ``number`` is the number of this block.
@@ -105,12 +106,13 @@ class Voters:
 
     @cached_property
     def num_sampled(self) -> int:
-        """The number of units that are sampled independently: persons, or records if ``person_N`` is None."""
+        """The number of units of this block that are sampled independently: persons, or records if ``person_N`` is
+        None."""
         return len(self.labels_N) if self.person_N is None else int(self.person_N.max(initial=-1)) + 1
 
     def records_of(self, sampled: IntArray) -> IntArray:
-        """Return the row numbers, ascending, of all records of the sampled persons (if ``person_N`` is None, of the
-        sampled records)."""
+        """Return the row numbers, ascending, of all records of the persons numbered ``sampled`` (if ``person_N`` is
+        None, of the records with these numbers)."""
         if self.person_N is None:
             return sampled
         is_sampled = np.zeros(self.num_sampled, dtype=np.bool_)
@@ -119,7 +121,7 @@ class Voters:
 
 
 def label_counts(nearest_QK: Nearest, num_classes: int) -> IntArray:
-    """Return ``votes_QC``: how many of each query's nearest records have each label."""
+    """Return ``votes_QC``, the number of each query's nearest records that have each label."""
     labels_QK = nearest_QK["label"]
     votes_QC = np.zeros((len(labels_QK), num_classes), dtype=np.int64)
     queries, places = (labels_QK != _NOBODY).nonzero()
@@ -137,10 +139,11 @@ def blocks_of(
     person_N: IntArray | None = None,
     size: int = _BLOCK,
 ) -> Iterator[Voters]:
-    """Yield the records in blocks of ``size``; a block is larger if a person's records would otherwise be divided.
+    """Yield private records in blocks of ``size``; a block is larger if a person's records would otherwise be divided.
 
-    ``key`` is the key of the hash that orders equal distances, and need not be secret; ``person_N`` numbers the person
-    of each record. ValueError for coordinates beyond ``LARGEST_COORDINATE``, or more than ``MOST_COORDINATES`` of them.
+    ``key`` is the key of the hash that orders records at equal distances, and need not be secret; ``person_N`` numbers
+    the person of each record. ValueError for coordinates beyond ``LARGEST_COORDINATE``, or more than
+    ``MOST_COORDINATES`` of them.
     """
     digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in unit_ids)
     order_N = np.frombuffer(digests, dtype=np.uint64)
@@ -165,13 +168,14 @@ def check_coordinates(coordinates_ND: Coordinates) -> None:
     if coordinates_ND.dtype.kind != "i" or largest > LARGEST_COORDINATE or coordinates_ND.shape[1] > MOST_COORDINATES:
         raise ValueError(
             f"Expected at most {MOST_COORDINATES} integer coordinates per record, each at most {LARGEST_COORDINATE} in "
-            f"absolute value; got {coordinates_ND.shape[1]} of type {coordinates_ND.dtype}, up to {largest}."
+            f"absolute value; got {coordinates_ND.shape[1]} of type {coordinates_ND.dtype}, up to {largest}; "
+            "reduce or scale them."
         )
 
 
 @dataclass(eq=False)
 class Sampler:
-    """Draws secret Poisson samples from blocks of records; every call draws a new sample."""
+    """Draws secret Poisson samples from blocks of private records; every call draws a new sample."""
 
     rate: float
     seed: int | None = None
@@ -181,8 +185,8 @@ class Sampler:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def rows(self, query: str, block: int, size: int) -> IntArray:
-        """Draw a sample for one query from the ``size`` records or persons of a block; return the sampled numbers in
-        ascending order."""
+        """Draw a sample for one query from the ``size`` records or persons of block number ``block``; return the
+        sampled numbers in ascending order."""
         with self._lock:
             if self.seed is not None:
                 # Seven bytes, since torch takes seeds of 63 bits.
@@ -217,7 +221,8 @@ def nearest_of_samples(
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
-    """Merge the nearest records of several parts: return the K nearest overall, as one search through all would."""
+    """Merge the nearest records found in several blocks: return the K nearest of all to each query, the same as one
+    search through all blocks would."""
     count, all_Q = parts[0].shape[1], np.concatenate(parts, axis=1)
     # The same three keys as in `_nearest_in`: a record that is not there, at an infinite distance, comes last.
     first = np.lexsort((all_Q["label"], all_Q["order"], all_Q["squared"]), axis=1)[:, :count]
@@ -264,7 +269,7 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """An actor of :class:`RayPool`: a process with a number of torch threads, and its share of a GPU's memory."""
+    """A Ray actor of a :class:`RayPool`, with its number of torch threads, and its share of a GPU's memory."""
 
     def __init__(self, torch_threads: int, num_gpus: float):
         torch.set_num_threads(torch_threads)
@@ -285,10 +290,11 @@ class _Task:
 
 
 class RayPool(BlockPool):
-    """A bounded pool of Ray actors; use it as a context manager inside :func:`teachers.ray_pool.start_ray`.
+    """A bounded pool of Ray actors that train teachers or count votes; use it as a context manager inside
+    :func:`teachers.ray_pool.start_ray`.
 
     Work starts as soon as one actor is ready; the others join when resources are free. ``stall_timeout_s`` limits the
-    time without any progress. PoolError if the cluster is too small and does not grow.
+    time in which no item is finished. PoolError if the cluster is too small and does not grow.
     """
 
     def __init__(self, config: RayConfig, *, stall_timeout_s: float = _DEFAULT_STALL_TIMEOUT_S):
@@ -301,8 +307,8 @@ class RayPool(BlockPool):
         self._failed_starts = 0
 
     def carry(self, module: ModuleType) -> None:
-        """From now on, send functions and classes of ``module`` to workers together with their code, because it may not
-        be installed there."""
+        """From now on, send functions and classes of ``module`` to workers together with their code, because the module
+        may not be installed on a worker's node."""
         from ray import cloudpickle
 
         cloudpickle.register_pickle_by_value(module)
@@ -323,14 +329,15 @@ class RayPool(BlockPool):
         self._ready, self._starting = [], {}
 
     def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield results as :meth:`BlockPool.run` does, computed by the actors.
+        """Apply ``function(shared, item, device)`` to the items on the actors; yield pairs as :meth:`BlockPool.run`
+        does.
 
-        PoolError if the function raises, or an item is lost more than ``MOST_LOSSES`` times.
+        PoolError if the function raises, or if an item is lost with its worker more than ``MOST_LOSSES`` times.
         """
         import ray
 
         if not self._ready and not self._starting:
-            raise PoolError("The pool is closed; use it as `with RayPool(config) as pool`.")
+            raise PoolError("The pool is closed; use it inside the block of `with RayPool(config) as pool`.")
         # Put once: as a plain argument the shared value would travel with every item.
         reference = ray.put(shared)
         fresh = (_Task(position=position, item=item) for position, item in enumerate(items))
@@ -351,7 +358,7 @@ class RayPool(BlockPool):
                             load[actor] += 1
                 settled = self._wait_for_one(pending)
             except ray.exceptions.RayError as error:
-                raise PoolError(f"Ray failed: {error} Give the same command again to resume.") from error
+                raise PoolError(f"Ray failed; give the same command again to resume. Cause: {error}") from error
             if settled in self._starting:
                 self._welcome(settled)
                 continue
@@ -363,7 +370,10 @@ class RayPool(BlockPool):
                 if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(
                     error.cause, ray.exceptions.RayError
                 ):
-                    raise PoolError(f"A worker's computation on a block failed: {error.cause or error}") from error
+                    raise PoolError(
+                        "A worker's computation failed; remove the cause and give the command again: "
+                        f"{error.cause or error}"
+                    ) from error
                 if actor in self._ready:  # its other task may have reported the loss already
                     # It may be alive and only out of reach: end it, so that no result of it is counted twice.
                     self._ready.remove(actor)
@@ -372,16 +382,16 @@ class RayPool(BlockPool):
                 _log.warning("Blocks lost with their worker, computed again: 1")
                 task.losses += 1
                 if task.losses > MOST_LOSSES:
-                    what = f"A block was lost {task.losses} times together with its worker: {error}"
+                    what = f"A block of teachers was lost {task.losses} times together with its worker: {error}"
                     raise PoolError(f"{what} If memory ran out, lower ray.num_actors.") from error
                 waiting.appendleft(task)
                 continue
             yield task.position, result
 
     def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
-        """Wait until a task has ended or an actor has started, and return its reference.
+        """Wait until a task in ``pending`` has ended or an actor has started, and return its Ray reference.
 
-        PoolError if none is ready in time.
+        PoolError if neither happens in time.
         """
         import ray
 
@@ -406,8 +416,8 @@ class RayPool(BlockPool):
         self._starting[actor.__ray_ready__.remote()] = actor
 
     def _welcome(self, reference: Any) -> None:
-        """Add an actor to the ready ones if it has started, or start another if it failed. PoolError after repeated
-        failures."""
+        """Add the actor of ``reference`` to the ready actors if it has started, or start another if it failed.
+        PoolError after repeated failures."""
         import ray
 
         actor = self._starting.pop(reference)
@@ -417,7 +427,9 @@ class RayPool(BlockPool):
             self._failed_starts += 1
             # Failures of all actors since the last success: repeated failures on one bad node alone do not end a run.
             if self._failed_starts > MOST_LOSSES * self._num_actors:
-                raise PoolError(f"Ray workers do not start: {error} Check the logs of the nodes.") from error
+                raise PoolError(
+                    f"Ray workers do not start; look for the reason in the logs of the nodes. Cause: {error}"
+                ) from error
             ray.kill(actor)
             self._start_actor()
         else:
@@ -426,9 +438,10 @@ class RayPool(BlockPool):
 
 
 def number_of_actors(config: RayConfig) -> int:
-    """Return ``ray.num_actors``; if it is not set, the number of actors that fit now, at least one.
+    """Return ``ray.num_actors``; if it is not set, the number of actors for which the cluster has room now, at least
+    one.
 
-    PoolError if ``ray.num_actors`` do not fit and ``ray.wait_for_nodes_s`` does not announce more nodes.
+    PoolError if there is no room for ``ray.num_actors``, and ``ray.wait_for_nodes_s`` does not announce more nodes.
     """
     fitting, cluster = room_for(num_cpus=config.num_cpus, num_gpus=config.num_gpus)
     wanted = config.num_actors or max(1, fitting)
@@ -443,7 +456,8 @@ def number_of_actors(config: RayConfig) -> int:
 
 
 def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
-    """Return how many workers fit on the cluster if each needs ``num_cpus`` and ``num_gpus``, and its size in words.
+    """Return the number of workers for which the cluster has room if each needs ``num_cpus`` and ``num_gpus``, and the
+    cluster's size in words.
 
     A worker runs on one node, so resources are counted node by node.
     """
@@ -464,7 +478,8 @@ _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
 @contextmanager
 def open_pool(config: RayConfig) -> Iterator[BlockPool]:
-    """Open a pool inside the block: a :class:`RayPool`, or this process, without importing Ray, if ``num_actors`` is 0.
+    """Provide a pool of workers inside the block: a :class:`RayPool`, or this process, without importing Ray, if
+    ``num_actors`` is 0.
 
     Code that itself runs in a Ray task must use 0: a pool of actors would wait for the CPUs of the task.
     """
@@ -482,11 +497,12 @@ def open_pool(config: RayConfig) -> Iterator[BlockPool]:
 
 @contextmanager
 def start_ray(config: RayConfig) -> Iterator[None]:
-    """Provide Ray inside the block: the running one, the cluster at RAY_ADDRESS, or a new one, shut down afterwards.
+    """Provide Ray inside the block: the running Ray, the cluster at RAY_ADDRESS, or a new Ray on this machine, which is
+    shut down afterwards.
 
-    Workers of a cluster receive this checkout's packages from the driver; other dependencies must be installed there.
-    PoolError if no cluster answers at RAY_ADDRESS, if it rejects this process, or if Ray does not start on this machine
-    in two tries of at most half a minute each.
+    Workers of a cluster receive this checkout's packages from the driver; other dependencies must be installed on their
+    nodes. PoolError if no cluster answers at RAY_ADDRESS, if it rejects this process, or if Ray does not start on this
+    machine in two tries of at most half a minute each.
     """
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
     # Ray would send statistics of its use to its makers.
@@ -534,7 +550,7 @@ def start_ray(config: RayConfig) -> Iterator[None]:
 
 @contextmanager
 def _private_to_this_process() -> Iterator[None]:
-    """Restrict a Ray that starts inside the block to this machine, and protect it with a token of its own.
+    """Restrict a Ray that is started inside the block to this machine, and protect it with a token of its own.
 
     Ray listens on loopback only if its support of clusters is off, as on macOS; `_node_ip_address` does not have this
     effect. An authentication mode or a token that the user chose in the environment is respected. By default Ray would
@@ -576,8 +592,8 @@ def _read_authentication_again() -> None:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Inside the block, let Ray install a handler of SIGTERM; afterwards restore this process's own, because Ray's
-    would print a C++ stack on the terminal."""
+    """Inside the block, let Ray install its handler of the signal SIGTERM; afterwards restore this process's own,
+    because Ray's would print a C++ stack on the terminal."""
     handler = signal.getsignal(signal.SIGTERM)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -594,9 +610,10 @@ def _own_sigterm() -> Iterator[None]:
 
 @contextmanager
 def head_watched(address: str, *, interval_s: float = _WATCH_INTERVAL_S) -> Iterator[None]:
-    """Inside the block, warn once when the head of a cluster stops answering, and report when it answers again.
+    """Inside the block, warn once when the head (the main node) of a Ray cluster stops answering, and report when it
+    answers again.
 
-    ``address`` is ``host:port``; the head is contacted every ``interval_s`` seconds.
+    ``address`` is the head's ``host:port``; the head is contacted every ``interval_s`` seconds.
     """
     host, _, port = address.rpartition(":")
     place, ended = (host.strip("[]"), int(port)), threading.Event()
@@ -643,8 +660,8 @@ BESIDE_WORK = "signs of life"
 
 
 class ServingActor:
-    """An actor that answers requests. ``answer_from(sources)`` loads its blocks of data once, and returns the function
-    that computes an answer from them."""
+    """A Ray actor that answers requests from blocks of data that it loads once. ``answer_from(sources)`` loads the
+    blocks, and returns the function that computes an answer from them."""
 
     def __init__(
         self, answer_from: Callable[[Sequence[Any]], Callable[..., Any]], torch_threads: int, *sources: Any
@@ -661,9 +678,9 @@ class ServingActor:
 
 
 class _ServingActors:
-    """A bounded number of actors among which blocks of data are divided, and which answer requests.
+    """A bounded number of Ray actors that answer requests, each from its share of the blocks of data.
 
-    They serve until :meth:`close`; an actor that dies before is restarted.
+    They serve until :meth:`close`; an actor that dies earlier is restarted.
     """
 
     def __init__(
@@ -696,9 +713,9 @@ class _ServingActors:
         self.are_answering = self._watch.are_answering
 
     def ask(self, shared: Any, *arguments: Any, timeout_s: float, what: str) -> list[Any]:
-        """Return the answers of all actors. PoolError unless all arrive within ``timeout_s``.
+        """Return the answers of all actors to one request. PoolError unless all arrive within ``timeout_s``.
 
-        ``what`` completes "Not all ..." in the error's message.
+        ``shared`` and ``arguments`` are the request; ``what`` completes "Not all ..." in the error's message.
         """
         import ray
 
@@ -709,11 +726,13 @@ class _ServingActors:
                 [actor.answer.remote(reference, *arguments) for actor in self.actors], timeout=timeout_s
             )
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise PoolError(f"Not all {what} within {timeout_s:g} s: {error}") from error
+            raise PoolError(
+                f"Not all {what} within {timeout_s:g} s; submit the queries again. Cause: {error}"
+            ) from error
         return answers
 
     def close(self) -> None:
-        """End the actors, and the thread that watches them."""
+        """End the actors, and the thread that pings them."""
         import ray
 
         self._watch.close()
@@ -753,8 +772,8 @@ def _counter_of(
 
 @dataclass(kw_only=True, eq=False)
 class _Watched:
-    """A voting actor, whether it ``answers`` pings, and its pending ``ping``, sent at ``asked_s`` (a monotonic
-    time)."""
+    """A voting actor that is watched: whether it ``answers``, and a ``ping`` that is still without answer, sent at
+    ``asked_s`` (a monotonic time)."""
 
     actor: Any
     answers: bool = False
@@ -776,13 +795,13 @@ class VoterWatch:
         self._thread.start()
 
     def are_answering(self) -> bool:
-        """Return, without waiting, whether every voting actor answered its last ping; False if the watching thread
-        died."""
+        """Return, without waiting, whether every voting actor answered its last ping; False if the thread that pings
+        them died."""
         is_fresh = time.monotonic() < self._looked_s + _HANG_TIMEOUT_S
         return is_fresh and all(voter.answers for voter in self._voters)
 
     def close(self) -> None:
-        """End the watching thread and wait for it."""
+        """End the thread that pings the voting actors, and wait for it."""
         self._ended.set()
         self._thread.join()
 
@@ -804,13 +823,16 @@ class VoterWatch:
                             voter.answers = False
                         voter.ping = None
                     elif voter.answers and time.monotonic() > voter.asked_s + _HANG_TIMEOUT_S:
-                        _log.warning("A voter did not answer for %g s and is started again.", _HANG_TIMEOUT_S)
+                        _log.warning("A voting actor did not answer for %g s and is started again.", _HANG_TIMEOUT_S)
                         voter.answers, voter.ping = False, None
                         # Ray restarts it behind the same handle, which the callers hold.
                         ray.kill(voter.actor, no_restart=False)
                 self._looked_s = time.monotonic()
             except Exception:  # noqa: BLE001 - the watch continues, and counts as without an answer meanwhile
-                _log.exception("The voters could not be checked.")
+                _log.exception(
+                    "The voting actors could not be checked; the check is repeated. If this lasts, report it as a "
+                    "defect."
+                )
 
 
 _TIMEOUT_S = 300.0
@@ -818,7 +840,8 @@ _TIMEOUT_S = 300.0
 
 @dataclass(eq=False, repr=False)
 class LocalNeighbourhood:
-    """Private records that vote themselves, all in this process."""
+    """Private records, all in this process, as voters: for each query, the ``count`` nearest records in a random sample
+    vote."""
 
     blocks: Sequence[Voters]
     _: KW_ONLY
@@ -826,7 +849,8 @@ class LocalNeighbourhood:
     sampler: Sampler
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """Draw a new sample for each query, and return the ``count`` sampled records nearest to it."""
+        """Draw a new sample of the records for each query, and return the ``count`` sampled records nearest to it.
+        ``names`` are the queries' names."""
         return nearest_of_samples(self.blocks, queries_QD, names, count=self.count, sampler=self.sampler)
 
     def are_answering(self) -> bool:
@@ -834,15 +858,16 @@ class LocalNeighbourhood:
         return True
 
     def close(self) -> None:
-        """Drop the records, so that their memory is freed."""
+        """Drop the private records, so that their memory is freed."""
         self.blocks = []
 
 
 class RayNeighbourhood(_ServingActors):
-    """Private records that vote themselves, in blocks on a bounded number of actors; use inside :func:`start_ray`.
+    """Private records on a bounded number of Ray actors, as voters: for each query, the ``count`` nearest records in a
+    random sample vote.
 
-    Each actor samples its own records. A restarted actor draws new samples; nothing computed from the lost ones was
-    released.
+    Use it inside :func:`start_ray`. Each actor samples its own records. A restarted actor draws new samples; nothing
+    computed from the lost ones was released.
     """
 
     def __init__(
@@ -855,7 +880,8 @@ class RayNeighbourhood(_ServingActors):
         super().__init__(searcher, blocks, config, num_gpus=0)
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """Draw a new sample for each query, and return the ``count`` sampled records nearest to it.
+        """Draw a new sample of the records for each query, and return the ``count`` sampled records nearest to it.
+        ``names`` are the queries' names.
 
         PoolError unless all actors answer in time.
         """

@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 
 
 class CudaMemory:
-    """Measures the memory of a CUDA device. This process may use only a share of it, which a pool of several workers
-    per device sets."""
+    """Measures the memory of a CUDA device that this process uses. The process may use only a share of the device's
+    memory, which is set by a pool with several workers per device."""
 
     def __init__(self, device: torch.device):
         # By number: some of torch's questions about memory refuse `cuda` for the current device.
@@ -54,12 +54,13 @@ class CudaMemory:
 
     @property
     def available_bytes(self) -> float:
-        """The number of bytes that this process may use."""
+        """The number of bytes of the device's memory that this process may use."""
         total_bytes = torch.cuda.get_device_properties(self._device).total_memory
         return total_bytes * torch.cuda.get_per_process_memory_fraction(self._device)
 
     def peak_bytes(self, compute: Callable[[], None]) -> float:
-        """Return the largest number of bytes that ``compute()`` used at once; infinity if it ran out of memory.
+        """Return the largest number of bytes of the device's memory that ``compute()`` used at any moment; infinity if
+        it ran out of memory.
 
         Memory that torch has reserved counts as used, since no other process can have it.
         """
@@ -73,10 +74,12 @@ class CudaMemory:
 
 
 def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_teachers: int) -> int:
-    """Return the largest number of teachers, up to ``num_teachers``, that can train together in 4/5 of ``memory``.
+    """Return the largest number of teachers, up to ``num_teachers``, that can train together in 4/5 of the available
+    ``memory``.
 
-    ``train_step(k)`` trains k teachers for one step. A line through the peaks of one and of two teachers estimates how
-    many fit; that number is then tried, and halved until it fits. ValueError if one teacher does not fit.
+    ``train_step(k)`` trains k teachers for one step. A line through the peak memory of one and of two teachers
+    estimates the number that fits; that number is then tried, and halved until it fits. ValueError if one teacher does
+    not fit.
     """
     limit = _SAFE_SHARE * memory.available_bytes
 
@@ -101,7 +104,7 @@ def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_t
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The records of one teacher: ``x`` (N, ...) bytes or floats, ``y`` (N,) classes."""
+    """The private records of one teacher: features ``x`` (N, ...), bytes or floats, and classes ``y`` (N,)."""
 
     x: Tensor
     y: Tensor
@@ -109,8 +112,8 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSpec:
-    """The public settings that, together with its shard, determine a teacher. No shard has more than ``max_shard_size``
-    records."""
+    """The public settings that, together with its shard of records, determine a teacher. No shard has more than
+    ``max_shard_size`` records."""
 
     model: ModelConfig
     fit: FitConfig
@@ -121,8 +124,8 @@ class TeacherSpec:
 
 
 def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
-    """Return the untrained model of teacher number ``teacher``, in its shard's precision (``uint8`` gives
-    ``float32``)."""
+    """Return the untrained model of teacher number ``teacher``, with parameters of the type of the shard's features
+    (``float32`` for ``uint8``)."""
     shape = tuple(shard.x.shape[1:])
     seed = stream_seed(spec.seed, teacher, INITIALISATION)
     model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes, generator_seed=seed)
@@ -137,10 +140,10 @@ def train_stacked(
     device: torch.device,
     memory: CudaMemory | None = None,
 ) -> list[StackedWeights]:
-    """Train teachers with the engine ``stacked``, and return each teacher's weights on the CPU.
+    """Train teachers as one program (the engine ``stacked``), and return each teacher's weights on the CPU.
 
-    ``indices`` are the teachers' numbers in the whole ensemble. ``memory`` limits how many train together; None: the
-    memory of the CUDA device, or on a CPU a fixed number of parameters.
+    ``indices`` are the teachers' numbers in the whole ensemble. ``memory`` limits how many train together; with None,
+    the limit is the memory of the CUDA device, or on a CPU a fixed number of parameters.
     """
     if memory is None and device.type == "cuda":
         memory = CudaMemory(device)
@@ -208,9 +211,9 @@ _STACKED_LAYERS = (*_DENSE_LAYERS, nn.Conv2d, nn.GroupNorm, nn.MaxPool2d, nn.Ada
 class _Stack:
     """T teachers that are trained as one program; their parameters are rows of tensors (T, ...).
 
-    Their records are concatenated, followed by one record of zeros that fills incomplete batches. Records are on the
-    device only if the configuration limits the size of a shard, since the use of device memory must not depend on
-    private sizes. Otherwise they stay on the CPU and are sent batch by batch.
+    The teachers' records are concatenated, followed by one record of zeros that fills incomplete batches. Records are
+    on the device only if the configuration limits the size of a shard, since the use of device memory must not depend
+    on private sizes. Otherwise they stay on the CPU and are sent batch by batch.
     """
 
     def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, teachers: Sequence[int], device: torch.device):
@@ -257,7 +260,7 @@ class _Stack:
             self._steps.append(_Step(teachers=present, positions_TB=positions, weights_TB=weights.to(device)))
 
     def train(self, *, is_rehearsal: bool = False) -> list[StackedWeights]:
-        """Train for all epochs, and return each teacher's weights on the CPU.
+        """Train the teachers for all epochs, and return each teacher's weights on the CPU.
 
         A rehearsal stops after one step and returns no weights: it serves to measure the memory of a step, since all
         steps have the same shapes.
@@ -303,9 +306,9 @@ class _Stack:
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
     def _gradients(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor, kept_T: Tensor) -> list[Tensor]:
-        """Return every parameter's gradient (T, ...): row t is the gradient of teacher t's loss alone.
+        """Return every parameter's gradient (T, ...). Row t is the gradient of teacher t's loss alone.
 
-        Teachers that are not in the mask ``kept_T`` are computed on zeros.
+        Teachers for which the mask ``kept_T`` is False are computed on zeros.
         """
         parameters, x = {name: value.detach() for name, value in self._parameters.items()}, x_TB
         if not kept_T.all():
@@ -321,11 +324,11 @@ class _Stack:
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in active.values()]
 
     def _without_diverged(self, is_finite_T: Tensor, batch: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """Leave out the teachers that diverged, and return the gradients of the others.
+        """Leave out the teachers whose training diverged, and return the gradients of the others on the same ``batch``.
 
         ``is_finite_T`` marks the teachers whose gradients are finite. A GPU's grouped convolution may multiply the
         values of a teacher by zeros for another one, and zero times infinity is NaN, which spreads from the teacher
-        that diverged. To find that teacher, each suspect is computed alone.
+        that diverged. To find that teacher, each teacher with other than finite gradients is computed alone.
         """
         for teacher in torch.nonzero(~is_finite_T).flatten().tolist():
             alone_T = torch.zeros_like(self._kept_T)
@@ -338,20 +341,22 @@ class _Stack:
 
 
 def _rows(kept_T: Tensor, values: Tensor) -> Tensor:
-    """Return ``values`` with the rows replaced by zeros for which the mask ``kept_T`` is False."""
+    """Return ``values`` with every row replaced by zeros for which the mask ``kept_T`` is False."""
     return values.where(kept_T.to(values.device).view(-1, *[1] * (values.ndim - 1)), 0)
 
 
 def _finite(gradients: Sequence[Tensor]) -> Tensor:
-    """Return a mask (T,), on the CPU, of the teachers whose gradients are all finite."""
+    """Return a mask (T,), on the CPU: True for a teacher whose gradients are all finite."""
     return torch.stack([g.isfinite().flatten(1).all(dim=1) for g in gradients]).all(dim=0).cpu()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """One training step of a stack: a batch for each of ``teachers``, those that still have records in this step.
+    """One training step of several teachers: a batch for each of ``teachers``, which are those that still have records
+    in this step.
 
-    ``positions_TB`` are positions in a shuffled shard; ``weights_TB`` are 1 / batch size, and 0 for filler records.
+    ``positions_TB`` are positions in a shuffled shard; ``weights_TB`` are 1 / batch size, and 0 for records that only
+    fill the batch.
     """
 
     teachers: Sequence[int]
@@ -371,17 +376,19 @@ def train_teachers(
     """Train one teacher per shard; return their weights on the CPU, stacked along a first axis of T teachers.
 
     ``teacher_indices`` (default 0..T-1) are the teachers' numbers in the whole ensemble. A teacher whose weights do not
-    stay finite gets its initial weights, and ``on_diverged`` is called with its number (None: a warning is logged).
-    ValueError for a shard above the specification's ``max_shard_size``.
+    stay finite gets its initial weights, and ``on_diverged`` is called with its number (with None, a warning is
+    logged). ValueError for a shard with more than the specification's ``max_shard_size`` records.
     """
     indices = list(range(len(shards))) if teacher_indices is None else list(teacher_indices)
     if len(indices) != len(shards) or not shards:
         raise ValueError(
             f"Expected one teacher index per shard, and at least one shard; got {len(indices)} indices and "
-            f"{len(shards)} shards."
+            f"{len(shards)} shards; give as many of both."
         )
     if spec.max_shard_size is not None and any(len(shard.y) > spec.max_shard_size for shard in shards):
-        raise ValueError(f"Expected at most max_shard_size={spec.max_shard_size} records per shard; trim them first.")
+        raise ValueError(
+            f"Expected at most max_shard_size={spec.max_shard_size} records per shard; trim the shards first."
+        )
     if spec.model.trainable == "head":
         # Once per record: layers that are not trained give the same features in every epoch. On these features the
         # teacher is a logistic regression.
@@ -407,7 +414,11 @@ def train_teachers(
         if all(bool(value.isfinite().all()) for value in trained[place].values()):
             continue
         if on_diverged is None:
-            _log.warning("Teacher %d diverged and keeps its initial weights; lower its learning_rate.", teacher)
+            _log.warning(
+                "The training of teacher %d diverged, so it keeps its initial weights; lower "
+                "teachers.fit.learning_rate.",
+                teacher,
+            )
         else:
             on_diverged(teacher)
         # Its weights before training, as without records: an error would reveal something of the shard.
@@ -416,11 +427,11 @@ def train_teachers(
 
 
 def choose_engine(model: ModelConfig, device: str) -> Engine:
-    """Return the faster engine for this model and device, as measured on two CPU cores and on an H100
-    (docs/scaling.md).
+    """Return the engine that trains teachers of this model faster on this device: ``stacked`` (all at once) or ``loop``
+    (one by one).
 
     Stacking is faster for small models; on a CPU, for small dense models only. One residual network keeps a device
-    busy.
+    busy. Measured on two CPU cores and on an H100 (docs/scaling.md).
     """
     trains_convolutions = model.name in CONVOLUTIONAL and model.trainable == "all"
     is_large = model.name.startswith(("resnet", "densenet"))

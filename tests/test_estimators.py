@@ -222,12 +222,12 @@ class TestPersons:
     @pytest.mark.parametrize(
         ("persons", "words"),
         [
-            (PERSONS[1:], "persons: expected one per record, got 999 for 1000"),
-            ([None, *PERSONS[1:]], "persons: expected one for every record, got 1 without"),
-            ([" ", *map(str, PERSONS[1:])], "persons: expected one for every record, got 1 without"),
+            (PERSONS[1:], "persons: expected a person for each of 1000 records, got 999"),
+            ([None, *PERSONS[1:]], "persons: expected a person for every record, got 1 records without"),
+            ([" ", *map(str, PERSONS[1:])], "persons: expected a person for every record, got 1 records without"),
             (
                 ["3;4", *map(str, PERSONS[1:])],
-                "expected one for every record, got , or ; or | in 1 of 1000 names",
+                "expected one person per record, got , or ; or | in 1 of 1000 names",
             ),
         ],
     )

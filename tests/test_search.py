@@ -115,7 +115,7 @@ def test_the_best_model_states_the_price_of_all_trials_wherever_it_goes(tmp_path
 def test_a_replaced_record_that_could_move_to_another_part_is_refused() -> None:
     X, y, _ = records()
     replaced = FairSearchCV(FairClassifier("dp_sgd", target={"relation": "replace one"}), GRID)
-    with pytest.raises(ValueError, match="a record that is replaced must stay in its split"):
+    with pytest.raises(ValueError, match="a replaced record must stay in its split"):
         replaced.fit(X, y)
 
 

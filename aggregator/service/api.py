@@ -75,8 +75,8 @@ class Replies(Body):
 
 
 class Budget(Body):
-    """The shared budget, in public numbers. A null limit means that this kind of budget has no such limit, a null
-    epsilon that it is infinite."""
+    """The privacy budget that all callers share, in public numbers. A null limit: this kind of budget has no such
+    limit; a null epsilon: it is infinite."""
 
     kind: str
     epsilon_limit: float | None
@@ -88,7 +88,7 @@ class Budget(Body):
 
 
 class OwnLimit(Body):
-    """The limits of one caller within the shared budget; null means no such limit."""
+    """The limits of one caller within the privacy budget that all callers share; null means no such limit."""
 
     epsilon: float | None = Field(
         description="Limit on the worst-case cost of the caller's queries alone, at the budget's delta."
@@ -100,20 +100,21 @@ class OwnLimit(Body):
 
 
 class OwnSpent(Body):
-    """The charges of one caller, at their data-independent cost. The privacy guarantee is that of the shared budget."""
+    """The number of queries charged to one caller, and their data-independent cost. This is not the privacy guarantee,
+    which covers the queries of all callers."""
 
     queries: int
     epsilon: float | None
 
 
 class OwnLeft(Body):
-    """The new queries that the caller's own limit still allows; the shared budget may allow fewer."""
+    """The number of new queries that the caller's own limit still allows; the shared budget may allow fewer."""
 
     queries: int
 
 
 class Me(Body):
-    """A caller with its limits and charges. Tokens of the same name share them."""
+    """A caller with its limits and with what it was charged. Tokens with the same owner's name share both."""
 
     name: str
     scope: Literal["analyst", "operator"]
@@ -124,7 +125,7 @@ class Me(Body):
 
 
 class Estimate(Body):
-    """The most that queries would cost: how many are new, and the budget before and after them."""
+    """The most that the given queries would cost: how many of them are new, and the budget before and after them."""
 
     new_queries: int = Field(description="Queries that have no stored reply; each is charged in full.")
     stored_replies: int = Field(description="Queries with a stored reply; they are free.")
@@ -158,7 +159,7 @@ class Statement(Body):
 
 
 class FormField(Body):
-    """One input of a record's form: a number between two bounds, or one of several choices."""
+    """One input of the form in which a record is entered: a number between two bounds, or one of several choices."""
 
     name: str
     choices: list[str]
@@ -169,15 +170,15 @@ class FormField(Body):
 
 
 class Caller(Body):
-    """The name and role of the sender of a request."""
+    """The name and role of the caller who sent a request."""
 
     name: str
     role: Literal["analyst", "operator"]
 
 
 class About(Body):
-    """A description of the run in words. `form` lists the inputs for a record, one per column; null if records have no
-    columns."""
+    """A description in words of the run whose labels a service releases. `form` lists the inputs for a record, one per
+    column; null if records have no columns."""
 
     run: str
     method: str
@@ -195,7 +196,7 @@ class About(Body):
 
 
 class State(Body):
-    """The state that an analyst's page shows: the budget, and whether new queries are answered."""
+    """The state that an analyst's page shows: the privacy budget, and whether new queries are answered."""
 
     budget: Budget
     queries_left: int | None = Field(
@@ -205,14 +206,15 @@ class State(Body):
 
 
 class AnswersWanted(Body):
-    """A request for stored replies as a file, by the content hashes of their queries."""
+    """A request for a file of stored replies: the content hashes of their queries, and the file's format."""
 
     keys: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1, max_length=MAX_KEYS_PER_FILE)
     format: Literal["parquet", "csv"]
 
 
 def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
-    """Return a :class:`Reply` as JSON, which does not show which step refused the query."""
+    """Return a query's outcome as the JSON of a :class:`Reply`, which does not show which step refused the query.
+    ``key`` is the query's content hash."""
     # Shown apart from refusals: unless votes decide when the budget ends, its room can be computed from public numbers.
     if isinstance(reply, OverBudget):
         return {"key": key, "status": "over_budget", "label": None}
@@ -220,7 +222,7 @@ def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
 
 
 class PageOfLedger(Body):
-    """The part of the ledger that an operator requests, in a query string."""
+    """The query parameters with which an operator requests a part of the ledger."""
 
     # A query string is text: a strict model would refuse `limit=100`.
     model_config = ConfigDict(extra="forbid", strict=False)
@@ -229,7 +231,8 @@ class PageOfLedger(Body):
 
 
 class LedgerEntry(Body):
-    """One charge as the operator sees it; a reservation that a crash left without an outcome has the verdict `open`.
+    """The charge of one query as the operator sees it; the verdict is `open` if a crash left the query without an
+    outcome.
 
     `caller` and `request` are empty for the run's own queries; their `at_s` may be 0, which means unknown.
     """
@@ -245,8 +248,8 @@ class LedgerEntry(Body):
 
 
 class Chain(Body):
-    """The last verification of the ledger: its time, the number of valid entries, and the fault (empty if none was
-    found)."""
+    """The result of the last verification of the ledger's entries: its time, the number of valid entries, and the fault
+    (empty if none was found)."""
 
     at_s: float
     entries: int
@@ -254,7 +257,7 @@ class Chain(Body):
 
 
 class GroupCounts(Body):
-    """The charges of one group, counted by outcome."""
+    """The charged queries of one group, counted by outcome."""
 
     group: str
     answer: int
@@ -273,7 +276,8 @@ class Spender(Body):
 
 
 class PointInTime(Body):
-    """The number of charges up to the time `at_s`, in seconds since 1970; `answered` and `refused` are by group."""
+    """The number of queries charged up to the time `at_s`, in seconds since 1970; `answered` and `refused` count them
+    by group."""
 
     at_s: float
     charges: int
@@ -291,8 +295,8 @@ class Latency(Body):
 
 
 class LargeCharge(Body):
-    """One of the most expensive charges, with its cost as a share of the worst case (`of_worst`) and of the cost of all
-    charges (`of_total`)."""
+    """One of the queries with the largest data-dependent cost. `of_worst` is its cost as a share of the worst case,
+    `of_total` as a share of the cost of all queries."""
 
     number: int = Field(description="Position in the order in which queries were charged, from 1.")
     group: str
@@ -344,7 +348,7 @@ class Overview(Body):
 
 
 class LedgerPage(Body):
-    """The requested part of the ledger, and the data-dependent epsilon of all charges. Private: not to be published."""
+    """A requested part of the ledger, and the data-dependent epsilon of all charges. Private: not to be published."""
 
     total: int
     entries: list[LedgerEntry]
@@ -356,9 +360,10 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
-    """Return two types of request bodies: for queries, and for an estimate.
+    """Return two types of request bodies for the routes of a service: one for queries, one for an estimate of their
+    cost.
 
-    They accept only this pool's record numbers, record shape, value range and groups.
+    They accept only record numbers, record shapes, values and groups of this ``pool``.
     """
     number = _whole_number(ge=0, lt=len(pool), description="A record of the public pool, by number.")
     # Beyond these bounds the pool's float32 is infinite, and different records would be one query.
@@ -401,11 +406,14 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
 
 
 def _tagged_by(tags: Mapping[str, str], default: str) -> Discriminator:
-    """Return a discriminator for a union of types of bodies: a body has the tag of the first field in ``tags`` that it
-    has, or else ``default``."""
+    """Return pydantic's discriminator for a union of request bodies, which selects the one type that validates a body.
+
+    ``tags`` maps names of fields to tags of types: a body has the tag of the first of these fields that it contains, or
+    else ``default``.
+    """
 
     def tag(value: Any) -> str:
-        """Return the tag of ``value``, which is JSON or a validated model."""
+        """Return the tag of the request body ``value``, which is JSON or a validated model."""
         has = value.__contains__ if isinstance(value, dict) else functools.partial(hasattr, value)
         return next((tag for name, tag in tags.items() if has(name)), default)
 
@@ -413,15 +421,16 @@ def _tagged_by(tags: Mapping[str, str], default: str) -> Discriminator:
 
 
 def _whole_number(**bounds: Any) -> Any:
-    """Return the type of an integer as in JSON Schema: accepts 3.0 as the integer 3, but neither "3" nor true."""
+    """Return the type of an integer within ``bounds`` as in JSON Schema: accepts 3.0 as the integer 3, but neither "3"
+    nor true."""
     return Annotated[
         int, Field(**bounds), BeforeValidator(lambda v: int(v) if type(v) is float and v.is_integer() else v)
     ]
 
 
 def question_of(query: Any, pool: PublicPool) -> Question:
-    """Return the question of a validated ``query`` from a request body. FaultError for a record with an undeclared
-    value in a column."""
+    """Return the query, with its record's features, of the validated ``query`` in a request body. FaultError for a
+    record with an undeclared value in a column."""
     number: int | None = getattr(query, "id", None)
     if number is not None:
         return pool.questions[number]
@@ -442,7 +451,8 @@ _SEEN = "all replies to all analysts together"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Descriptions of a run for its page, each empty if unknown. ``record`` says in words what one record is."""
+    """Descriptions of a run for its service's page, each empty if unknown. ``record`` says in words what one record
+    is."""
 
     run: str = "this run"
     method: str = ""
@@ -453,7 +463,7 @@ class Facts:
 
 
 def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: KnownCaller) -> dict[str, Any]:
-    """Return the :class:`About` of a service as JSON, for this ``caller``."""
+    """Return the :class:`About` of a service as JSON, as ``caller`` sees it."""
     form, epsilon = pool.form, session.epsilon_fixed_beforehand(terms)
     if epsilon is None:
         guarantee = "The budget ends when the votes say so, which leaks: no guarantee was fixed beforehand."
@@ -539,7 +549,8 @@ class ServiceMetrics:
         self._last_s: deque[float] = deque(maxlen=1000)
 
     def count_request(self, facts: Mapping[str, Any], seconds: float) -> None:
-        """Count a finished request that took ``seconds``; called as a :data:`fairpate.http_server.OnResponse`."""
+        """Count a finished request, described by ``facts``, that took ``seconds``; called as a
+        :data:`fairpate.http_server.OnResponse`."""
         route = facts["route"]
         self._requests.labels(facts["method"], route, str(facts["status"])).inc()
         self._latency.labels(route).observe(seconds)
@@ -554,14 +565,16 @@ class ServiceMetrics:
         return {"count": len(ordered), **found}
 
     def render(self, status: BudgetStatus, reasons: Sequence[str]) -> bytes:
-        """Return the analysts' metrics as Prometheus text, with the current budget and readiness."""
+        """Return the analysts' metrics as Prometheus text: the budget in ``status``, and readiness, which is given by
+        the ``reasons`` why new queries are not answered."""
         found: dict[str, tuple[str, float | None]] = {"ready": ("Whether new queries are answered.", not reasons)}
         if status.kind != "data_dependent":
             found |= _budget(status)
         return prometheus.generate_latest(self._registry) + prometheus.generate_latest(_gauges("fairpate", found))
 
     def render_for_operator(self, status: BudgetStatus, overview: Mapping[str, Any]) -> bytes:
-        """Return the analysts' and the operators' metrics as Prometheus text; ``overview`` is an :class:`Overview`."""
+        """Return the metrics of analysts and operators as Prometheus text; ``overview`` is an :class:`Overview` as
+        JSON."""
         chain = overview["chain"]
         found: dict[str, tuple[str, float | None]] = _budget(status) | {
             "queries_left": ("New queries for which the budget has room.", overview["queries_left"]),
@@ -586,8 +599,8 @@ class ServiceMetrics:
 
 
 def _gauges(prefix: str, values: Mapping[str, tuple[str, float | None]]) -> prometheus.CollectorRegistry:
-    """Return a registry with one gauge for each of ``values``, its description and value. None means no limit and is
-    exported as infinity."""
+    """Return a Prometheus registry with one gauge for each of ``values``, pairs of a description and a number by name.
+    None means no limit and is exported as infinity."""
     # Made for each rendering: the numbers are those of one state, and none stays from an earlier one.
     registry = prometheus.CollectorRegistry()
     for name, (text, value) in values.items():
@@ -596,7 +609,8 @@ def _gauges(prefix: str, values: Mapping[str, tuple[str, float | None]]) -> prom
 
 
 def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
-    """Return description and value of each metric of the budget, by name; the value None means no limit."""
+    """Return the description and value of each metric of the privacy budget, by the metric's name. The value None means
+    no limit."""
     return {
         "queries_submitted": ("Queries charged.", status.queries_submitted),
         "queries_limit": ("Most queries that may be charged.", status.max_queries),
@@ -620,7 +634,8 @@ Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's conte
 
 
 def field_name(parts: list[str]) -> str:
-    """Return the name of a field from its path in an error of pydantic, without the tags of unions."""
+    """Return the name of an invalid field for messages. ``parts`` is its path in a pydantic error, from which tags of
+    unions are left out."""
     # pydantic puts the tag of a union before its fields, as in `queries.queries`.
     if parts[:2] in (["queries", "queries"], ["count", "count"]):
         parts = parts[1:]
@@ -631,17 +646,18 @@ def field_name(parts: list[str]) -> str:
 
 
 def add_error_bodies(app: FastAPI) -> None:
-    """Make ``app`` answer errors of session and ledger with bodies of type :class:`fairpate.http_server.Faults`."""
+    """Make ``app`` answer errors of the session and the ledger with a JSON body of type
+    :class:`fairpate.http_server.Faults`."""
 
     @app.exception_handler(QuotaExceededError)
     async def over_quota(_: Request, error: QuotaExceededError) -> Response:
         value = f"{error.num_new} new"
         # Without Retry-After: waiting does not help a request that is larger than the whole quota.
         if math.isinf(error.retry_after_s):
-            remedy = "More than this token may submit at once; send fewer new queries in one request."
+            remedy = "These are more new queries than this token may submit at once; send fewer in one request."
             return faults_response(429, [fault("queries", value, remedy)])
         wait_s = math.ceil(error.retry_after_s)
-        remedy = f"This token may ask {error.allowed_now} new queries now; wait {wait_s} s, or send fewer."
+        remedy = f"This token may submit {error.allowed_now} new queries now; wait {wait_s} s, or send fewer."
         return faults_response(429, [fault("queries", value, remedy)], {"Retry-After": str(wait_s)})
 
     @app.exception_handler(VotesUnavailableError)
@@ -650,11 +666,13 @@ def add_error_bodies(app: FastAPI) -> None:
     async def failed(_: Request, error: Exception) -> Response:
         # The cause is written to the log only: it is about the operator's machines.
         if isinstance(error, VotesUnavailableError):
-            _log.error("Teachers did not vote: %s", error)
-            found = fault("votes", "", "Some teachers are not available; no query was answered. Ask again later.")
+            _log.error("Teachers did not vote, so new queries were refused; look at their workers: %s", error)
+            found = fault(
+                "votes", "", "Some teachers are not available: no query was answered. Submit them again later."
+            )
         else:
-            _log.error("The ledger failed: %s", error)
-            remedy = "The ledger cannot be written, so no new query is answered; the operator's log has the cause."
+            _log.error("The ledger failed, so new queries are refused until it can be written: %s", error)
+            remedy = "The ledger cannot be written, so no new query is answered; ask the operator for the cause."
             found = fault("ledger", "", remedy)
         return faults_response(503, [found], _RETRY_AFTER)
 
@@ -662,7 +680,7 @@ def add_error_bodies(app: FastAPI) -> None:
 def add_analyst_routes(
     app: FastAPI, facts: Facts, states: States, batcher: Batcher, counters: ServiceMetrics, tokens: LiveTokens
 ) -> None:
-    """Add the analysts' routes and the page to ``app``."""
+    """Add the analysts' routes and the service's page to ``app``."""
     writer, pool, streams = states.writer, states.pool, states.streams
     queries_type, estimate_type = bodies_for(pool)
 
@@ -688,11 +706,11 @@ def add_analyst_routes(
         # From memory: stored replies are given also while the ledger cannot be written.
         outcome = writer.books.ledger.outcome_of.get(key)
         if outcome is None:
-            raise FaultError(404, "key", key, "No reply is stored; ask with POST /v1/queries.")
+            raise FaultError(404, "key", key, "No reply is stored for this query; submit it with POST /v1/queries.")
         return json_response(reply_json(key, outcome))
 
     async def estimate(body: Any) -> Response:
-        """Return what the given queries, or a number of new queries, would cost. No query is submitted."""
+        """Return what the given queries, or a number of new queries, would cost at most. No query is submitted."""
         # A set: a query that is given twice in one request is charged once.
         keys = {question_of(query, pool).query.key for query in getattr(body, "queries", ())}
         # One snapshot, so that both budgets are of one moment.
@@ -707,7 +725,7 @@ def add_analyst_routes(
 
     @app.post("/v1/answers", response_class=Response, responses=_FILES)
     async def answers(wanted: AnswersWanted) -> Response:
-        """Return stored replies as a file with one row per key. No query is submitted."""
+        """Return stored replies as a file with one row for each requested key. No query is submitted."""
         outcomes = [writer.books.ledger.outcome_of.get(key) for key in wanted.keys]
         # In a thread: the event loop answers other requests while thousands of rows are written.
         content = await asyncio.to_thread(answers_file, wanted.keys, outcomes, pool, wanted.format)
@@ -716,7 +734,7 @@ def add_analyst_routes(
 
     @app.get("/v1/budget", response_model=Budget)
     async def budget() -> Response:
-        """Return the budget's limits and how much is spent by data-independent accounting."""
+        """Return the privacy budget's limits, and how much of it is spent by data-independent accounting."""
         return json_response(writer.snapshot.budget_status().to_json())
 
     @app.get("/v1/statement", response_model=Statement)
@@ -745,17 +763,17 @@ def add_analyst_routes(
 
     @app.get("/v1/state", response_model=State)
     async def now() -> Response:
-        """Return the budget and the service's health, the values that `/v1/events` streams."""
+        """Return the budget and the service's health, as `/v1/events` streams them."""
         return json_response(await state())
 
     @app.get("/v1/events", response_class=Response, responses=_EVENTS)
     async def events(request: Request) -> Response:
-        """Stream server-sent events: a `State` whenever it has changed."""
+        """Stream server-sent events: the service's `State` (budget and health) whenever it has changed."""
         return streams.response(request, state)
 
     @app.get("/v1/me", response_model=Me)
     async def me(request: Request) -> Response:
-        """Return your name and role, your own limit, and how much of the shared budget you spent."""
+        """Return your name and role, your own limit, and how much was charged to you."""
         caller: KnownCaller = request.scope["state"]["caller"]
         ledger = writer.books.ledger
         # The store's limit first: a change enters the ledger with the next new query.
@@ -803,7 +821,8 @@ def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics) 
 
     @app.get("/v1/operator/ledger", response_model=LedgerPage)
     async def ledger(request: Request, page: Annotated[PageOfLedger, Query()]) -> Response:
-        """Return a part of the charges with their outcomes, and the data-dependent epsilon of all charges. Private."""
+        """Return a part of the ledger's charges with their outcomes, and the data-dependent epsilon of all charges.
+        Private."""
         snapshot = writer.snapshot
         books, total = snapshot.books, snapshot.num_charges
         start, stop = min(page.start, total), min(page.start + page.limit, total)
@@ -831,12 +850,13 @@ def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics) 
 
     @app.get("/v1/operator/overview", response_model=Overview)
     async def now() -> Response:
-        """Return health, advice, the budget with a forecast, and outcomes over time and by group and class. Private."""
+        """Return the operator's overview: health, advice, budget and forecast, and outcomes over time and by group and
+        class. Private."""
         return json_response(await latest())
 
     @app.get("/v1/operator/events", response_class=Response, responses=_EVENTS)
     async def events(request: Request) -> Response:
-        """Stream server-sent events: an `Overview` whenever it has changed. Private."""
+        """Stream server-sent events: the operator's `Overview` whenever it has changed. Private."""
         return streams.response(request, latest)
 
     @app.get("/v1/operator/metrics", response_class=Response, responses=_METRICS)

@@ -46,7 +46,7 @@ ResultT = TypeVar("ResultT")
 
 
 class TokenError(UsageError, ValueError):
-    """A token cannot be used; the message names its source and the remedy, never the token."""
+    """A token cannot be used; the message names the token's source and the remedy, never the token."""
 
 
 def token_digest(token: str) -> bytes:
@@ -60,9 +60,9 @@ def token_digest(token: str) -> bytes:
 class TokenBook:
     """The tokens with which a service starts.
 
-    ``files``: the files that were read, with the role of their tokens. ``store``: the path of the run's token store. A
-    marker file is written next to the store as soon as a token is needed, so that the loss of the store gives nobody
-    access, even after a restart.
+    ``files`` are the files that were read, with the role of their tokens. ``store`` is the path of the run's token
+    store. A marker file is written next to the store as soon as a token is needed, so that losing the store gives
+    nobody access, even after a restart.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -71,11 +71,15 @@ class TokenBook:
 
     def __post_init__(self) -> None:
         if len({digest for digest, _ in self.entries}) != len(self.entries):
-            raise TokenError("Expected a different token for each caller, got one token twice; create another one.")
+            raise TokenError(
+                "Expected a different token for each caller, got one token twice; make another with `openssl rand "
+                "-hex 32`."
+            )
 
     @property
     def is_empty(self) -> bool:
-        """True if there has never been a token. An existing store counts as one, even if it is empty."""
+        """True if no token was ever configured for this service. A token store counts as a token, even if it is
+        empty."""
         stored = self.store is not None and any(map(os.path.lexists, (self.store, _mark(self.store))))
         return not (self.entries or stored)
 
@@ -115,16 +119,20 @@ def is_loopback(host: str) -> bool:
 
 
 def read_private(path: Path) -> str:
-    """Return the text of a file of tokens. TokenError if it cannot be read, or if users other than its owner may read
-    it."""
+    """Return the text of the token file ``path``. TokenError if it cannot be read, or if users other than its owner may
+    read it."""
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
-        raise TokenError(f"{path}: cannot be read as a token file ({reason}); give the file of tokens.") from error
+        raise TokenError(
+            f"{path}: cannot be read as a token file ({reason}); give a readable file of tokens."
+        ) from error
     if os.name == "posix" and mode & 0o077:
-        raise TokenError(f"{path}: others may read it (mode {mode & 0o777:o}); run `chmod 600 {path}`.")
+        raise TokenError(
+            f"{path}: other users may read this token file (mode {mode & 0o777:o}); run `chmod 600 {path}`."
+        )
     return text
 
 
@@ -136,7 +144,7 @@ def _parse(text: str, role: Role, source: str) -> list[Entry]:
     for number, row in enumerate(rows, 1):
         at = f"{source}, line {number}"
         if len(row) not in (1, 2):
-            raise TokenError(f"{at}: expected `token` or `name token`, got {len(row)} words.")
+            raise TokenError(f"{at}: expected a token, or a name and a token, got {len(row)} words; remove the others.")
         if len(row[-1]) < _MIN_TOKEN_CHARACTERS:
             what = f"expected a token of at least {_MIN_TOKEN_CHARACTERS} characters, got {len(row[-1])}"
             raise TokenError(f"{at}: {what}; make one with `openssl rand -hex 32`.")
@@ -148,10 +156,11 @@ def _parse(text: str, role: Role, source: str) -> list[Entry]:
 
 
 def _check_name(name: str, source: str) -> None:
-    """Raise TokenError for a name that is not one plain word, or that is reserved for callers without a token."""
+    """Raise TokenError unless ``name``, the owner of a token, is one plain word and not the name of callers without a
+    token. ``source`` says in the message where the name was given."""
     # One plain word can be shown in the ledger, in logs and on a terminal.
     if not re.fullmatch(_NAME, name):
-        raise TokenError(f"{source}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")
+        raise TokenError(f"{source}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'; correct it.")
     if name == LOCAL_ANALYST.name:
         raise TokenError(f"{source}: '{name}' is the name of callers without a token; give another name.")
 
@@ -198,11 +207,11 @@ class TokenStore(BaseModel):
         return self.model_copy(update={"tokens": tuple(tokens)})
 
     def of(self, name: str) -> tuple[StoredToken, ...]:
-        """Return the tokens of ``name``, oldest first. TokenError if it has none."""
+        """Return the tokens whose owner is ``name``, oldest first. TokenError if this owner has no token."""
         found = tuple(token for token in self.tokens if token.name == name)
         if not found:
             known = ", ".join(sorted({token.name for token in self.tokens})) or "none yet"
-            raise TokenError(f"{name}: has no valid token in this store; add one, or give one of: {known}.")
+            raise TokenError(f"{name}: this name has no valid token; add one, or give one of these names: {known}.")
         return found
 
 
@@ -219,14 +228,15 @@ def added(
     now_s: float,
     before: OwnLimit = NO_LIMIT,
 ) -> tuple[TokenStore, str]:
-    """Return the store with a new token for a new ``name``, and this token. TokenError for a taken or invalid name.
+    """Return ``store`` with a new token for the new owner ``name``, and this token. TokenError for a name that is taken
+    or invalid.
 
-    ``limit`` is stored for the name; values that it does not set come from the store or else from ``before``, the limit
-    that the ledger has for the name.
+    ``limit`` is stored for the owner. Values that it does not set are taken from the store's limit for this name, or
+    else from ``before``, the limit in the ledger.
     """
     _check_name(name, repr(name))
     if any(token.name == name for token in store.tokens):
-        raise TokenError(f"{name}: has a token already; rotate it, or give another name.")
+        raise TokenError(f"{name}: this name has a token already; rotate the token, or give another name.")
     store, token = _with_new_token(store, name, role=role, expires_s=expires_s, now_s=now_s)
     # A name that was used before keeps the limits that are not given now: a new token must not lift them.
     given = {kind: value for kind, value in asdict(limit).items() if value is not None}
@@ -235,8 +245,8 @@ def added(
 
 
 def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float) -> tuple[TokenStore, str]:
-    """Return the store with another token for ``name``, and this token. Older tokens expire at ``old_expires_s`` at the
-    latest."""
+    """Return ``store`` with another token for the owner ``name``, and this token. The owner's older tokens expire at
+    ``old_expires_s`` at the latest."""
     # The new token inherits the end of the newest one: rotating must not prolong access.
     newest = store.of(name)[-1]
     store = store.with_tokens(_by(t, old_expires_s) if t.name == name else t for t in store.tokens)
@@ -244,7 +254,8 @@ def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float)
 
 
 def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenStore:
-    """Return the store in which the newest token of ``name`` expires at ``expires_s``, and its older ones no later."""
+    """Return ``store`` with another expiry for the owner ``name``: its newest token expires at ``expires_s``, and older
+    ones no later."""
     newest = store.of(name)[-1]
     # A token that was rotated out is never prolonged: it may have leaked.
     changed = {token: _by(token, expires_s) for token in store.of(name)}
@@ -253,18 +264,19 @@ def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenSt
 
 
 def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
-    """Return ``token`` with ``expires_s`` as its latest time of expiry; None changes nothing."""
+    """Return ``token`` changed so that it expires at ``expires_s`` at the latest; None changes nothing."""
     return token if expires_s is None or not token.is_good(expires_s) else replace(token, expires_s=expires_s)
 
 
 def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
-    """Return the store with ``limit`` for ``name``. TokenError for a name without a token."""
+    """Return ``store`` with ``limit`` for the owner ``name``. TokenError for an owner without a token."""
     store.of(name)
     return store.model_copy(update={"limits": {**store.limits, name: limit}})
 
 
 def revoked(store: TokenStore, name: str) -> TokenStore:
-    """Return the store without the tokens of ``name``, but with its limit. TokenError for a name without a token."""
+    """Return ``store`` without the tokens of the owner ``name``; the owner's limit stays. TokenError for an owner
+    without a token."""
     store.of(name)
     # The limit stays: otherwise a new token would give the name what the limit had refused.
     return store.with_tokens(token for token in store.tokens if token.name != name)
@@ -280,7 +292,8 @@ def _with_new_token(
 
 
 def read_store(path: Path) -> TokenStore:
-    """Read the token store at ``path``. TokenError if it is damaged or cannot be read, or if others may read it."""
+    """Read the token store at ``path``. TokenError if it is damaged or cannot be read, or if users other than its owner
+    may read it."""
     text = read_private(path)
     try:
         store = TokenStore.model_validate_json(text)
@@ -290,7 +303,9 @@ def read_store(path: Path) -> TokenStore:
         if isinstance(error, ValidationError):  # its own text would show what the file holds
             first = error.errors(include_url=False, include_input=False)[0]
             damage = f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {expected(first)}"
-        raise TokenError(f"{path}: is damaged ({damage}); restore it, or remove it and add tokens.") from error
+        raise TokenError(
+            f"{path}: the token store is damaged ({damage}); restore it, or remove it and add tokens."
+        ) from error
     return store
 
 
@@ -312,18 +327,20 @@ def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, Result
 
 
 def _mark(store: Path) -> Path:
-    """Return the path of the marker file. If the file exists, callers need tokens even if the store is lost."""
+    """Return the path of the marker file next to a token store. If the marker exists, callers need tokens even if the
+    store is lost."""
     return store.with_suffix(".needed")
 
 
 def _make_mark(store: Path) -> None:
-    """Create the marker file durably: from now on tokens are needed."""
+    """Create the marker file next to a token store, durably: from now on callers need tokens."""
     if not os.path.lexists(_mark(store)):
         write_atomically(_mark(store), lambda unfinished: unfinished.touch(mode=0o600))
 
 
 class LiveTokens:
-    """The tokens that a service accepts now: those of its start, and the current ones of its files and its store.
+    """The tokens that a running service accepts: those with which it started, and the present ones of its token files
+    and its token store.
 
     Once a token was needed, one is always needed, even after a restart: emptying or losing the store gives nobody
     access. ``stored`` is the store as it was last read.
@@ -376,7 +393,7 @@ class LiveTokens:
                 self._book = replace(self._book, entries=(*kept, *(entry for part in read for entry in part)))
             except TokenError as error:
                 # No access rather than too much: a token may have been removed from the file that cannot be read.
-                _log.error("No token of the token files is accepted until this is fixed: %s", error)
+                _log.error("No token of the token files is accepted until this error is fixed: %s", error)
                 self._book = replace(self._book, entries=kept)
         path = self._book.store
         # The version before the content: a store that is replaced in between is read again at the next look.
@@ -392,7 +409,7 @@ class LiveTokens:
                 self._need_token()
                 store = read_store(path)
         except Exception as error:  # noqa: BLE001 - after any error, tokens that were good may be revoked
-            _log.error("No token of the token store is accepted until this is fixed: %s", error)
+            _log.error("No token of the token store is accepted until this error is fixed: %s", error)
         self.stored, self._stored_entries = store, store.entries
 
     def _need_token(self) -> None:
@@ -401,4 +418,9 @@ class LiveTokens:
             if self._book.store is not None:
                 _make_mark(self._book.store)
         except OSError as error:
-            _log.error("Without the token store, a restarted service may admit callers without a token: %s", error)
+            _log.error(
+                "The token store's marker file cannot be written, so that without the store a restarted service "
+                "may admit "
+                "callers without a token; repair the folder: %s",
+                error,
+            )

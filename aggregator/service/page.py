@@ -48,7 +48,8 @@ _VERDICTS = ("answer", "confidence", "fairness", "free", "open")
 
 
 class ChargesAt(NamedTuple):
-    """The number of charges up to the time ``at_s``, and how many of them were answered and refused, by group."""
+    """The number of queries charged up to the time ``at_s``, and how many of them were answered and refused, by
+    group."""
 
     at_s: float
     charges: int
@@ -58,10 +59,11 @@ class ChargesAt(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class History:
-    """The history of one ledger's charges: counts at several times. Call :meth:`look` from one thread at a time.
+    """The history of a ledger's charges: counts of queries by outcome at several times. Call :meth:`look` from one
+    thread at a time.
 
-    ``open`` lists the numbers of open reservations: charged without an outcome, so that nothing was released.
-    ``_counts`` are by group, verdict and label.
+    ``open`` lists the numbers of charges to which a crash left no outcome, so that nothing was released. ``_counts``
+    are by group, verdict and label.
     """
 
     num_groups: int
@@ -73,7 +75,7 @@ class History:
     _spacing_s: float = field(default=_FIRST_SPACING_S, init=False)
 
     def begin(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
-        """Add the charges made before this service started, at the times that the ledger has for them.
+        """Add the charges made before this service started to the history, at the times that the ledger has for them.
 
         The run's own queries are part of the first point, so that they do not affect the rate of callers' queries.
         """
@@ -84,8 +86,8 @@ class History:
         self.look(ledger, num_charges, now_s=now_s)
 
     def look(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
-        """Add a point to the history for the time ``now_s``: the present outcomes of the first ``num_charges``
-        charges."""
+        """Add a point to the history for the time ``now_s``, with the present outcomes of the ledger's first
+        ``num_charges`` charges."""
         rows = [(number, ledger.charged(number, number + 1)[0]) for number in self.open]
         # Open reservations were counted as open; those that have an outcome now are counted as that.
         self._counts.subtract((group, "open", None) for _, (_, group, _, _) in rows)
@@ -110,8 +112,8 @@ class History:
             self._spacing_s *= 2
 
     def by_group(self) -> list[dict[str, Any]]:
-        """Return for each group the number of charges by verdict (``open`` for open reservations), and under
-        ``answers`` the number of answers by class."""
+        """Return for each group the number of charges by verdict (``open``: without an outcome), and under ``answers``
+        the number of answers by class."""
         found: list[dict[str, Any]] = [
             dict.fromkeys(_VERDICTS, 0) | {"answers": [0] * self.num_classes} for _ in range(self.num_groups)
         ]
@@ -140,7 +142,7 @@ _REMEDIES = {
 
 
 class Advice(Body):
-    """One piece of advice to the operator: `ok` needs no action, `soon` action within a day, `now` action at once."""
+    """One piece of advice to the operator: `ok` needs no action, `soon` needs it within a day, `now` without delay."""
 
     level: Literal["ok", "soon", "now"]
     words: str
@@ -148,10 +150,10 @@ class Advice(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetForecast:
-    """A forecast of when the budget ends, in numbers and in words.
+    """A forecast of when the privacy budget is used up, in numbers and in words, for the operator's page.
 
-    ``per_hour``: the present rate of new queries; ``lasts_s``: how many seconds the budget lasts at this rate; None: it
-    does not end, or this is unknown.
+    ``per_hour`` is the present rate of new queries; ``lasts_s`` is how many seconds the budget lasts at this rate, None
+    if it does not end or this is unknown.
     """
 
     per_hour: float
@@ -160,9 +162,11 @@ class BudgetForecast:
 
 
 def forecast(points: Sequence[ChargesAt], *, left: int, is_exact: bool, now_s: float) -> BudgetForecast:
-    """Forecast how long ``left`` queries last at the rate of the last hour, or of the last day if that hour was quiet.
+    """Forecast how long the budget lasts, which has room for ``left`` more queries, at the rate of the last hour, or of
+    the last day if that hour was quiet.
 
-    ``is_exact`` is false if the end of the budget depends on votes: then no forecast is made.
+    ``points`` are the charges so far. ``is_exact`` is False if votes decide when the budget ends: then no forecast is
+    made.
     """
     charged, seconds, window = 0, 0.0, ""
     for window_s, name in _WINDOWS_S:
@@ -193,7 +197,9 @@ def advice(
 ) -> list[Advice]:
     """Return what the operator should do, most urgent first; a single ``ok`` if there is nothing to do.
 
-    ``reasons`` are why new queries are not answered; ``chain`` is the fault that the last verification found, or empty.
+    ``reasons`` are why new queries are not answered; the budget has room for ``left`` of ``total`` queries, which last
+    ``lasts_s`` seconds; ``chain`` is the fault that the last verification of the ledger found, or empty; ``num_open``
+    is the number of charges to which a crash left no outcome.
     """
     # Without `chain`, which follows with the fault that was found.
     found = [Advice(level="now", words=_REMEDIES[reason]) for reason in reasons if reason != "chain"]
@@ -223,7 +229,7 @@ def advice(
 
 
 def span(seconds: float) -> str:
-    """Return a duration in its largest fitting unit, such as ``3 days``."""
+    """Return a duration in words, in its largest fitting unit, such as ``3 days``."""
     length, name = next((unit for unit in _UNITS_S if seconds >= unit[0]), _UNITS_S[-1])
     number = round(seconds / length)
     return f"{number:,} {name}" + ("" if number == 1 else "s")
@@ -239,16 +245,17 @@ _MOST_CALLERS = 20
 
 
 def charge_json(number: int, charge: Charge, pool: PublicPool) -> dict[str, Any]:
-    """Return as JSON what every view of an operator shows of a charge, one of :meth:`Ledger.charged`."""
+    """Return as JSON what every page of an operator shows of one charge, which has the form of
+    :meth:`Ledger.charged`."""
     _, group, outcome, asked = charge
     verdict, name = "open" if outcome is None else outcome.verdict, pool.group_names[group]
     return {"number": number, "group": name, "verdict": verdict, "caller": asked.asker.caller, "at_s": asked.at_s}
 
 
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
-    """Return the :class:`aggregator.service.api.Costs` of the first ``num_charges`` charges as JSON.
+    """Return the :class:`aggregator.service.api.Costs` of the first ``num_charges`` charges as JSON, for the operator.
 
-    :meth:`Books.epsilon` must have computed their costs.
+    Call :meth:`Books.epsilon` before, which computes these costs.
     """
     ledger, (cost_Q, voted_Q) = books.ledger, books.priced(num_charges)
     # At one order, at which the costs of queries add up and compare.
@@ -270,7 +277,7 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
 
 @dataclass(eq=False)
 class States:
-    """Computes the states that the page shows: the analyst's and the operator's.
+    """Computes the states of a service that its page shows: the analyst's and the operator's.
 
     ``latency`` returns quantiles of the duration of requests; ``last_backup`` returns when the ledger was last copied,
     None for never.
@@ -290,7 +297,7 @@ class States:
         self._history.begin(snapshot.books.ledger, snapshot.num_charges, now_s=self._started_s)
 
     async def watch(self, interval_s: float) -> None:
-        """Add a point to the history every ``interval_s`` seconds."""
+        """Add a point to the history of charges every ``interval_s`` seconds, without end."""
         while True:
             await asyncio.sleep(interval_s)
             snapshot = self.writer.snapshot
@@ -363,7 +370,8 @@ _LONGEST_S, _SIGN_OF_LIFE_S, _TICK_S = 600.0, 15.0, 0.25
 
 @dataclass(eq=False)
 class Latest:
-    """A state that all callers share, computed at most once in ``max_age_s`` seconds. Use it from one event loop."""
+    """A page's state that all callers share, computed at most once in ``max_age_s`` seconds. Use it from one event
+    loop."""
 
     compute: State
     max_age_s: float
@@ -372,7 +380,7 @@ class Latest:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __call__(self) -> dict[str, Any]:
-        """Return the state; it is computed again if it is older than ``max_age_s``."""
+        """Return the page's state; it is computed again if it is older than ``max_age_s``."""
         # Callers that find the state too old at the same time wait for one computation.
         async with self._lock:
             now_s = asyncio.get_running_loop().time()
@@ -389,7 +397,7 @@ class Streams:
     _open: Counter[str] = field(default_factory=Counter, init=False)
 
     def close(self) -> None:
-        """End all streams. Any thread may call this."""
+        """End all event streams. Any thread may call this."""
         # A flag, because tasks cannot be cancelled from another thread; every stream reads it within one tick.
         self._is_closing = True
 
@@ -450,7 +458,7 @@ _STYLES = ("service.css", "terms.css")
 
 @cache
 def page(*, needs_token: bool) -> tuple[str, dict[str, str]]:
-    """Return the page and its HTTP headers; with ``needs_token`` the page first asks for a token."""
+    """Return the service's page and its HTTP headers; with ``needs_token`` the page first asks for a token."""
     script = _digest("service.js")
     policy = (
         f"default-src 'none'; script-src {script}; style-src {_digest(*_STYLES)}; connect-src 'self'; img-src data:; "
@@ -464,7 +472,8 @@ def page(*, needs_token: bool) -> tuple[str, dict[str, str]]:
 
 
 def _digest(*names: str) -> str:
-    """Return the digest of the script or style element with these files, in the form of a content security policy."""
+    """Return the digest of a script or style element that contains these files, as a content security policy names
+    it."""
     # The template puts a line break before and behind them.
     folder = files("fairpate") / "templates"
     text = "\n" + "".join((folder / name).read_text(encoding="utf-8") for name in names)

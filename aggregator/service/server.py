@@ -36,11 +36,11 @@ _HISTORY_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """The parts that a service needs of its run: the ledger, the pool and the voters.
+    """The parts that a service needs of its run: the ledger, the session, the public pool and the voters.
 
     ``close`` ends the voters; the service closes the ledger itself. ``reopen`` opens ledger and session again after a
-    failed write; None: only a restart of the service does. ``voters_answer`` returns, without waiting, whether the
-    voters answer; ``try_vote`` votes on a public record, or raises, and is called after a vote that failed.
+    failed write; with None, only a restart of the service does. ``voters_answer`` returns, without waiting, whether the
+    voters answer. ``try_vote`` votes on a public record, or raises; it is called after a vote that failed.
     ``last_backup`` returns when the ledger was last copied, in seconds since 1970, or None for never.
     """
 
@@ -56,10 +56,10 @@ class Backend:
     last_backup: Callable[[], float | None] = lambda: None
 
     def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-        """Return the service as an ASGI application. Its shutdown waits for the queries being processed, then closes
-        the ledger.
+        """Return the service as an ASGI application. Its shutdown waits for the queries that are being answered, then
+        closes the ledger.
 
-        ``tracer`` creates a span for every request; None: no spans.
+        ``tracer`` creates a tracing span for every request; None: no spans.
         """
         pool = self.pool
         pool.questions[0]  # hashes all records now; the first request would wait for it
@@ -120,11 +120,11 @@ class Backend:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings(HttpSettings):
-    """The address, limits and tokens of an aggregator.
+    """The address, limits and tokens of an aggregator's HTTP service.
 
-    ``answer_step_s``: replies to new queries are sent at whole multiples of this time after the request came in; 0: at
-    once. ``health_interval_s``: time between two checks of readiness. ``verification_interval_s``: time between the end
-    of one verification of the ledger and the start of the next.
+    ``answer_step_s``: replies to new queries are sent at whole multiples of this time after the request came in, 0 for
+    as soon as possible. ``health_interval_s``: time between two checks of whether queries can be answered.
+    ``verification_interval_s``: time between the end of one verification of the ledger and the start of the next.
     """
 
     tokens: TokenBook = field(default_factory=TokenBook)
@@ -150,11 +150,11 @@ _REOPEN_TIMEOUT_S, _REOPEN_PAUSE_S = 240.0, 2.0
 
 
 class ExposureError(ServiceError, UsageError):
-    """The service has no tokens and would be open to the whole network, so it is not started."""
+    """A service is not started, because it has no tokens and other machines could reach it."""
 
 
 class AggregatorActor:
-    """The Ray actor of a service: opens the backend, then serves it until it is stopped."""
+    """The Ray actor of a service: opens the run's backend, then answers requests until it is stopped."""
 
     def __init__(self, open_backend: Callable[..., Backend], arguments: tuple[Any, ...], settings: ServiceSettings):
         self._backend: Backend | None = None
@@ -170,7 +170,7 @@ class AggregatorActor:
                 except UserError as error:
                     if time.monotonic() >= deadline_s:
                         raise
-                    _log.warning("The service cannot start again yet: %s", error)
+                    _log.warning("The service cannot start yet, and tries again: %s", error)
                     time.sleep(_REOPEN_PAUSE_S)
             # A process that another replaces may hold the port until its last requests have ended.
             self._server = HttpServer(
@@ -180,13 +180,13 @@ class AggregatorActor:
             self._failure = str(error)
 
     def is_serving(self) -> bool:
-        """Return whether requests are accepted. ServiceError, with the cause, if the service could not start."""
+        """Return whether the service accepts requests. ServiceError, with the cause, if it could not start."""
         if self._failure:
             raise ServiceError(self._failure)
         return self._server is not None and self._server.is_alive()
 
     def stop(self) -> None:
-        """Stop the server, which closes the ledger, and then end the voters."""
+        """Stop the HTTP server, which closes the ledger, and then end the voters."""
         # The server first: its shutdown answers the requests under way, which need the voters, and closes the ledger.
         if self._server is not None:
             self._server.stop()
@@ -222,27 +222,29 @@ class Service:
         try:
             return bool(ray.get(self.actor.is_serving.remote(), timeout=timeout_s))
         except ray.exceptions.GetTimeoutError as error:
-            remedy = f"no answer within {timeout_s:g} s; check that the cluster has free CPUs for its teachers"
+            remedy = f"the service did not answer within {timeout_s:g} s; check that the cluster has free CPUs for it"
             raise ServiceError(f"{self.name}: {remedy}") from error
         except ray.exceptions.RayError as error:
             # The message at the end of a remote traceback, without the exception's name.
             lines = [line.strip() for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
             cause = re.sub(r"^[\w.]+(Error|Exception): ", "", lines[-1]) if lines else "no cause given"
-            raise ServiceError(f"{self.name}: the service ended: {cause}") from error
+            raise ServiceError(
+                f"{self.name}: the service ended ({cause}); remove the cause and start the service again."
+            ) from error
 
     def stop(self) -> None:
-        """Finish the requests being processed, close the ledger and end the actor."""
+        """Finish the requests that are being answered, close the ledger and end the service's actor."""
         import ray
 
         try:
             ray.get(self.actor.stop.remote(), timeout=2 * _STOP_TIMEOUT_S)
         except ray.exceptions.RayError as error:
             # It is ended in any case: a ledger survives the death of its writer at any instant.
-            _log.warning("The aggregator did not stop by itself: %s", error)
+            _log.warning("The aggregator did not stop by itself, and its process is ended: %s", error)
         self.kill()
 
     def kill(self) -> None:
-        """End the actor at once, and wait until its name is free."""
+        """End the service's actor without finishing requests, and wait until its name is free."""
         import ray
 
         # Ends it for good: `max_restarts` does not apply to an actor that is killed without `no_restart=False`.
@@ -261,18 +263,18 @@ def start_service(
     detached: bool = False,
     resources: dict[str, float] | None = None,
 ) -> Service:
-    """Start the service in an actor called ``name``, and wait until it answers.
+    """Start a service in an actor called ``name``, and wait until it answers.
 
-    With ``detached``, it outlives this process on a cluster; ``resources`` pins it to the node whose disk has the
-    ledger. ServiceError if a service of this name runs, if others could reach a service without tokens, or if
-    ``open_backend`` fails.
+    With ``detached``, the actor outlives this process on a cluster; ``resources`` pins it to the node whose disk has
+    the ledger. ServiceError if a service of this name runs, if other machines could reach a service without tokens, or
+    if ``open_backend``, called with ``arguments``, fails.
     """
     import ray
 
     check_exposure(settings)
     # For the message: Ray itself refuses a second actor of one name.
     if find_service(name) is not None:
-        raise ServiceError(f"{name}: is served already; stop that service first, or query it.")
+        raise ServiceError(f"{name}: a service of this name runs already; stop that service first, or query it.")
     actor_class: Any = ray.remote(AggregatorActor)
     actor = actor_class.options(
         # A reserved CPU would be missing for its voters on a small machine.
@@ -310,6 +312,6 @@ def check_exposure(settings: ServiceSettings) -> None:
     """Raise ExposureError if no token is configured and other machines can reach the service's host."""
     if settings.tokens.is_empty and not is_loopback(settings.host):
         raise ExposureError(
-            f"--host {settings.host}: others could reach this service, and no token is configured; set "
+            f"--host {settings.host}: other machines could reach this service, and no token is configured; set "
             "FAIRPATE_ANALYST_TOKEN and FAIRPATE_OPERATOR_TOKEN or give token files, or listen on 127.0.0.1."
         )

@@ -63,7 +63,8 @@ _log = logging.getLogger(__name__)
 
 
 class Books:
-    """An open ledger with the session that writes it; computes the data-dependent privacy cost of its charges.
+    """An open ledger with the session that writes it; computes the data-dependent privacy cost of the queries that it
+    charged.
 
     The cost is for the operator only; it is computed once for each charge. ``order`` is the Renyi order at which the
     costs of single charges are compared.
@@ -83,13 +84,13 @@ class Books:
         self._cost_Q, self._voted_Q = np.zeros(0), np.zeros(0, dtype=np.bool_)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of the current state. Call this between two transactions."""
+        """Return a snapshot of the ledger's current state. Call this between two transactions."""
         room = self.session.room(_MOST_NEW_QUERIES)
         return Snapshot(books=self, terms=self.ledger.terms, num_charges=len(self.ledger.keys), room=room)
 
     def epsilon(self, num_charges: int) -> float:
-        """Return the data-dependent epsilon of the first ``num_charges`` charges, or of more charges if another thread
-        has already computed theirs."""
+        """Return the data-dependent epsilon of the ledger's first ``num_charges`` charges, or of more charges if
+        another thread has already computed their costs."""
         ledger = self.ledger
         with self._lock:
             start, stop = self._num_priced, num_charges
@@ -113,9 +114,10 @@ class Books:
             return epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
 
     def priced(self, num_charges: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Return for each of the first ``num_charges`` charges its cost at ``order``, and whether it used votes.
+        """Return for each of the first ``num_charges`` charges its data-dependent cost at the Renyi order ``order``,
+        and whether it used votes.
 
-        :meth:`epsilon` must have computed these costs. A charge that used no votes costs 0.
+        Call :meth:`epsilon` before, which computes these costs. A charge that used no votes costs 0.
         """
         with self._lock:
             return self._cost_Q[:num_charges], self._voted_Q[:num_charges]
@@ -125,7 +127,7 @@ class Books:
 class Snapshot:
     """The state of a ledger after its last durable transaction.
 
-    ``room``: the number of new queries for which the budget has room, counted up to ten million.
+    ``room`` is the number of new queries for which the budget has room, counted up to ten million.
     """
 
     books: Books
@@ -134,15 +136,18 @@ class Snapshot:
     room: int
 
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
-        """Return the budget as it would be after ``num_new_queries``, whether or not all of them have room."""
+        """Return the budget as it would be after ``num_new_queries`` more queries, whether or not all of them have
+        room."""
         count, closed = self.num_charges + num_new_queries, self.room <= num_new_queries
         return sessions.budget_status(self.terms, num_queries=count, closed=closed)
 
 
 class Writer:
-    """Calls a session from one thread, and opens its ledger again after a failed write. Call :meth:`close` at the end.
+    """Runs all calls of a session on one thread, and opens its ledger again after a failed write. Call :meth:`close` at
+    the end.
 
-    ``books``, ``snapshot``, ``failure`` (empty: none) and ``busy_since_s`` may be read from any thread.
+    ``books``, ``snapshot``, ``failure`` (the cause why writing failed, empty if it did not) and ``busy_since_s`` may be
+    read from any thread.
     """
 
     def __init__(self, books: Books, *, reopen: OpenBooks | None) -> None:
@@ -155,13 +160,13 @@ class Writer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
 
     def close(self) -> None:
-        """Wait until the current call has ended, end the thread and close the ledger."""
+        """Wait until the writer's current call has ended, end its thread and close the ledger."""
         self._thread.shutdown()
         self.books.ledger.close()
 
     async def call(self, function: Callable[[AggregatorSession], ResultT]) -> ResultT:
-        """Run ``function(session)`` on the writer's thread and return its result. LedgerError at once if writing has
-        failed."""
+        """Run ``function(session)`` on the writer's thread and return its result. LedgerError, without waiting, if
+        writing the ledger has failed."""
 
         def called() -> ResultT:
             self.busy_since_s = time.monotonic()
@@ -180,8 +185,8 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
     def fail(self, books: Books, failure: str) -> None:
-        """Stop writing ``books`` because of ``failure``, unless the ledger was opened again since then. The writer
-        recovers as after a failed write."""
+        """Stop writing the ledger of ``books`` because of ``failure``, unless it was opened again since then. The
+        writer opens it again as after a failed write."""
         if books is self.books and not self.failure:
             self.failure = failure
 
@@ -220,7 +225,8 @@ _PAUSE_S, _SHARE = 0.02, 0.02
 class Verification:
     """Verifies all entries of the ledger again and again, ``interval_s`` apart, in a separate thread.
 
-    An invalid chain ends the writing; a ledger that cannot be read now is verified in the next round.
+    If an entry is not valid, no query is answered any more; a ledger that cannot be read now is verified in the next
+    round.
     """
 
     def __init__(self, writer: Writer, *, interval_s: float) -> None:
@@ -238,7 +244,8 @@ class Verification:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run the verifying thread inside the block. At the end of the block it finishes its current slice first."""
+        """Run the verifying thread inside the block. At the end of the block the thread only finishes what it is
+        verifying, a half millisecond's work."""
         # No thread of a pool: the end of the process would wait for a database that hangs.
         threading.Thread(target=self._verify_repeatedly, daemon=True, name="verification").start()
         try:
@@ -247,7 +254,8 @@ class Verification:
             self._ended.set()
 
     async def verify_now(self) -> dict[str, Any]:
-        """Verify all entries now and return :attr:`chain`. UnreachableError if the ledger cannot be read now."""
+        """Verify all entries of the ledger now and return :attr:`chain`. UnreachableError if the ledger cannot be read
+        now."""
         books = self._writer.books
         try:
             entries = (await asyncio.to_thread(audit.verify, books.ledger.place)).entries
@@ -276,16 +284,21 @@ class Verification:
                 else:
                     self._note(books, entries)
             except UnreachableError as error:
-                _log.warning("The ledger cannot be verified now: %s", error)
+                _log.warning("The ledger cannot be read now and is verified in the next round: %s", error)
             except LedgerError as error:
                 self._note(books, 0, error)
             except Exception:  # noqa: BLE001 - the next round tries again
-                _log.exception("The ledger could not be verified.")
+                _log.exception(
+                    "The verification of the ledger failed; it is repeated. If this lasts, report it as a defect."
+                )
 
     def _note(self, books: Books, entries: int, fault: LedgerError | None = None) -> None:
-        """Store the result of a verification; a fault ends the writing of ``books``."""
+        """Store the result of a verification; if there is a ``fault``, the ledger of ``books`` is no longer written."""
         if fault is not None:
-            _log.error("The ledger's chain of entries is not valid; new queries are refused: %s", fault)
+            _log.error(
+                "An entry of the ledger is not valid, so new queries are refused until the ledger is restored: %s",
+                fault,
+            )
         chain = {"at_s": time.time(), "entries": entries, "fault": "" if fault is None else str(fault)}
         self._books, self._chain = books, chain
         if fault is not None:
@@ -304,7 +317,7 @@ _SHARED_S = 0.2  # anonymous callers that ask often cause one probe in this time
 class Probe:
     """Runs a check that may hang on a separate thread, one at a time, for all callers that wait for its result.
 
-    Use it from one event loop. The function ``check`` raises if what it checks has failed.
+    Use it from one event loop. The function ``check`` raises an error if the part that it checks has failed.
     """
 
     check: Callable[[], None]
@@ -314,7 +327,7 @@ class Probe:
 
     @property
     def is_bad(self) -> bool:
-        """True if the last check failed, or the current one has taken longer than two seconds."""
+        """True if the last finished check failed, or the running one has taken longer than two seconds."""
         hangs = self._under_way is not None and time.monotonic() > self._began_s + _PROBE_LIMIT_S
         return self._failed or hangs
 
@@ -338,7 +351,7 @@ class Probe:
             self._failed = False
         except Exception as error:  # noqa: BLE001 - any error means not ready
             if not self._failed:
-                _log.warning("The service is not ready: %s", error)
+                _log.warning("The service is not ready, because a check failed; it is repeated: %s", error)
             self._failed = True
         # The state first: the callers that wait for this check read it next.
         self._under_way = None
@@ -347,11 +360,12 @@ class Probe:
 
 @dataclass(eq=False)
 class Readiness:
-    """Reports whether a new query would be answered now; :meth:`watch` checks the conditions every ``interval_s``.
+    """Reports whether a new query would be answered now; :meth:`watch` checks the conditions for this every
+    ``interval_s``.
 
-    They are: the ledger is open for writing, its chain was valid at the last verification, its disk has room, the last
-    votes arrived and the voters answer, Ray's control process answers, and the writer is not stuck. None depends on a
-    vote or on how much of the budget is spent.
+    The conditions: the ledger is open for writing, its entries were valid at the last verification, its disk has room,
+    the last votes arrived and the voters answer, Ray's control process answers, and the ledger's writer is not stuck.
+    None of them depends on a vote or on how much of the budget is spent.
     """
 
     writer: Writer
@@ -392,7 +406,8 @@ class Readiness:
             await self.look()
 
     async def look(self) -> None:
-        """Check the conditions of readiness once, and try again to open the ledger or to vote if this failed before."""
+        """Check the conditions of readiness once. If the ledger or a vote failed before, also try again to open the
+        ledger or to vote."""
         try:
             await self.reasons_now()
             if self.writer.failure and self._has_room:
@@ -406,10 +421,14 @@ class Readiness:
                     self.votes_failed = False
             self._looked_s = time.monotonic()
         except Exception:  # noqa: BLE001 - the watch continues after any error
-            _log.exception("The health of the service could not be checked.")
+            _log.exception(
+                "The health of the service could not be checked; the check is repeated. If this lasts, report it "
+                "as a defect."
+            )
 
     async def reasons_now(self) -> list[Reason]:
-        """Check the ledger and Ray, within two seconds, then return :meth:`reasons`."""
+        """Check the ledger and Ray, within two seconds, then return the :meth:`reasons` why a new query would not be
+        answered."""
         await asyncio.gather(self._ledger.now(), self._cluster.now())
         return self.reasons()
 
@@ -422,7 +441,7 @@ class Readiness:
         try:
             books.ledger.look()
         except LedgerError as error:
-            _log.error("The check of the ledger failed: %s", error)
+            _log.error("The check of the ledger failed, so new queries are refused until it can be written: %s", error)
             self.writer.fail(books, str(error))
 
 
@@ -439,7 +458,7 @@ _MAX_QUERIES_TOGETHER = 1024
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _WaitingRequest:
-    """A waiting request with new queries, and the future that will receive its replies."""
+    """A request with new queries that waits for the ledger's writer, and the future that will receive its replies."""
 
     questions: Sequence[Question]
     caller: KnownCaller
@@ -449,7 +468,8 @@ class _WaitingRequest:
 
 @dataclass(eq=False)
 class Batcher:
-    """Submits the queries of concurrent requests to the session, in groups. Use it from one event loop."""
+    """Submits the queries of concurrent requests to the session, several requests together. Use it from one event
+    loop."""
 
     writer: Writer
     health: Readiness
@@ -467,7 +487,7 @@ class Batcher:
 
         If a question is new, the replies are returned at the next multiple of ``answer_step_s``. QuotaExceededError if
         the caller's quota does not allow so many new queries; then none is submitted. An error of the session is raised
-        for every request of the group.
+        for every request that was submitted together with this one.
         """
         stored = self.writer.books.ledger.outcome_of.get
         replies = [outcome for q in questions if (outcome := stored(q.query.key)) is not None]
@@ -511,9 +531,10 @@ class Batcher:
     def _ask_together(
         self, session: AggregatorSession, group: Sequence[_WaitingRequest]
     ) -> list[Sequence[Reply] | QuotaExceededError]:
-        """Submit a group of requests; return for each its replies, or the error if the caller's quota refused it.
+        """Submit several requests together; return for each request its replies, or the error if the caller's quota
+        refused it.
 
-        Runs on the writer's thread, one group at a time.
+        Runs on the writer's thread, one group of requests at a time.
         """
         ledger = self.writer.books.ledger
         # Changed limits are stored before anything is charged under them.

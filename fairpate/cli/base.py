@@ -47,15 +47,16 @@ Function = Callable[..., terminal.Output | None]
 
 
 class Sets:
-    """An annotation of an option that names the configuration fields, by dotted names, which the option sets; `--set`
-    may not set them too."""
+    """An annotation of a command's option: the configuration fields, by dotted names, that the option sets. `--set` may
+    not set these fields too."""
 
     def __init__(self, *fields: str) -> None:
         self.fields = fields
 
 
 class Commands(typer.Typer):
-    """A typer application in which every command has the option `--json`, and its help is its docstring.
+    """A typer application in which every command has the option `--json` in addition to its own, and the docstring of a
+    command's function is its help.
 
     A command is a function that returns an :class:`Output`, or None if it has printed its output itself.
     """
@@ -90,8 +91,8 @@ class Commands(typer.Typer):
 
 
 def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[str, dict[str, inspect.Parameter]]:
-    """Split the docstring ``text`` of a command: return the command's help, and its ``parameters`` with the help texts
-    of the docstring's ``Args:`` section."""
+    """Split ``text``, the docstring of a command's function: return the help of the command, and ``parameters`` with
+    the help texts from the docstring's section ``Args:`` added."""
     words, _, section = text.partition("\nArgs:\n")
     found = dict(parameters)
     for name, described in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE):
@@ -110,7 +111,7 @@ def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple
 def _refuse_fields_given_twice(
     ctx: typer.Context, parameters: Mapping[str, inspect.Parameter], overrides: Sequence[str]
 ) -> None:
-    """Raise UsageError if an option sets a field that `--set` sets too."""
+    """Raise UsageError if an option sets a configuration field that `--set` (``overrides``) sets too."""
     for override in overrides:
         # With a dot at both ends: `target.epsilon` and `target` overlap, `noise` and `noise_stddev` do not.
         said = [f"{field}." for field in flattened(apply_override({}, override))]
@@ -119,14 +120,14 @@ def _refuse_fields_given_twice(
             fields = [f"{field}." for mark in marks for field in mark.fields]
             is_set_twice = any(a.startswith(b) or b.startswith(a) for a in fields for b in said)
             if is_set_twice and (option := _written(ctx, only_given=True).get(name)):
-                raise UsageError(f"{option}: --set {override} sets the same field; leave one of them out.")
+                raise UsageError(f"{option}: --set {override} sets the same field; leave one of the two out.")
 
 
 def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
-    """Return how each parameter of the running command is written on the command line, such as ``--data-dir``, by its
-    name in Python.
+    """Return a mapping from the Python name of each parameter of the running command to how it is written on the
+    command line, such as ``--data-dir``.
 
-    ``only_given``: only for parameters that the user gave, on the command line or in the environment.
+    ``only_given``: only parameters that the user gave, on the command line or in the environment.
     """
     found = {}
     for each in ctx.command.params:
@@ -139,11 +140,11 @@ def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """One way to run a command that has several modes: ``function`` reads the options that are its parameters, and no
-    others.
+    """One of several ways to run a command: ``function`` runs it, and the options that this mode reads are exactly the
+    parameters of ``function``.
 
-    ``option`` selects this mode; it is a flag unless it is also a parameter of ``function``. None: the mode runs if no
-    other is selected.
+    The user selects the mode by ``option``, which is a flag unless it is also a parameter of ``function``. None: this
+    mode runs if the user selects no other one.
     """
 
     function: Function
@@ -151,7 +152,7 @@ class Mode:
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The options and arguments that this mode reads, by name."""
+        """The options and arguments that this mode of a command reads, by name."""
         # Evaluated, because annotations are text under `from __future__ import annotations`.
         found = dict(inspect.signature(self.function, eval_str=True).parameters)
         if self.option is not None and self.option not in found:
@@ -163,8 +164,8 @@ class Mode:
 def in_modes(name: str, words: str, *modes: Mode) -> Function:
     """Return the function of a command ``name`` that has the options of all ``modes``; ``words`` is the command's help.
 
-    The function runs the first mode whose option is given, else the mode without an option. UsageError for an option
-    that was given but that this mode does not read.
+    The command runs in the first mode whose option is given, else in the mode without an option. UsageError for an
+    option that was given but that this mode does not read.
     """
     reads = {mode: mode.parameters for mode in modes}
     declared: dict[str, inspect.Parameter] = {}
@@ -184,7 +185,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
             if chosen.option is None:
                 others = [written[mode.option] for mode in modes if mode.option and name in reads[mode]]
                 raise UsageError(
-                    f"{option}: read only together with {' or '.join(others)}; add that, or leave {option} out."
+                    f"{option}: read only together with {' or '.join(others)}; add that option, or leave {option} out."
                 )
             rest = [written[each] for each in reads[chosen] if each != chosen.option and written[each][0] == "-"]
             reads_only = f"only {', '.join(rest)}" if rest else "no other option"
@@ -201,7 +202,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
 
 
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Read the options in front of a command, such as `fairpate --version`."""
+    """Read the options that stand in front of a command's name, such as `fairpate --version`."""
     if version:
         typer.echo(f"fairpate {__version__}")
         raise typer.Exit
@@ -217,7 +218,7 @@ _REMEDIES = {
 
 
 def exit_with_code(app: typer.Typer) -> None:
-    """Run the command that the command line names; exit with its code unless that is 0.
+    """Run the command that the command line names, and exit this process with the command's exit code unless that is 0.
 
     A user's mistake ends in one message and exit code 1 or 2, a signal in exit code 128 + its number.
     """
@@ -284,7 +285,8 @@ def _reported(error: BaseException) -> int:
 
 
 def _message(error: Any) -> str:
-    """Return the message of an error that the user can fix; Click's messages are completed with the known names."""
+    """Return the message of an error that the user can fix. Messages of the library Click that do not name the known
+    commands are completed with them."""
     if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
         remedy = f"; {_REMEDIES[error.errno]}, and run the same command again" if error.errno in _REMEDIES else ""
         return f"{error.filename}: {error.strerror}{remedy}."
@@ -307,10 +309,10 @@ def _message(error: Any) -> str:
 
 @contextmanager
 def checked_arguments(option: str | None = None) -> Iterator[None]:
-    """Context manager: convert a ValueError in the ``with`` block to ConfigError, so that the command ends with exit
-    code 2.
+    """Context manager: convert a ValueError in the ``with`` block to ConfigError, so that the running command ends with
+    exit code 2.
 
-    The message begins with ``option``, the name of the option at fault, unless it is None.
+    The message begins with ``option``, the name of the option at fault, unless ``option`` is None.
     """
     try:
         yield
@@ -384,7 +386,7 @@ EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
 def example_files(name: str) -> tuple[Path, ...]:
     """Return the paths of the files of the example ``name``. UsageError for an unknown example."""
     if name not in EXAMPLE_FILES:
-        raise UsageError(f"--example: no example {name!r}{nearest(name, list(EXAMPLE_FILES))}.")
+        raise UsageError(f"--example: no example is named {name!r}{nearest(name, list(EXAMPLE_FILES))}.")
     return tuple(EXAMPLES / file for file in EXAMPLE_FILES[name])
 
 
@@ -392,12 +394,12 @@ _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", 
 
 
 def data_named(data: str | None) -> dict[str, Any]:
-    """Return the configuration fields, by dotted names, that select the data set ``data``: a registered name, or the
-    path of a declaration (.yaml, .yml); empty for None."""
+    """Return the configuration fields that select the data set ``data``, by dotted names. ``data`` is a registered
+    name, or the path of a declaration (.yaml, .yml); no fields for None."""
     if data is not None and data.endswith(_TABLES):
         raise ConfigError(
-            f"{data}: is a table of records, not a declaration; draft one with `fairpate data declare "
-            f"{shlex.quote(data)} --public PUBLIC -o NAME.yaml` and give that file."
+            f"--data: {data} is a table of records, not a declaration; draft a declaration with `fairpate data declare "
+            f"{shlex.quote(data)} --public PUBLIC -o NAME.yaml` and give NAME.yaml."
         )
     if data is None or not data.endswith((".yaml", ".yml")):
         return {"data.name": data}

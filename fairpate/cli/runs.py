@@ -95,7 +95,9 @@ def run(
     if out is not None:  # checked first, because choosing settings may have to count public records
         check_output(out, "--out")
     if config is not None and {"files", "label"} <= read_yaml(config).keys():
-        raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
+        raise ConfigError(
+            f"CONFIG: {config} is a declaration of records, not a configuration; give the file with --data {config}."
+        )
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     share = None
     if keep is not None:
@@ -127,8 +129,8 @@ def run(
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
-    """Return the forecast of a run of ``config``; with ``overrides``, the user's settings, also forecasts of methods
-    with other voters."""
+    """Return the forecast of a run of ``config``, for `fairpate run --dry-run`. With ``overrides``, the user's
+    settings, it includes forecasts of other methods, in which others vote on the labels."""
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
@@ -204,19 +206,25 @@ def compare(
     of_figures: dict[str, Any] = {"--format": formats, "--columns": columns, "--width-mm": width_mm}
     of_figures |= {"--font-size": font_size, "--notion": notion}
     for option in (option for option, value in of_figures.items() if figures is None and value is not None):
-        raise UsageError(f"{option}: read only together with --figures; add that, or leave {option} out.")
+        raise UsageError(f"{option}: read only together with --figures; add --figures, or leave {option} out.")
     if (config is None) == (example is None):
-        raise UsageError(f"CONFIG: expected a file, or --example quick, got {'neither' if config is None else 'both'}.")
+        raise UsageError(
+            f"CONFIG: expected a file, or --example quick, got {'neither' if config is None else 'both'}; give one."
+        )
     file = config or base.example_files(str(example))[0]
     if config is None and file.suffix != ".yaml":
         raise UsageError(
-            f"--example: {example} is not a comparison; copy it with `fairpate new NAME --example {example}`."
+            f"--example: {example} is not a comparison; copy its files with `fairpate new NAME --example {example}`."
         )
     if figures is not None:
         if columns is not None and width_mm is not None:
-            raise UsageError("--columns and --width-mm: expected one, got both; leave one out.")
+            raise UsageError(
+                "--columns and --width-mm: expected one of these options, got both; leave one of them out."
+            )
         if not file.exists():
-            raise ConfigError(f"{file}: not found; give a YAML file, a results.parquet or the folder of a comparison.")
+            raise ConfigError(
+                f"CONFIG: {file} not found; give a YAML file, a results.parquet or the folder of a comparison."
+            )
         check_output(figures, "--figures")
         # Before the comparison, which may take hours: a wrong style or notion is refused now.
         with base.checked_arguments():
@@ -231,7 +239,9 @@ def compare(
         if file.is_dir() or file.suffix == ".parquet":
             unread = {"--fair-at": fair_at, "--set": overrides, "--out": out, "--data-dir": data_dir, "--yes": yes}
             for option in (option for option, value in unread.items() if value):
-                raise UsageError(f"{option}: not read where finished results are drawn and nothing runs; leave it out.")
+                raise UsageError(
+                    f"{option}: not read when --figures draws finished results and nothing runs; leave the option out."
+                )
             files = write_figures(file, style=style, notion=chosen or DEFAULT, out=figures)
             return Output(facts={"figures": files}, words="\n".join(map(str, files)))
     asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
@@ -298,7 +308,7 @@ def select(
     if trials is None:
         return outcome(select_settings(configs, **common))
     if not 1 < trials <= MOST_TRIALS:
-        raise UsageError(f"--trials: expected a number above 1 and at most {MOST_TRIALS:g}, got {trials:g}.")
+        raise UsageError(f"--trials: expected a number above 1 and at most {MOST_TRIALS:g}, got {trials:g}; change it.")
     return outcome(select_by_trials(configs, expected_trials=trials, **common))
 
 
@@ -437,9 +447,9 @@ def aggregate(
 
     # The default is None, which distinguishes a label that was given from the default name.
     if label is not None and test is None:
-        raise UsageError("--label: read only together with --test; add that, or leave --label out.")
+        raise UsageError("--label: read only together with --test; add --test, or leave --label out.")
     if not votes.is_file():
-        raise ConfigError(f"{votes}: not found; give the CSV or Parquet file of the votes.")
+        raise ConfigError(f"VOTES: {votes} not found; give the CSV or Parquet file of the votes.")
     columns = {"id": id_column, "group": group, "features": _listed(features), "name": name}
     voting = {"path": str(votes), "unit": unit, "classes": _listed(classes), "num_voters": voters}
     tested = {"test": None if test is None else str(test), "label": label or "label"}
@@ -515,7 +525,9 @@ def specify(
                 rule = fair_rule(fair_at)
             # --disparity is a limit of the default notion.
             if rule.notion in limits or (rule.notion == DEFAULT_NOTION and disparity is not None):
-                raise UsageError(f"--fair-at: {rule.notion} is limited twice; leave one out.")
+                raise UsageError(
+                    f"--fair-at: {rule.notion} is limited by another option too; leave one of the two out."
+                )
             limits |= {rule.notion: rule.limit}
         demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy, fairness=limits)
     with waiting("specify"):

@@ -104,7 +104,7 @@ def declare_data(
     """
     # An existing draft may hold answers of the user.
     if output is not None and output.exists():
-        raise ConfigError(f"--output: {output} exists already; name another file.")
+        raise ConfigError(f"--output: {output} exists already; give the path of a new file.")
     for name, table in (("file", file), ("--public", public), ("--test", test)):
         if table is not None and not table.exists():
             raise ConfigError(f"{name}: {table} not found; give the path of a table.")
@@ -177,7 +177,7 @@ def audit_ledger(
     if check is not None or head is not None:
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
-            raise UsageError("--check LOG and --head HASH: give both, and no run, --follow or --out.")
+            raise UsageError("--check LOG and --head HASH: both are needed; give both, and no PATH, --follow or --out.")
         from aggregator.audit import check_log
 
         count, number, last = check_log(check, head)
@@ -189,7 +189,9 @@ def audit_ledger(
         check_output(out, "--out", is_file=True)
     # JSON lines are read line by line; one document of an endless log would never be complete.
     if follow and is_for_program():
-        raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
+        raise UsageError(
+            "--follow: never ends, but --json prints one document; leave out --json, as each line is JSON already."
+        )
     lines = serving.audit_lines(path, follow=follow, out=out)
     # Both are lazy and share one iterator: only one of them is ever printed.
     return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
@@ -306,7 +308,7 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
     if unit not in units:
         raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
     if not 0 < epsilon < float("inf"):
-        raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}.")
+        raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}; give a positive number such as 3.")
     spent = odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
     if data not in known:  # Python may give a data set any name, so a mistyped one is only reported
@@ -336,7 +338,8 @@ def _settings(
     log_file: base.LogFile = None,
     traces: bool = False,
 ) -> Any:
-    """Check the options of a service, and return them as :class:`aggregator.service.server.ServiceSettings`.
+    """Check the options of a command that starts a service, and return them as
+    :class:`aggregator.service.server.ServiceSettings`.
 
     Tokens are read from the files or from the environment; an aggregator also accepts the tokens in its run's token
     store.
@@ -362,7 +365,8 @@ def _settings(
 
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function`` with its parameter ``settings`` replaced by the options of :func:`_settings`.
+    """Return ``function`` as a command whose parameter ``settings`` is replaced by the options of :func:`_settings`,
+    from which it is made.
 
     The attribute ``parts`` of the returned function is the pair of ``function`` and :func:`_settings`.
     """
@@ -700,7 +704,9 @@ def join_plan(
     """
     if yes and plan is None:
         # Otherwise a script that is repeated would agree, and pay, for any plan that the address serves next.
-        raise UsageError("--yes: agrees to one plan; name it with --plan DIGEST, which `fairpate site plan` printed.")
+        raise UsageError(
+            "--yes: agrees to one plan only; name this plan with --plan DIGEST, which `fairpate site plan` printed."
+        )
     if out is not None:
         check_output(out, "--out")
     from fairpate.sites.site import join
@@ -709,7 +715,9 @@ def join_plan(
         if not is_for_program():
             say(offer)
         if not yes and (is_for_program() or not sys.stdin.isatty()):
-            raise UsageError("--yes: there is no terminal to ask on; give --yes to agree.")
+            raise UsageError(
+                "--yes: missing, and there is no terminal on which to ask; give --yes to agree to the plan."
+            )
         # On standard error: standard output has the result alone.
         return yes or typer.confirm("Take part?", err=True)
 

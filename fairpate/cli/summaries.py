@@ -104,8 +104,9 @@ def describe_method(name: str) -> Output:
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield a mapping for each field of a configuration section and of the sections in it: its dotted name ``field``,
-    ``default`` and ``meaning``; ``set`` is the argument of `--set` that sets the default.
+    """Yield, for each field of a configuration section and of the sections in it, a mapping with its dotted name
+    ``field``, its ``default`` and its ``meaning``; ``set`` is the argument of `--set` that sets the default. ``prefix``
+    is put in front of all names.
 
     A section with a description has a mapping of its own, without a default.
     """
@@ -122,14 +123,14 @@ def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
 
 
 def as_yaml(value: Any) -> str:
-    """Return the value of a field as text that `--set` accepts."""
+    """Return the value of a configuration field as text that `--set` accepts."""
     # JSON is YAML as well, except for infinity.
     return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")
 
 
 def outcome(run: RunDirectory) -> Output:
-    """Return the published numbers of a finished run as the output of a command: facts for a program, words for a
-    person."""
+    """Return the published numbers of a finished run as the output of a command: values for a program (`--json`), and
+    words for a person."""
     from fairpate.run.publication import read_claims
 
     record, statement, trained = read_json(run.record), read_statement(run), read_card(run.student).num_training_labels
@@ -170,10 +171,10 @@ def outcome(run: RunDirectory) -> Output:
 
 
 def check_table(check: Check, declaration: str, questions: int) -> Group:
-    """Return the printed result of checking a declaration: a table of rows by file and counts by column, then the
-    faults, or the command to run next.
+    """Return what `fairpate data check` prints about a declaration of records: a table of rows by file and counts by
+    column, then the faults, or the command to run next.
 
-    ``questions`` is the number of open questions in a draft.
+    ``questions`` is the number of questions in a drafted declaration that are still to be answered.
     """
     table = listing("file", "column", "rows", "clipped", "missing", "other")
     for file, rows in check.rows.items():
@@ -272,10 +273,10 @@ _EXAMPLE_WIDTH = 32
 
 
 def _example_records(kind: Kind) -> Files:
-    """Return the contents, by file name, of a new project's example records: one CSV file each for private, public and
+    """Return the example records of a new project, as contents by file name: one CSV file each for private, public and
     test records, with the label as last column, and the records' pictures or vectors.
 
-    Groups differ a little in how often the label is yes, so that there is a gap to measure.
+    The probability of the label yes differs a little between groups, so that there is a fairness gap to measure.
     """
     # A fixed seed: every project gets the same records, which are about no real person.
     generator, sizes = np.random.default_rng(_SEED), _SIZES[kind]
@@ -338,7 +339,7 @@ _LONGEST = 64
 
 
 class ProjectError(UsageError, ValueError):
-    """Raised if a new project cannot have the chosen name; the message gives the reason."""
+    """Raised if a new project cannot have the name that the user chose; the message gives the reason."""
 
 
 def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
@@ -365,8 +366,8 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Write the files ``contents`` to a new ``folder``, all or none; return their paths. PlaceError if it cannot be
-    written."""
+    """Write the files ``contents`` (content by name) to a new ``folder``, all or none; return their paths. PlaceError
+    if the folder exists or cannot be written."""
     # A link that leads nowhere is in the way too.
     if os.path.lexists(folder):
         raise PlaceError(f"NAME: {folder} exists already; give another name, or remove it.")

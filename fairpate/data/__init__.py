@@ -1,6 +1,6 @@
 """Data sets: read from the publisher's files, checked, divided and described.
 
-Knows nothing of models or mechanisms, and fits nothing to private records.
+This package knows nothing of models or mechanisms, and fits nothing to private records.
 """
 
 from fairpate.data.dataset import SPLIT_NAMES, Dataset, DatasetEntry, Option, SourceFile, Split

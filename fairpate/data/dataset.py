@@ -51,10 +51,11 @@ class Split:
     """N records: features ``x`` (N, ...), labels ``y`` (N,), groups ``z`` (N,), and a stable ``record_id`` each.
 
     ``x`` is ``uint8`` (N, channels, height, width) for images and ``float32`` (N, features) for tables; ``y`` and ``z``
-    are ``int64``. Identifiers are unique within a data set and reveal nothing about ``z``. Records with one ``unit_id``
-    differ only in ``z``; empty: every record is a unit. ``person_id`` names the person of each record if all records of
-    a person are protected together; empty: each record is protected by itself. ``together`` are the names of persons,
-    or of units if records are protected: records with equal ones go to one teacher. Identifiers are stored packed
+    are ``int64``. Identifiers are unique within a data set and reveal nothing about ``z``. Records with the same
+    ``unit_id`` differ only in ``z``; if ``unit_id`` is empty, every record is a unit of its own. ``person_id`` names
+    the person of each record if all records of a person are protected together; if it is empty, each record is
+    protected by itself. ``together`` are the names of persons, or of units if records are protected: records with the
+    same name in ``together`` go to the same teacher. Identifiers are stored packed
     (:class:`fairpate.data.large_arrays.Names`).
     """
 
@@ -93,13 +94,15 @@ class Split:
 
     @property
     def person_N(self) -> Tensor | None:
-        """Index (N,) of each record's person, counted from 0 in order of appearance; None if records are protected."""
+        """The number (N,) of each record's person: persons are counted from 0 in order of first appearance. None if
+        records are protected."""
         if not self.person_id:
             return None
         return torch.from_numpy(Names(self.person_id).numbered())
 
     def take(self, indices: Tensor | Sequence[int], x: Tensor | None = None) -> Split:
-        """Return the records at ``indices``, in that order; ``x``: their features, if the caller already has them."""
+        """Return the records at ``indices`` as a new split, in that order; ``x``: their features, if the caller already
+        has them."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         rows = index.numpy()
         # A slice of a tensor is a view, while an index tensor copies the rows.
@@ -115,7 +118,8 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeEmbedding:
-    """Records as they are before an embedding: public ``examples`` (N, ...), and the names of a table's features."""
+    """A few records as they were before an embedding replaced their features: public ``examples`` (N, ...), and the
+    names of a table's features."""
 
     examples: Tensor
     feature_names: tuple[str, ...]
@@ -127,7 +131,7 @@ OWN_FILES = "files-"
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """The public description of records and their codes.
+    """The public description of a data set: the names of its classes and groups, and remarks.
 
     ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. ``notes`` are public
     remarks about the files, such as how many malformed names were left out.
@@ -152,13 +156,13 @@ class Dataset(Described):
     No private method reads the labels of the public split; they are kept for evaluation. ``embedding``: the embedding
     that computed the features, if any. ``before_embedding``: a few public records and the names of features before it.
     ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
-    ``records_alone``: the source names persons, but each record is protected by itself. ``parts`` identifies the rule
-    of a hashed split (:func:`divide_by_hash`), by which adding or removing a unit changes one split alone; empty
-    without such a rule. ``keeps_names``: a unit that is replaced keeps its name, and so its split. ``shared_unit``: the
-    unit of privacy if private records are at several sites, of which this one may have none. ``is_elsewhere``: this is
-    not a site, but the coordinator of sites or a rehearsal of what they compute. ``public_persons``: the number of
-    persons behind the public records, even if each record is protected by itself; None if the source does not name
-    persons.
+    ``records_alone``: the source names persons, and each record is protected by itself nevertheless. ``parts``
+    identifies the rule of a hashed split (:func:`divide_by_hash`), in which adding or removing a unit changes only one
+    split; it is empty for other splits. ``keeps_names``: a unit that is replaced keeps its name, and so its split.
+    ``shared_unit``: the unit of privacy if private records are at several sites, of which this one may have none.
+    ``is_elsewhere``: this data set is loaded by the coordinator of sites, or by a rehearsal of their computation, not
+    by a site. ``public_persons``: the number of persons behind the public records, even if each record is protected by
+    itself; None if the source does not name persons.
     """
 
     name: str
@@ -207,7 +211,7 @@ ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 
 class SourceFile(Section):
-    """One file of the publisher, below the data folder."""
+    """One file of a data set's publisher, with its path below the data folder, its checksum and how to get it."""
 
     path: str = Field(
         description="Path below the data folder; `*` matches any characters and `?` any one. A file that is not an "
@@ -233,7 +237,7 @@ class SourceFile(Section):
     def _is_below_the_folder(cls, place: str | None) -> str | None:
         # A declaration may come from a stranger: it must not read outside the data folder.
         if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
-            raise ValueError(f"Expected a path below the data folder, got {place!r}; name that folder with --data-dir")
+            raise ValueError(f"Expected a path below the data folder, got {place!r}; give the rest as --data-dir")
         return place
 
 
@@ -241,7 +245,8 @@ class SourceFile(Section):
 class Option:
     """An option of a data set, with all values that it accepts.
 
-    ``shows_attribute``: the value with which features depend on the sensitive attribute; None if none does.
+    ``shows_attribute``: the value of this option with which features depend on the sensitive attribute; None if no
+    value has this effect.
     """
 
     default: OptionValue
@@ -254,8 +259,8 @@ class Option:
 class Request:
     """The arguments of a loader: a folder, the public seed, and every option with its value filled in.
 
-    ``tables`` are read instead of files: a table for each part of the data set. ``unit``: the unit of privacy if the
-    caller chose it; for ``record`` no persons are needed.
+    ``tables``, a table in memory for each part of the data set, are read instead of files. ``unit``: the unit of
+    privacy if the caller chose it; if it is ``record``, the loader need not name persons.
     """
 
     data_dir: Path | None
@@ -269,12 +274,12 @@ class Request:
 class LoadedRecords(Described):
     """All N records of a data set before they are divided.
 
-    ``origins`` restricts the splits that a record may go to (None: any): a publisher's test record is never trained on.
-    ``y`` of a public record may be -1: no label. ``person_ids`` names the person behind each record, if several records
-    may share one and a split must keep them together; equal records then belong to one person. ``mapped``: the features
-    as a view of a memory-mapped file, so that splits are views too. ``feature_codes``: how a declared table's features
-    are computed. ``naming`` identifies the rule by which records are named; with ``keeps_names`` this rule reads only
-    keys of records or persons, so that a changed record keeps its name.
+    ``origins`` restricts the splits that each record may go to (None: any split), so that a publisher's test record is
+    never trained on. ``y`` of a public record may be -1: no label. ``person_ids`` names the person behind each record,
+    if several records may share one and a split must keep them together; equal records then belong to one person.
+    ``mapped``: the features as a view of a memory-mapped file, so that splits are views too. ``feature_codes``: how a
+    declared table's features are computed. ``naming`` identifies the rule by which records are named; with
+    ``keeps_names`` this rule reads only keys of records or persons, so that a changed record keeps its name.
     """
 
     records: Split
@@ -292,10 +297,10 @@ class DatasetEntry:
 
     ``rows``: the publisher's number of records; None if not public. ``persons``: the publisher's number of persons;
     None if unknown. Records name their persons only under the options ``persons_when``. ``citation``: the reference for
-    a study. ``num_public``, ``num_validation`` and ``num_test``: default sizes of splits; None takes every record that
-    is set aside for the split (for ``num_test`` a quarter of ``rows`` if none is). ``count_public`` counts public
-    records in files of their own. ``class_shares``: the declared share of each class. ``num_classes``: the number of
-    classes under the default options.
+    a study. ``num_public``, ``num_validation`` and ``num_test``: default sizes of splits. None takes every record that
+    the publisher set aside for the split; if there are none for the test split, it gets a quarter of ``rows``.
+    ``count_public`` counts public records in files of their own. ``class_shares``: the declared share of each class.
+    ``num_classes``: the number of classes under the default options.
     """
 
     name: str
@@ -320,8 +325,8 @@ class DatasetEntry:
     num_classes: int = 2
 
     def protected(self, options: Mapping[str, Any], unit: Unit | None) -> tuple[int, Unit]:
-        """Return the public number of protected units and what they are: the publisher's number of persons if persons
-        are protected under these options, otherwise ``rows`` records.
+        """Return the public number of protected units, and what they are: persons, by the publisher's number, if
+        persons are protected under ``options``; otherwise records, by the number ``rows``.
 
         :class:`DataSettingsError` if the declaration gives no number.
         """
@@ -329,14 +334,14 @@ class DatasetEntry:
             return self.persons, "person"
         if self.rows is None:
             raise DataSettingsError(
-                f"{self.name}: rows: missing; declare how many private records there are about, a public number from "
-                "which default sizes follow, or configure the sizes yourself."
+                f"{self.name}: rows: missing; declare how many private records there are, a public estimate by which "
+                "default sizes of splits are chosen, or set these sizes (data.num_public, num_validation, num_test)."
             )
         return self.rows, "record"
 
     def complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all options with their values, defaults included. :class:`DataError` names an unknown option or value
-        and the nearest known one."""
+        """Return all options of this data set with their values: those in ``given``, otherwise the defaults.
+        :class:`DataError` for an unknown option or value, with the nearest known one."""
         for name, value in given.items():
             if name not in self.options:
                 known = nearest(name, self.options)
@@ -349,24 +354,26 @@ class DatasetEntry:
         return {name: given.get(name, option.default) for name, option in self.options.items()}
 
     def needed_files(self, given: Mapping[str, Any]) -> tuple[SourceFile, ...]:
-        """Return the files that are read under these options."""
+        """Return the files that the loader reads under the options ``given``."""
         options = self.complete_options(given)
         return tuple(file for file in self.files if holds(file.when, options))
 
 
 def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
-    """Return True if the options have the values in ``when``."""
+    """Return True if ``options`` have all the values in ``when``, the condition under which a file, a column or a
+    filter of a declaration is used."""
     return all(as_text(options[name]) == value for name, value in when.items())
 
 
 def as_text(value: Any) -> str:
-    """Return an option's value as declarations write it: `true` and `false` for booleans."""
+    """Return an option's value in the form that declarations use: `true` and `false` for booleans, other values as
+    text."""
     return str(value).lower() if isinstance(value, (bool, np.bool_)) else str(value)
 
 
 def origins(**counts: int) -> tuple[Origin, ...]:
-    """Return the origin of each record, given counts in the order of :data:`ORIGINS`: ``origins(training=9,
-    test=3)``."""
+    """Return the origin of each record of a data set that has ``counts`` records of each origin, in the order of
+    :data:`ORIGINS`, such as ``origins(training=9, test=3)``."""
     return tuple(origin for origin in ORIGINS for _ in range(counts.get(origin, 0)))
 
 
@@ -386,8 +393,8 @@ def resolve_data_dir(data_dir: Path | None) -> Path:
 
 
 def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
-    """Return the first of ``file`` and its alternatives that exists below ``folder``, with its path; None if none
-    does."""
+    """Return the first existing file among ``file`` and its declared alternatives below ``folder``, with its path; None
+    if none exists."""
     for choice in (file, *file.alternatives):
         if choice.extracted and (folder / choice.extracted).is_dir():
             return choice, folder / choice.extracted
@@ -404,7 +411,8 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
 
 
 def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
-    """Return the files that match the pattern in the path of ``file``, sorted; a path without a pattern: ``file``."""
+    """Return the files whose paths match the pattern in the path of ``file``, sorted by path. If that path has no
+    pattern, return ``file`` alone."""
     if not {"*", "?"} & set(file.path):
         return (file,)
     folder = resolve_data_dir(data_dir)
@@ -415,8 +423,8 @@ def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
 
 
 def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
-    """Return ``file``, or its first existing alternative, with its path; :class:`DataError` says how to get a missing
-    one."""
+    """Return the first existing file among ``file`` and its declared alternatives, with its path. If none exists,
+    :class:`DataError` says how to get it."""
     folder = resolve_data_dir(data_dir)
     found = find(file, folder)
     if found is None:
@@ -425,7 +433,8 @@ def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
 
 
 def how_to_get(file: SourceFile, folder: Path) -> str:
-    """Return a sentence with the publisher's address or instruction, and the folder to put the file into."""
+    """Return a sentence on how to get ``file``: the publisher's address or instruction, and the folder to put the file
+    into."""
     target = folder / file.path
     if file.url is None:
         return f"{file.manual} Put {target.name} into {target.parent}.".strip()
@@ -434,8 +443,8 @@ def how_to_get(file: SourceFile, folder: Path) -> str:
 
 
 def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes]:
-    """Return the first existing file among ``file`` and its alternatives, and its published bytes, checksum verified. A
-    gzipped copy is unpacked first."""
+    """Return the first existing file among ``file`` and its declared alternatives, and its content after a check of its
+    checksum. A gzipped copy is unpacked before the check."""
     choice, path = locate(file, data_dir)
     # Read into memory before it is checked: a file checked on disk could change before it is read.
     content = path.read_bytes()
@@ -449,8 +458,8 @@ def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes
 
 
 def check_file(file: SourceFile, path: Path, *, unpack: bool = False) -> str:
-    """Verify and return the sha256 of the file at ``path``, which is read in pieces; with ``unpack``, of its unpacked
-    bytes."""
+    """Verify that the sha256 of the file at ``path`` (with ``unpack``, of its unpacked bytes) is the pinned one of
+    ``file``, and return it. The file is read in pieces."""
     try:
         # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
         with gzip.open(path) if unpack else path.open("rb") as stream:
@@ -468,7 +477,8 @@ def sha256_of(path: Path) -> str:
 
 
 def check_sha256(found: str, file: SourceFile, path: Path) -> None:
-    """Raise :class:`DataError` unless ``found`` is the pinned checksum. A file without a pinned checksum passes."""
+    """Raise :class:`DataError` unless ``found``, the sha256 of the file at ``path``, is the one that is pinned for
+    ``file``. A file without a pinned checksum passes."""
     if file.sha256 is not None and found != file.sha256:
         # Back from the file to the data folder, below which its declared path is.
         folder = path.parents[len(PurePosixPath(file.path).parts) - 1]
@@ -483,15 +493,16 @@ FIELD_SEPARATOR = "\x1f"
 
 
 def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
-    """Return a name for each row: ``prefix-`` and part of the SHA-256 of the row's fields in these text columns."""
+    """Return a name for each row of a table with the text ``columns``: ``prefix-`` and a part of the SHA-256 of the
+    row's fields. Equal rows get equal names."""
     rows = pc.binary_join_element_wise(*columns, FIELD_SEPARATOR).to_pylist()
     # 80 bits: two of a million different rows share a name with a probability below 1e-12.
     return Names(f"{prefix}-{hashlib.sha256(row.encode()).hexdigest()[:20]}" for row in rows)
 
 
 def counted(units: Iterable[str]) -> Names:
-    """Return a unique name for each record: the name of its unit, followed by ``-1``, ``-2``, ... from the second
-    record of the unit on."""
+    """Return a unique name for each record, given the name of each record's unit: the unit's name itself for its first
+    record, with ``-1``, ``-2``, ... appended for further ones."""
     names, seen = Names(units), Counter[str]()
     name_of = {}
     # Only names that repeat are numbered: most files have none, and unpacking names is slow.
@@ -502,8 +513,8 @@ def counted(units: Iterable[str]) -> Names:
 
 
 def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
-    """Return a hash of 64 bits for each name, keyed by the public ``seed`` and by ``purpose``: uniform, and independent
-    between purposes."""
+    """Return a 64-bit hash of each name, keyed by the public ``seed`` and by ``purpose``: uniform, and independent for
+    different purposes."""
     key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     # Copied for each name: setting the key is the slow part.
     keyed = hashlib.blake2b(key=key, digest_size=8)
@@ -519,8 +530,8 @@ def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[
 def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.float64]:
     """Return for each name its :func:`keyed_hash` as a number in [0, 1).
 
-    Do not rank names by it: of ten million names two are equal for one seed in 200, and a sort leaves equal ones in the
-    order of the file.
+    Do not rank names by these numbers: among ten million names, two get the same number for one seed in 200, and a sort
+    leaves them in the order of the file.
     """
     # The top 53 bits, so that rounding never reaches 1.
     return (keyed_hash(names, seed=seed, purpose=purpose) >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -534,7 +545,8 @@ MOST_RECORDS = 2**17
 
 
 def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
-    """Yield the rows of all records in blocks of about ``size``, without separating the records of a person."""
+    """Yield row numbers in blocks of about ``size`` rows, which together are all records; the records of a person are
+    never in different blocks. ``person_N`` is the number of each record's person."""
     rows = np.argsort(person_N, kind="stable")
     starts = np.flatnonzero(np.diff(person_N[rows], prepend=-1))
     # The first person who begins in each stretch of ``size`` records begins a part.
@@ -545,9 +557,10 @@ def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
 def shortened_by_person(
     votes_NW: IntArray, row_N: IntArray, person_N: IntArray, *, norm: int
 ) -> tuple[IntArray, IntArray]:
-    """Add up each person's votes by row of the table, and scale them down to a joint L2 norm of at most ``norm``.
+    """Add up each person's votes by row of the table of votes that a method will release, and scale them down so that
+    the L2 norm of all of a person's votes together is at most ``norm``.
 
-    Return the row of each sum (R,), and the sums (R, W).
+    Return for each sum its row in that table (R,), and its numbers (R, W).
 
     Record n of person ``person_N[n]`` votes ``votes_NW[n]`` for row ``row_N[n]`` of the table; no vote is longer than
     ``norm``. A person's votes are added up row by row. If their joint norm exceeds ``norm``, they are scaled down to
@@ -587,9 +600,9 @@ SET_ASIDE: dict[str, frozenset[Origin]] = {
 def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int) -> dict[str, Split]:
     """Return the four splits by name, each in the order of the file; :class:`DataError` if a size cannot be met.
 
-    ``sizes`` of public, validation and test records, in this order, are lower bounds: whole units are taken until each
-    is reached. None takes every record that is set aside for the split; private records are the rest. No size may
-    depend on the records: otherwise changing one record could move others.
+    ``sizes``, the numbers of public, validation and test records, in this order, are lower bounds: whole units are
+    taken until each is reached. None takes every record that is set aside for the split; private records are the rest.
+    No size may depend on the records: otherwise changing one record could move others.
 
     Units are ranked by a hash of their name, with ``seed`` as its public key; the lowest become public, the next
     validation, the next test, and all others private. A unit is one record, records that differ only in the group, or
@@ -616,7 +629,7 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
         chosen = free & np.isin(origins, permitted)
         if wanted is not None and wanted > (available := int(chosen.sum())):
             raise DataSettingsError(
-                f"data.num_{name}: expected at most {available} records left for it, got {wanted}; lower it."
+                f"data.num_{name}: expected at most {available} records left for it, got {wanted}; lower this setting."
             )
         if wanted == 0:
             chosen = np.zeros(len(ids), dtype=bool)
@@ -632,11 +645,11 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
 def divide_by_hash(
     records: LoadedRecords, shares: HashedSplit, *, seed: int, num_public: int | None
 ) -> dict[str, Split]:
-    """Return the four splits by name, where a hash of each private unit's name assigns it to the test, validation or
-    private split.
+    """Return the four splits by name. A unit (a record or person) that is not public goes to the test, validation or
+    private split according to a hash of its name.
 
-    Adding or removing a unit moves no other, so that releases from different splits compose in parallel. ``seed`` is
-    the public key of the hash; equal names go together, as do all records of a person. A split with files of its own
+    Adding or removing a unit moves no other unit, so that releases from different splits compose in parallel. ``seed``
+    is the public key of the hash; equal names go together, as do all records of a person. A split with files of its own
     consists of their records; ``num_public`` limits the public split. :class:`DataSettingsError` for public records
     without files of their own: if the hash chose them, a private unit that is added might become public.
     """
@@ -668,7 +681,8 @@ def divide_by_hash(
 
 
 def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str, Split]:
-    """Return the splits, given each one's rows; :class:`DataError` if a person has private records and others."""
+    """Return the split for each name in ``indices``, which gives its row numbers among ``records``. :class:`DataError`
+    if a person has records in the private split and in another one."""
     # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
     whole, mapped = records.records, records.mapped
     index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
@@ -691,12 +705,14 @@ def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str,
 
 
 def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
-    """Return the same records in an order and with names that do not reveal the order of the file.
+    """Return the records of ``split`` in a new order and with new names, neither of which reveals the order of the
+    file.
 
-    They are sorted by a keyed hash of their unit; those of one unit are permuted by ``secret``, and names are replaced
-    by hashes keyed by ``secret``. This is for methods that protect only the attribute: files are often sorted by it, so
-    neither a record's position nor the name of one of several equal records may follow the file. Nor may a name be
-    readable: it may count the rows of such a file, or contain the date on which one group was recorded.
+    Records are sorted by a keyed hash of their unit; records of the same unit are put in an order drawn from
+    ``secret``, and names are replaced by hashes keyed by ``secret``. This is for methods that protect only the
+    attribute: files are often sorted by it, so neither a record's position nor the name of one of several equal records
+    may follow the file. Nor may a name be readable: it may count the rows of such a file, or contain the date on which
+    one group was recorded.
     """
     hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
     drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
@@ -708,10 +724,10 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
 
 
 def check_members(dataset: Dataset, *names: str) -> None:
-    """Raise :class:`DataError` unless the splits called ``names`` have records of every group, and the private split
-    records of every class.
+    """Raise :class:`DataError` if the private split lacks a class or a group, or if another split among ``names`` has
+    records but lacks a group.
 
-    Public, validation and test splits may be empty.
+    An empty public, validation or test split passes.
     """
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
     splits = {name: split for name, split in dataset.splits.items() if name in names}
@@ -725,7 +741,7 @@ def check_members(dataset: Dataset, *names: str) -> None:
         counts = torch.bincount(codes_N, minlength=len(words)).tolist()
         if empty := [each for each, count in zip(words, counts, strict=True) if count == 0]:
             raise DataError(
-                f"The {name} split has no member of {what} {', '.join(empty)}; where a file names the split, add some "
-                "to it, or leave out of the declaration what no record has; where it is drawn, choose larger splits "
-                "(data.num_public, num_validation, num_test) or another data.seed."
+                f"The {name} split has no member of {what} {', '.join(empty)}. If the split has its own file, add such "
+                "records to it, or leave out of the declaration what no record has; if it is drawn, choose larger "
+                "splits (data.num_public, num_validation, num_test) or another data.seed."
             )

@@ -6,8 +6,9 @@ both: a part with its own files takes no record from `records`. Every value is r
 the schema converts it to numbers, and nothing in it is evaluated. No declaration may name records by the sensitive
 attribute, or group them into persons by it.
 
-One reader serves all declared tables, those of `codebooks/` and the user's own. It fits nothing. Rows are read batch by
-batch, and only features, codes and names are kept. The faults of all files are reported together.
+One reader serves all declared tables, those of `codebooks/` and the user's own. It fits nothing to the records. Rows
+are read batch by batch, and only features, codes of classes and groups, and names of records are kept. The faults of
+all files are reported together.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from fairpate.types import DataError, DataSettingsError, IntArray
 
 
 class Choice(Section):
-    """An option of a data set, which other sections of the declaration refer to with `when`."""
+    """A declared option of a data set, with its allowed values. Other sections of the declaration name it in `when`, to
+    apply only under some of these values."""
 
     default: str = Field(description="Value that applies if a configuration gives none.")
     values: tuple[str, ...] = Field((), description="Allowed values; empty: true or false.")
@@ -54,7 +56,8 @@ class Choice(Section):
 
 
 class Trim(Section):
-    """Characters that are not part of a column's values: removed before anything else, but never a whole value."""
+    """Characters to remove from the values of some columns before anything else is read; a value that consists of them
+    alone is kept."""
 
     columns: Texts = Field(description="Names of the columns in the file.")
     start: str = Field("", description="Characters removed from the start, such as 0.")
@@ -80,9 +83,11 @@ class Rule(NumberRange):
 
 
 class Identity(Section):
-    """The rule that names a record: by the publisher's own key, or a hash of its features and label, or of its text.
+    """The rule by which records get their names: the publisher's own key, a hash of features and label, or a hash of a
+    record's text.
 
-    Names never contain the sensitive attribute. They decide the split and the teacher of a record.
+    Names never contain the sensitive attribute. A record's name decides in which split it is and which teacher it
+    trains.
     """
 
     prefix: str = Field("", description="Start of every name; empty: the name of the data set.")
@@ -106,7 +111,7 @@ class Identity(Section):
 class Person(Section):
     """The person of each record, if several records share one: all records of a person are protected together.
 
-    No split separates them. A column's name alone is short for `{column: NAME}`.
+    No split separates a person's records. In YAML, a column's name alone is short for `{column: NAME}`.
     """
 
     column: str = Field(description="Name of the column in the file; it may not reveal the sensitive attribute.")
@@ -128,7 +133,8 @@ Sources = Annotated[tuple[SourceFile, ...], BeforeValidator(several)]
 
 
 class Files(Section):
-    """The files of each part: a path below the data folder, a pattern such as `visits-*.csv`, or a list of them."""
+    """The files of each part of a data set (`records`, `private`, `public`, `test`): a path below the data folder, a
+    pattern such as `visits-*.csv`, or a list of them."""
 
     records: Sources = Field((), description="Records that are divided into the parts without files of their own.")
     private: Sources = Field((), description="Protected records, instead of `records`.")
@@ -162,16 +168,17 @@ class Files(Section):
 
     @property
     def parts(self) -> dict[Part, tuple[SourceFile, ...]]:
-        """The files of each part that has any."""
+        """The declared files of each part of the data set; parts without files are left out."""
         return {part: files for part in PARTS if (files := getattr(self, part))}
 
     @property
     def all(self) -> tuple[SourceFile, ...]:
-        """Every file, in the order in which they are read."""
+        """All declared files, in the order in which they are read."""
         return tuple(file for files in self.parts.values() for file in files)
 
     def origin(self, part: Part, options: Mapping[str, Any]) -> Origin:
-        """Return the origin of the records of ``part``, which restricts the splits that they may enter."""
+        """Return the origin of the records in the files of ``part``, which restricts the splits that these records may
+        enter."""
         if self.pooled and dataset.holds(self.pooled, options):
             return "any"
         if part == "records":
@@ -275,7 +282,7 @@ class Declaration(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Declaration:
-        """Raise ValueError for fields that contradict each other, with a line for each fault."""
+        """Raise ValueError, with a line for each fault, if fields of the declaration contradict each other."""
         files, attributes, options = self.files.all, self.attribute_columns, self.all_options
         empty = {"features": not self.features and not self.pictures, "groups": not self.groups}
         faults = [f"{name}: expected one or more, got none" for name, is_empty in empty.items() if is_empty]
@@ -364,12 +371,13 @@ class Declaration(Section):
         )
 
     def attribute(self, options: Mapping[str, Any]) -> str:
-        """Return the name of the chosen sensitive attribute in words."""
+        """Return in words the name of the sensitive attribute that ``options`` choose."""
         return " and ".join(group.attribute or name for name, group in self.chosen_groups(options).items())
 
     @property
     def all_options(self) -> dict[str, Option]:
-        """The declared options, the choice among several groups, and whether a model may see the attribute."""
+        """All options of the data set: the declared ones, the choice of a sensitive attribute if there are several,
+        and, for tables, whether a model may see the attribute, or, for pictures, the kind of features."""
         options = {}
         for name, choice in self.options.items():
             flag = choice.default == "true"
@@ -391,14 +399,15 @@ class Declaration(Section):
 
     @property
     def attribute_columns(self) -> tuple[str, ...]:
-        """Every column that is a sensitive attribute under some option, was computed from one, or reveals one."""
+        """The columns that are a sensitive attribute under some option, are computed from one, or reveal one."""
         groups = [group.column for group in self.groups.values()]
         # The path of a picture contains the folder that gives its group.
         paths = [self.pictures.column] if self.pictures and any(name.startswith(LEVEL) for name in groups) else []
         return tuple(dict.fromkeys((*groups, *self.computed_from_group, *paths)))
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Return every column that the reader needs with these ``options``; None: with any options."""
+        """Return the names of all columns that the reader needs with these ``options``; if they are None, those that it
+        needs with any options."""
         ruled = [(rule.column, rule.when) for rule in self.keep]
         ruled += [(column, feature.when) for column, feature in self.columns]
         conditional = [column for column, when in ruled if options is None or dataset.holds(when, options)]
@@ -408,18 +417,20 @@ class Declaration(Section):
         return tuple(dict.fromkeys((*named, *self.attribute_columns, self.label.column, *conditional, *trimmed)))
 
     def chosen_groups(self, options: Mapping[str, Any]) -> dict[str, Group]:
-        """Return the chosen group by name, or the groups of the chosen intersection."""
+        """Return by name the sensitive attribute that ``options`` choose, or, if they choose an intersection, all
+        attributes that it combines."""
         choice = str(options.get(SENSITIVE, next(iter(self.groups))))
         return {name: self.groups[name] for name in self.intersections.get(choice, (choice,))}
 
     def group_names(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the name of each group code; for an intersection, the name of its last attribute varies fastest."""
+        """Return the names of the groups in the order of their codes. For an intersection, a name joins those of
+        several attributes, of which the last varies fastest."""
         names = (group.names for group in self.chosen_groups(options).values())
         return tuple(" & ".join(each) for each in itertools.product(*names))
 
     def visible(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
-        """Return the columns that become features. The attribute, and columns computed from it, are included only if an
-        option says so."""
+        """Return the columns that become features with these ``options``. The sensitive attribute, and columns computed
+        from it, are included only if an option says so."""
         attributes = (*(group.column for group in self.chosen_groups(options).values()), *self.computed_from_group)
         hidden = () if options.get(SENSITIVE_AS_FEATURE) else attributes
         return tuple(
@@ -430,9 +441,10 @@ class Declaration(Section):
 
 
 def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part] = ()) -> Declaration:
-    """Return the declaration in a YAML file or a dictionary. Parts in ``given`` are tables in memory and need no files.
+    """Return the declaration in a YAML file or a dictionary. The parts in ``given`` are passed as tables in memory, so
+    that the declaration need not name files for them.
 
-    :class:`DataSettingsError` lists its faults with file, field and remedy.
+    :class:`DataSettingsError` lists the faults of the declaration with file, field and remedy.
     """
     where = "declaration" if isinstance(source, Mapping) else str(source)
     try:
@@ -450,7 +462,7 @@ def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part
 
 
 def _all_text(value: Any) -> Any:
-    """Return every value as the text that a YAML file would contain."""
+    """Return ``value`` with every number, truth value and date in it as the text that a YAML file would contain."""
     if isinstance(value, Mapping):
         return {_all_text(name): _all_text(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -461,8 +473,8 @@ def _all_text(value: Any) -> Any:
 def rows_of(
     table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]
 ) -> Iterator[tuple[Part, str, pa.Table]]:
-    """Yield the rows of every file in batches, part by part, as triples: part, the file's name, and the used
-    columns."""
+    """Yield the rows of every file in batches, one part of the data set after the other. Each batch is a triple: the
+    part, the file's name, and a table of the columns that the reader needs."""
     if request.tables is not None:
         for part, given in request.tables.items():
             for rows in tables.plain_batches(given, part):
@@ -495,7 +507,8 @@ def rows_of(
 
 
 def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> pa.Table:
-    """Return the used columns, trimmed. A public file without labels gets an empty label column."""
+    """Return the columns of ``rows`` that the reader needs, with trimmed values. A public file without labels gets an
+    empty label column."""
     used, label = table.used(request.options), table.label.column
     is_unlabelled = part == "public" and label not in rows.column_names
     required = [column for column in used if not (is_unlabelled and column == label)]
@@ -537,7 +550,7 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
 
 
 def entry_of(table: Declaration) -> DatasetEntry:
-    """Return the registry entry of the declared table."""
+    """Return the entry that the registry of data sets has for a declared table."""
     # Fields that both classes have are equal, except for these two.
     shared = {each.name for each in fields(DatasetEntry)} & Declaration.model_fields.keys() - {"kind", "files"}
     facts = {name: getattr(table, name) for name in shared} | {"options": table.all_options}
@@ -678,12 +691,12 @@ def _unit_names(
     person: Person | None,
     request: Request,
 ) -> pa.LargeStringArray:
-    """Return the name of each row, before equal rows are numbered.
+    """Return the name of each row's record before equal names are numbered.
 
     The names of two parts with files of their own always differ, and so do those of two persons: a person's names, and
-    the counters in them, do not depend on other persons' rows. Without a key or text, a name is a hash of the features
-    and the label: rows with equal values get equal names, even if they are written differently. ``headers`` caches, for
-    each ``pool`` of records that are divided together, the first file and its columns.
+    the numbers appended to them, do not depend on other persons' rows. If no key or text is declared, a name is a hash
+    of the features and the label: rows with equal values get equal names, even if they are written differently.
+    ``headers`` caches, for each ``pool`` of records that are divided together, the first file and its columns.
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
@@ -740,10 +753,11 @@ _OR_RECORDS = "or protect each record by itself (data.unit=record)"
 def _person_names(
     person: Person, rows: pa.Table, units: pa.Array, file: str, faults: TableFaults, *, are_protected: bool
 ) -> pa.Array:
-    """Return the name of each row's person. A row without one counts as a person of its own, named as in ``units``.
+    """Return the name of the person of each row. A row without a person counts as a person of its own, with the row's
+    name in ``units``.
 
-    If persons are protected, such a row is a fault, and so is one that names several persons: no split or sample could
-    keep all rows of each together.
+    If persons are protected, a row without a person is a fault, and so is a row that names several persons: no split or
+    sample could keep all rows of each of them together.
     """
     _require_no_list(rows, person.column, file)
     persons = tables.text_of(rows[person.column]).cast(pa.large_string())
@@ -765,8 +779,8 @@ def _person_names(
 
 
 def _require_whole_persons(person: Person, batches: list[tuple[Part, str, IntArray]], faults: TableFaults) -> None:
-    """Add a fault for each file with rows of a person who is also in an earlier part. ``batches`` are triples of part,
-    file and person numbers."""
+    """Add a fault for each file that has rows of a person who also has rows in an earlier part of the data set.
+    ``batches`` are triples of part, file and numbers of persons."""
     earlier = np.zeros(0, dtype=np.int64)
     # Batches are sorted by part and file, so that groupby yields each once.
     for _, of_part in itertools.groupby(batches, key=itemgetter(0)):

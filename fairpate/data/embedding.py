@@ -5,12 +5,13 @@ for pictures also the position in the pool's graph of neighbours (:class:`Graph`
 completed by made-up ones, spread evenly over its declared values. :class:`Prototypes` are centres of public records, to
 which records are assigned for votes.
 
-The coordinates of a record depend on that record and on public ones alone, bit for bit, so that embedding costs no
-privacy. A floating-point product of matrices does not have that property: the rounding of a row depends on its position
-among the others. So both factors are rounded to whole numbers so small that every sum of products is exact.
+The coordinates of a record depend on that record and on public ones alone, bit for bit, so that the embedding of
+private records has no privacy cost. A floating-point product of matrices does not have that property: the rounding of a
+row depends on its position among the others. So both factors are rounded to whole numbers so small that every sum of
+products is exact.
 
-Shapes: N records, M public ones, V copies of each, F plain features, K thresholds, rows or prototypes, D or E
-components, E eigenvectors.
+Shapes: N records, M public ones, V copies of each, F plain features (before the rotation to components), K thresholds,
+public rows or prototypes, D or E components, E eigenvectors.
 """
 
 from __future__ import annotations
@@ -66,10 +67,12 @@ sides."""
 
 @dataclass(frozen=True, kw_only=True)
 class Nearness:
-    """Computes the nearness of rows e to public rows c, exactly: e . c - |c|^2 / 2, largest at the smallest distance.
+    """Computes exactly how near rows e are to public rows c: e . c - |c|^2 / 2, which is largest at the smallest
+    distance.
 
-    For each public row there are V copies, of which the nearest is used. Both sides are rounded to whole numbers, with
-    sums of products of at most 2^23. So a row's values depend on no other row, and equal distances stay equal.
+    For each public row there are V varied copies, of which the nearest one counts. Rows and public rows are rounded to
+    whole numbers so small that sums of products are at most 2^23. So a row's values depend on no other row, and equal
+    distances stay equal.
     """
 
     scale: float
@@ -78,7 +81,8 @@ class Nearness:
 
     @classmethod
     def to(cls, others_VKD: Floats, *, radius: float) -> Nearness:
-        """Prepare the nearness to the public rows ``others_VKD``, whose norms must not exceed ``radius``."""
+        """Return the object that computes the nearness to the public rows ``others_VKD``, whose norms must not exceed
+        ``radius``."""
         scale = _LARGEST_NORM / max(radius, 1e-30)
         whole_VKD = np.rint(others_VKD * scale).astype(np.float32)
         # Rounded down to whole numbers: halves would take a binary digit from the exact range of float32.
@@ -99,7 +103,8 @@ class Nearness:
         return nearness_NK, np.square(whole_ND).sum(axis=1, keepdims=True)
 
     def nearest(self, rows_ND: Floats, count: int) -> tuple[IntArray, Floats]:
-        """Return for each row the ``count`` nearest public rows, and the squared distances: each (N, count)."""
+        """Return for each row the indices of the ``count`` nearest public rows, and the squared distances to them: two
+        arrays (N, count)."""
         nearness_NK, squares_N1 = self(rows_ND)
         # Row by row: a record's neighbours, and their order, depend on its own row alone.
         near = np.argpartition(-nearness_NK, min(count, nearness_NK.shape[1]) - 1, axis=1)[:, :count]
@@ -108,8 +113,8 @@ class Nearness:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Leading eigenvectors of the neighbourhood graph of public records, used as coordinates. Those of any other record
-    are the mean over its nearest public neighbours.
+    """Leading eigenvectors of the neighbourhood graph of public records, used as coordinates. The coordinates of any
+    other record are the mean of those of its nearest public neighbours.
 
     Public records are connected to those with similar components. The leading eigenvectors of this graph (Ng, Jordan
     and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class better than distances do. Two
@@ -122,7 +127,8 @@ class Graph:
 
     @classmethod
     def of(cls, pool: Tensor, components: Embed, *, seed: int = 0) -> Graph:
-        """Build the graph of the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors."""
+        """Build the neighbourhood graph of the public ``pool`` (M, ...) and compute its eigenvectors; ``seed`` starts
+        the search for them."""
         copies = []
         for turn, slant, wide, high, across, down in _COPIES if pool.ndim == 4 else ():
             cosine, sine = math.cos(turn), math.sin(turn)
@@ -171,7 +177,8 @@ class Graph:
         return torch.cat(parts)
 
     def at_once(self, x: Tensor) -> Tensor:
-        """Return coordinates (N, E) of a few records, computed as one graph of tensor operations."""
+        """Return the coordinates (N, E) of a few records ``x``, computed as one graph of tensor operations without a
+        loop, so that the computation can be exported."""
         assert isinstance(self.components, Components)
         scaled_ND = self.components(x, at_once=True).double() * self.nearness.scale
         lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
@@ -200,13 +207,13 @@ _STEPS, _SIDE = 10, 16  # quantiles of a column, and pixels of a side of a shrun
 class Components:
     """Principal components of the plain features of public records.
 
-    Plain features of tables: the columns, and for a column of many values one indicator for each of some public
-    quantiles, which says whether the value reaches it (``thresholds_K`` of the columns ``column_K``). Plain features of
-    pictures: square roots of oriented gradients (:mod:`fairpate.oriented_gradients`), averaged with the mirror image's
-    if configured, and the pixels of the shrunk picture. Features of tables are divided by the square root of their
-    spread over the pool before the rotation to components, and those of pictures after it, so that neither rare nor
-    large values dominate. ``whole_FE`` are the components as whole multiples of ``unit_E``. ``side``: width and height
-    of the shrunk picture in pixels; 0: no shrunk picture is used.
+    Plain features of tables: the columns, and for a column of many values one indicator for each of some quantiles of
+    public records, which is 1 if the value reaches the quantile (``thresholds_K`` of the columns ``column_K``). Plain
+    features of pictures: square roots of oriented gradients (:mod:`fairpate.oriented_gradients`), averaged with the
+    mirror image's if configured, and the pixels of the shrunk picture. Features of tables are divided by the square
+    root of their spread over the pool before the rotation to components, and those of pictures after it, so that
+    neither rare nor large values dominate. ``whole_FE`` are the components as whole multiples of ``unit_E``. ``side``:
+    width and height of the shrunk picture in pixels; 0: no shrunk picture is used.
     """
 
     config: EmbeddingConfig
@@ -228,7 +235,7 @@ class Components:
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(
-                f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}; raise it."
+                f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}; set more."
             )
         is_table = pool.ndim == 2
         side, column_K, thresholds_K = 0 if plain else _SIDE, torch.zeros(0).long(), torch.zeros(0)
@@ -329,10 +336,11 @@ class Embedding:
 
 
 def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) -> Dataset:
-    """Return the data set as a table of coordinates, in every split, by a given ``embedding`` or one fitted to its
-    public records; unchanged for None.
+    """Return the data set with the features of every split replaced by coordinates, from the given ``embedding`` or
+    from one that is fitted to the public records; unchanged if ``embedding`` is None.
 
-    DataSettingsError without public records to fit to, unless every feature is a declared number or category.
+    DataSettingsError if there are no public records to fit an embedding to, unless every feature is a declared number
+    or category.
     """
     if embedding is None:
         return dataset
@@ -340,9 +348,9 @@ def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) ->
     if isinstance(embedding, EmbeddingConfig):
         if not len(pool):
             raise DataSettingsError(
-                f"data.embedding: {dataset.name} has no public records to fit it to, and not all of its features have "
+                f"data.embedding: {dataset.name} has no public records to fit an embedding to, and some features lack "
                 "declared bounds or categories; name a file of public records (files.public), raise data.num_public, "
-                "or set it to null."
+                "or set data.embedding to null."
             )
         embedding = Embedding.of(pool, embedding)
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
@@ -353,9 +361,10 @@ def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) ->
 
 
 def completed_pool(dataset: Dataset) -> Tensor:
-    """Return public records (M, ...); those of a declared table are completed with made-up ones if fewer than 100.
+    """Return the public records (M, ...) of ``dataset``, to which an embedding is fitted. If a declared table has fewer
+    than 100 of them, made-up records are added.
 
-    An embedding that is fitted to them covers every declared column, and adapts to the public records that exist.
+    The embedding then covers every declared column, and adapts to the public records that exist.
     """
     pool, codes = dataset.public.x, dataset.feature_codes
     # The numbers of a vector have no declared bounds.
@@ -366,7 +375,8 @@ def completed_pool(dataset: Dataset) -> Tensor:
 
 
 def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
-    """Return the plain features (N, F) of records, as described in :class:`Components`, before the rotation."""
+    """Return the plain features (N, F) of records: those that :class:`Components` describes, before the rotation to
+    components."""
     if x.ndim == 2:
         return torch.cat([x.float(), (x[:, column_K] >= thresholds_K).float()], dim=1)
     pictures = [x, x.flip(-1)] if config.mirrored else [x]
@@ -382,11 +392,11 @@ _COMPONENTS = ("column_K", "thresholds_K", "mean_F", "root_F", "whole_FE", "unit
 
 
 class EmbeddingFileError(UserError):
-    """A file that does not contain a complete embedding."""
+    """Raised for a file that does not contain a complete embedding."""
 
 
 def save_embedding(embedding: Embedding, path: Path) -> None:
-    """Write the embedding to a file that :func:`read_embedding` reads. It depends on public records alone.
+    """Write the embedding, which depends on public records alone, to a file that :func:`read_embedding` reads.
 
     An embedding that is fitted again on another machine may differ: components with nearly equal spreads, and a graph
     of few pictures, may be rotated, depending on the processor and the number of threads.
@@ -425,7 +435,7 @@ def read_embedding(path: Path) -> Embedding:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         digest = arrays_digest({name: tensor.numpy() for name, tensor in tensors.items()})
         if values["format"] != FORMAT or values["sha256"] != digest:
-            raise ValueError(f"expected {FORMAT}, with tensors that match the checksum")  # noqa: TRY301 - reported below
+            raise ValueError(f"expected {FORMAT} whose tensors match its checksum")  # noqa: TRY301 - reported below
 
         kinds = {"components": (EmbeddingConfig.model_validate(values["config"]), _SIDE)}
         if "scale" in values:
@@ -483,11 +493,12 @@ FEATURES = Option(
 
 
 def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
-    """Return pictures as a table of ``oriented_gradients``, or of the output of ``module:function``.
+    """Return records whose pictures are replaced by features: ``oriented_gradients``, or the output of the user's own
+    ``module:function``.
 
     A declaration may name a function from one picture (channels, height, width), bytes, to a vector of finite numbers.
-    The function must be public, like bounds and categories. It gets one picture at a time, so that no record's features
-    depend on another's, and runs only if files may name code (:mod:`fairpate.config`).
+    The function must not depend on private records. It gets one picture at a time, so that no record's features depend
+    on another's, and runs only if files may name code (:mod:`fairpate.config`).
     """
     pictures = records.records.x
     if not PLACE.fullmatch(features):
@@ -513,7 +524,7 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
 
 
 def feature_names() -> tuple[str, ...]:
-    """Return a name for each column of :func:`oriented_gradients`."""
+    """Return a name for each feature that :func:`oriented_gradients` computes."""
     directions, cells = range(NUM_DIRECTIONS), range(NUM_CELLS)
     return tuple(
         f"direction {180 * d // NUM_DIRECTIONS}, row {i}, column {j}" for d in directions for i in cells for j in cells
@@ -526,8 +537,8 @@ _NEAREST_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Prototypes:
-    """Public prototypes: an embedding, the centres (K, D or E) that are the prototypes, and the coordinates and nearest
-    prototype of every public record."""
+    """Public prototypes, to which records are assigned: an embedding, the prototypes' centres (K, D or E), and the
+    coordinates and nearest prototype of every public record."""
 
     embed: Embed
     centres: Floats
@@ -560,7 +571,8 @@ class Prototypes:
         )
 
     def nearest(self, x: Tensor) -> IntArray:
-        """Return the prototype (N,) of every record of ``x`` (N, ...); it depends on that record alone."""
+        """Return the index (N,) of the nearest prototype of every record in ``x`` (N, ...); it depends on that record
+        alone."""
         nearest = [np.zeros(0, dtype=np.int64)]  # so that no records are an array too
         # No public record has a larger norm, and so no centre has.
         radius = float(np.linalg.norm(self.coordinates_MD, axis=1).max())

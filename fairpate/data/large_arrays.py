@@ -44,13 +44,15 @@ FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NOR
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """Bytes (N, channels, height, width), and the ``file`` that they are a view of; None if they are in memory."""
+    """The pixels of N pictures as bytes (N, channels, height, width), and the ``file`` of which they are a view; None
+    if they are in memory."""
 
     x: Tensor
     file: Path | None = None
 
     def rows(self, index: Tensor) -> Tensor:
-        """Return the pictures at ``index``: a few as a copy, many as a view of a new file next to this one."""
+        """Return the pictures at ``index``: few are copied to memory; many become a view of a new file next to this
+        one."""
         if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
             return self.x[index]
         # The file's name is a hash of everything that determines its pixels: with the rows it identifies the new file.
@@ -64,8 +66,8 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
     """Return a view of the pixels in the cached file ``path``, which is written from ``blocks`` if missing or damaged.
 
     The file consists of the pixels and the sha256 of their shape and bytes, which is checked whenever the file is
-    opened. It is written block by block, and is complete or missing afterwards. None if it cannot be written; the log
-    gives the reason.
+    opened. It is written block by block, and is complete or missing afterwards. If it cannot be written, return None
+    and log the reason.
     """
 
     def write(temporary: Path) -> None:
@@ -76,7 +78,9 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
                 digest.update(content)
                 stream.write(content)
             if stream.tell() != math.prod(shape):
-                raise ValueError(f"Expected {math.prod(shape)} bytes of pixels, got {stream.tell()}.")
+                raise ValueError(
+                    f"Expected {math.prod(shape)} bytes of pixels, got {stream.tell()}; report this as a defect."
+                )
             stream.write(digest.digest())
 
     if path.is_file():
@@ -90,7 +94,7 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
         # Mapped from the written file, so that the checksum of the pixels in use was verified.
         return map_pixels(path, shape)
     except OSError as error:
-        LOGGER.warning("%s: pictures are not cached (%s)", path, error)
+        LOGGER.warning("%s: pictures are not cached (%s); name a folder with room in FAIRPATE_CACHE", path, error)
         return None
 
 
@@ -117,7 +121,7 @@ AnyArray = npt.NDArray[Any]
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Blocks (n,) or (n, F) of one type that are joined one after the other; :meth:`array` ends the collection.
+    """Collects blocks (n,) or (n, F) of records of one type; :meth:`array` joins them in order and ends the collection.
 
     Large collections are written below FAIRPATE_CACHE to a ``file`` without a name, which disappears with its process.
     """
@@ -135,7 +139,7 @@ class Gathered:
             self._write()
 
     def array(self) -> AnyArray:
-        """Return all records. ValueError if no block was added, not even an empty one."""
+        """Return all collected records as one array. ValueError if no block was added, not even an empty one."""
         if self._values is None:
             if self.file is None:
                 self._values = np.concatenate(self._blocks)
@@ -149,12 +153,12 @@ class Gathered:
         return self._values
 
     def tensor(self) -> Tensor:
-        """Return all records as a tensor, without a copy."""
+        """Return all collected records as one tensor, without a copy."""
         return torch.from_numpy(self.array())
 
     def rows(self, index: Tensor) -> Tensor:
-        """Return the records at the row numbers ``index``: a view if they are consecutive, a copy if they are few,
-        otherwise a memory map of a new file with these rows."""
+        """Return the records at the row numbers ``index``: a view if the numbers are consecutive, a copy if they are
+        few, otherwise a memory map of a new file with these records."""
         x = self.tensor()
         if (run := run_of(index.numpy())) is not None:
             return x[run]
@@ -178,14 +182,14 @@ class Gathered:
             self.file.flush()
         except OSError as error:
             raise UserError(
-                f"{CACHE_VARIABLE}: {cache_dir()} cannot take the records ({error.strerror}); name a folder with room."
+                f"{CACHE_VARIABLE}: {cache_dir()} cannot store the records ({error.strerror}); name a folder with room."
             ) from error
         # An empty block is kept for its type and width.
         self._blocks = [self._blocks[-1][:0]]
 
 
 def run_of(rows: npt.NDArray[np.int64]) -> slice | None:
-    """Return consecutive ascending rows as a slice; None for other rows and for no rows at all."""
+    """Return ``rows`` as a slice if they are consecutive and ascending; None for other rows and for no rows at all."""
     if not len(rows) or not bool((rows[1:] > rows[:-1]).all()) or rows[-1] - rows[0] + 1 != len(rows):
         return None
     return slice(int(rows[0]), int(rows[-1]) + 1)
@@ -195,10 +199,10 @@ _AT_ONCE = 2**15
 
 
 class Names(Sequence[str]):
-    """N names in order; equal to any sequence of the same strings.
+    """An ordered collection of N names of records or persons, which is equal to any sequence of the same strings.
 
-    They are packed: a packed name takes eight bytes plus its text (a Python string in a list 57 plus its text), and the
-    names of a large table are in a file.
+    The names are stored packed: a packed name takes eight bytes plus its text (a Python string in a list 57 plus its
+    text), and the names of a large table are in a file.
     """
 
     packed: pa.LargeStringArray
@@ -251,7 +255,7 @@ class Names(Sequence[str]):
         return Names(gathered)
 
     def repeated(self) -> IntArray:
-        """Return the rows whose name occurs in an earlier row too."""
+        """Return the indices of the names that also occur at an earlier index."""
         codes = np.fromiter(map(hash, self), np.int64, len(self))
         ascending = np.sort(codes)
         if not (ascending[1:] == ascending[:-1]).any():
@@ -280,7 +284,7 @@ class Names(Sequence[str]):
 
 @dataclass(kw_only=True)
 class GatheredNames:
-    """Blocks of names that are joined one after the other; :class:`Names` ends the collection."""
+    """Collects blocks of names; :class:`Names` joins them in order and ends the collection."""
 
     text: Gathered = field(default_factory=lambda: Gathered(_blocks=[np.zeros(0, dtype=np.uint8)]))
     # Arrow's layout of text: where each name ends, with a 0 in front.

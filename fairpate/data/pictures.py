@@ -51,8 +51,8 @@ Mode = Literal["RGB", "L"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Encoded pictures (the bytes of their files) by name. ``key`` changes when any picture changes; ``read`` yields
-    pictures in the requested order."""
+    """Encoded pictures (the bytes of their files) by name. ``key`` identifies the content of all pictures; ``read``
+    yields pictures in the requested order."""
 
     origin: Path
     key: str
@@ -61,7 +61,8 @@ class Pictures:
 
 
 def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
-    """Return the pictures of the extracted folder if it exists, otherwise of the ``archive``, checksum verified."""
+    """Return a publisher's pictures: from the extracted folder if it exists, otherwise from the ``archive`` itself,
+    after a check of its checksum."""
     choice, path = dataset.locate(archive, data_dir)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_picture(file.name))
@@ -95,7 +96,8 @@ def pictures_in(folder: Path, names: Sequence[str]) -> Pictures:
 
 
 def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = "RGB") -> Pixels:
-    """Return the pixels (N, channels, size, size) of ``names`` in that order, from the cache if they are in it."""
+    """Return the pixels (N, channels, size, size) of the pictures ``names``, in that order; they are read from the
+    cache if it has them."""
     shape = (len(names), 3 if mode == "RGB" else 1, size, size)
     # The name contains everything that determines the pixels, so that no cached file is ever out of date.
     recipe = "\n".join((str(CACHE_VERSION), pictures.key, mode, str(size), *names))
@@ -151,7 +153,8 @@ class PicturesConfig(Section):
 
 
 def folder_table(folder: Path, below: Path) -> pa.Table:
-    """Return a row for each picture in ``folder``: `path` from ``below``, `name`, and subfolders as `level_1`, ..."""
+    """Return a table with a row for each picture in ``folder``: its `path` relative to the folder ``below``, its
+    `name`, and its subfolders as `level_1`, `level_2`, ..."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
     levels = [path.relative_to(folder).parts[:-1] for path in files]
     if not files or len({len(each) for each in levels}) != 1:
@@ -173,7 +176,7 @@ GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
 def _coloured(
     request: Request, grey: PixelArray, digits: IntArray, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> dict[str, Any]:
-    """Return fields of :class:`LoadedRecords` for coloured digits. Each digit's colour is its noisy binary label,
+    """Return coloured digits as fields of :class:`LoadedRecords`. Each digit's colour is its noisy binary label,
     flipped with the digit's own probability in ``flips``."""
     # Flips are hashes of names, not drawn from a stream: another record must not change the label of this one.
     high = np.asarray(digits) >= FIRST_HIGH_DIGIT
@@ -275,11 +278,11 @@ WELL_FORMED = re.compile(r"(?P<age>\d{1,3})_(?P<gender>[01])_(?P<race>[0-4])_(?P
 def load_utkface(request: Request) -> LoadedRecords:
     """Return UTKFace as (3, size, size): the label is gender or age, the group is race, gender or both.
 
-    All are read from file names `age_gender_race_date.jpg.chip.jpg`. The publisher's labels are estimates of a model,
-    checked by a person. Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2), who do not print their bounds:
-    these are decades. A file name contains the race, so records are named and sorted without it: by age, gender and
-    date, and pictures with equal ones by their content. If the gender is in the group, names leave it out too, so
-    records are divided into other splits.
+    Age, gender and race are read from file names `age_gender_race_date.jpg.chip.jpg`. The publisher's labels are
+    estimates of a model, checked by a person. Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2), who do
+    not print their bounds: these are decades. A file name contains the race, so records are named and sorted without
+    the race: by age, gender and date, and, where these are equal, by the picture's content. If the gender is in the
+    group, names leave it out too, so records are divided into other splits.
     """
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
     if label in sensitive.split("_and_"):
@@ -351,7 +354,8 @@ def _of_pictures(
 
 
 def _listed(file: SourceFile, request: Request, *columns: str) -> pa.Table:
-    """Return the published table of pictures in ``file``, after checking that it has these columns."""
+    """Return the publisher's table that lists the pictures, read from ``file``; DataError if it lacks one of
+    ``columns``."""
     table = read_table(dataset.read_any(file, request.data_dir)[1], file.path)
     require_columns(table, columns, file.path)
     return table
@@ -405,8 +409,8 @@ PARTITIONS = ("0", "1", "2")
 def load_celeba(request: Request) -> LoadedRecords:
     """Return CelebA as (3, size, size): the label is smiling, the group is gender; records are named by file name.
 
-    Both lists may be the publisher's text files or their CSV form. The publisher's partition 2 is the test split;
-    partitions 0 and 1 are for training.
+    The lists of attributes and of partitions may be the publisher's text files or their CSV form. The publisher's
+    partition 2 is the test split; partitions 0 and 1 are for training.
     """
     files, meanings = (facts_of("celeba")[each] for each in ("files", "names"))
     attributes, partition = (_list(files[name], request) for name in ("attributes", "partition"))
@@ -436,7 +440,8 @@ def load_celeba(request: Request) -> LoadedRecords:
 
 
 def _list(file: SourceFile, request: Request) -> pa.Table:
-    """Return a list of pictures, by `image_id`, from the publisher's text (aligned with spaces) or its CSV form."""
+    """Return the publisher's list of pictures in ``file``, with a column `image_id`; the file is text aligned with
+    spaces, or its CSV form."""
     choice, content = dataset.read_any(file, request.data_dir)
     # The publisher gives no checksum: a truncated or different file is detected here.
     try:
@@ -490,7 +495,9 @@ def load_chexpert(request: Request) -> LoadedRecords:
     patient_of = {path: match[1] for path, match in matches if match}
     for path, match in matches:
         if match is None:
-            raise DataError(f"{train.path}: column Path: expected .../patient00001/..., got {path!r}; restore it.")
+            raise DataError(
+                f"{train.path}: column Path: expected .../patient00001/..., got {path!r}; restore the file."
+            )
     table = frontal.filter(pa.array([patient_of[path] in race_of for path, _ in matches], pa.bool_()))
     paths = table["Path"].to_pylist()
     if not paths:
@@ -528,8 +535,8 @@ LOADERS: Mapping[str, Callable[[Request], LoadedRecords]] = {
 
 @cache
 def facts_of(name: str) -> dict[str, Any]:
-    """Return the facts of a data set in ``pictures.yaml``, among them its files by the keys that its loader uses, its
-    options, and the names of the codes of each label and attribute."""
+    """Return what ``pictures.yaml`` declares about the data set ``name``: among other facts its files by the keys that
+    its loader uses, its options, and the names of the codes of each label and attribute."""
     facts: dict[str, Any] = read_yaml(Path(__file__).with_name("pictures.yaml"))[name]
     options = {key: Option(**each | {"allowed": tuple(each["allowed"])}) for key, each in facts["options"].items()}
     # All archives of pictures have this option.

@@ -67,8 +67,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def _chosen(uniform_N: Floats, shares: Floats, row_N: IntArray) -> IntArray:
-    """Draw an index for each of N uniform numbers: ``shares[row_N[n]]`` are the probabilities of the indices for number
-    n."""
+    """Return an index for each of N uniform random numbers: row ``row_N[n]`` of ``shares`` has the probabilities of the
+    indices for number n."""
     ends_NK = np.cumsum(shares, axis=1)[row_N, :-1]
     return (uniform_N[:, None] >= ends_NK).sum(axis=1)
 
@@ -147,9 +147,10 @@ MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
 
 
 class Registry(Mapping[str, DatasetEntry]):
-    """The data sets of pictures, and one for each YAML file in ``folder``, read on first use.
+    """A mapping from names to data sets: the public data sets of pictures, and one table for each YAML file in
+    ``folder``, which is read on first use.
 
-    A file must be named as the data set that it declares; :class:`DataSettingsError` otherwise, and for a wrong
+    :class:`DataSettingsError` for a file whose name is not that of the data set which it declares, and for a wrong
     declaration.
     """
 
@@ -203,7 +204,8 @@ def option_showing_attribute(name: str, options: Mapping[str, Any], entry: Datas
 
 
 def entry_for(source: DataConfig | str) -> DatasetEntry:
-    """Return the entry of a known data set by its name, or of the one, or the declaration, that a configuration names.
+    """Return the entry of a data set: of a known one by its name, or, for a configuration, of the known data set or the
+    declaration that the configuration names.
 
     :class:`DataSettingsError` for an unknown name, with the nearest known one, and for a declaration that is wrong or
     was changed since the run began.
@@ -216,7 +218,9 @@ def entry_for(source: DataConfig | str) -> DatasetEntry:
     path, entry = declared.path, entry_of(read_declaration(declared.path))
     # A resumed run must read, name and divide records as before.
     if sha256_of(path) != declared.sha256:
-        raise DataSettingsError(f"data.declaration: {path} has changed since; restore it, or start a new run folder.")
+        raise DataSettingsError(
+            f"data.declaration: {path} has changed since the run began; restore it, or start a new run folder."
+        )
     if entry.name in REGISTRY:
         raise DataSettingsError(f"{path}: name: {entry.name} is a known data set; give the table another name.")
     if entry.name != name:
@@ -225,8 +229,8 @@ def entry_for(source: DataConfig | str) -> DatasetEntry:
 
 
 def compared_on(config: DataConfig) -> dict[str, bool]:
-    """Return the names of known data sets whose test records ``config`` reads, for any purpose; each name is mapped to
-    False if the configuration uses them as public records only.
+    """Return the names of known data sets whose test records ``config`` reads for any purpose. A name is mapped to
+    False if the configuration uses these records only as public ones, otherwise to True.
 
     A known data set is recognised by its name, or by the content of a file with its test records. Changed files,
     folders of pictures and records in memory are not recognised.
@@ -246,7 +250,8 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
 
 @cache
 def _files_of_test_records() -> dict[str, str]:
-    """Return a mapping from the checksum of each file with test records of a known data set to that data set's name."""
+    """Return a mapping with the checksum of every file that contains test records of a known data set; its value is the
+    name of that data set."""
     found: dict[str, str] = {}
     for name, entry in REGISTRY.items():
         path = CODEBOOKS / f"{name}.yaml"
@@ -257,12 +262,13 @@ def _files_of_test_records() -> dict[str, str]:
 
 
 def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
-    """Return the declared data set as one of several sites loads it, or with ``has_private`` False their coordinator.
+    """Return the declared data set as it is loaded by one of several sites that compute together, or, with
+    ``has_private`` False, by their coordinator.
 
-    A site's private records may lack a class or a group. Declared files that a party does not read need not exist: the
-    coordinator does not read private records, and a site does not read validation and test records; with a hashed split
-    nobody reads these, because each site sets test records aside from its private ones. Errors as in :func:`load_data`,
-    and for a data set whose private records have no file of their own.
+    A site's private records may lack a class or a group. Declared files that a party does not read need not exist. The
+    coordinator does not read private records, and a site does not read validation and test records. With a hashed split
+    nobody reads validation and test records, because each site sets test records aside from its private ones. Errors as
+    in :func:`load_data`, and for a data set whose private records have no file of their own.
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
@@ -275,7 +281,7 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     files = table.files.model_copy(update=dict.fromkeys(absent, ()))
     if not files.parts:
         raise DataSettingsError(
-            f"files: {config.name} leaves the coordinator without any record, since private ones are not there; "
+            f"files: {config.name} leaves the coordinator without any record, which does not read private ones; "
             "declare `public: ...`, or `test: ...` without data.split=hashed."
         )
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
@@ -289,12 +295,13 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
 def dataset_of(
     loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry, *, shared_unit: Unit | None = None
 ) -> Dataset:
-    """Return the records of ``entry`` in four splits, as ``config`` asks for; errors as in :func:`load_data`."""
+    """Return the records ``loaded`` by the loader of ``entry`` as a data set in four splits, divided as ``config`` asks
+    for; errors as in :func:`load_data`."""
     options = entry.complete_options(config.options)
     features = options.get("features", "pixels")
     records = loaded if features == "pixels" else with_features(loaded, features)
     if len(records.records) == 0:
-        raise DataError("No record is left; check the data set's options and the publisher's file.")
+        raise DataError("No record is left after the data set's filters; check its options and the publisher's file.")
     # Names decide splits and teachers, and labels are released by name: no two records may share one.
     names = Names(records.records.record_id)
     copies = names.repeated()
@@ -350,7 +357,7 @@ def dataset_of(
 
 
 def pool_size(config: DataConfig) -> int:
-    """Return the approximate number of public records, without reading private ones."""
+    """Return about how many public records the data set of ``config`` has, without reading private ones."""
     entry = entry_for(config)
     size = entry.num_public if config.num_public is None else config.num_public
     if size is None:
@@ -360,7 +367,8 @@ def pool_size(config: DataConfig) -> int:
 
 
 def request_of(config: DataConfig, entry: DatasetEntry) -> Request:
-    """Return the request to the loader of ``entry``: folder, seed, and every option with its value."""
+    """Return the arguments for the loader of ``entry``, as ``config`` asks for: folder, seed, and every option with its
+    value."""
     options, folder = entry.complete_options(config.options), config.data_dir
     # None: the folder in the environment variable.
     if folder is None and config.declaration is not None:
@@ -370,7 +378,7 @@ def request_of(config: DataConfig, entry: DatasetEntry) -> Request:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetListing:
-    """One line of the list of data sets; ``present``: the needed files are in the data folder."""
+    """One line of the list of data sets; ``present``: whether the files that it needs are in the data folder."""
 
     entry: DatasetEntry
     present: bool
@@ -378,7 +386,8 @@ class DatasetListing:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitDescription:
-    """Records of one split: ``counts_GC[g][k]`` of group g and class k; ``unlabelled_G`` are those without a label."""
+    """The numbers of records of one split: ``counts_GC[g][k]`` of group g and class k, and ``unlabelled_G`` of each
+    group's records without a label."""
 
     name: str
     records: int
@@ -396,7 +405,8 @@ class DatasetDescription(Described):
 
 
 def list_datasets(data_dir: Path | None = None) -> tuple[DatasetListing, ...]:
-    """Return every data set that the project reads; without a ``data_dir`` only embedded ones count as present."""
+    """Return a line for every data set that the project can read. Without a ``data_dir``, only data sets that need no
+    file count as present."""
     return tuple(
         DatasetListing(
             entry=entry,
@@ -407,7 +417,8 @@ def list_datasets(data_dir: Path | None = None) -> tuple[DatasetListing, ...]:
 
 
 def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
-    """Return shape, names and record counts of a data set; a name or a configuration is loaded first."""
+    """Return the shape, names and record counts of a data set; if ``dataset`` is a name or a configuration, the data
+    set is loaded first."""
     if isinstance(dataset, str):
         dataset = DataConfig(name=dataset)
     if isinstance(dataset, DataConfig):
@@ -470,7 +481,7 @@ def load_data(
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
     if not isinstance(source, (Mapping, str, Path)):
         raise DataSettingsError(
-            f"declaration: expected the path of a YAML file or a dictionary, got {type(source).__name__}."
+            f"declaration: expected the path of a YAML file or a dictionary, got {type(source).__name__}; give either."
         )
     table = read_declaration(source if isinstance(source, Mapping) else Path(source), given=given)
     entry = entry_of(table)
@@ -481,7 +492,8 @@ def load_data(
 
 
 def load_once(config: DataConfig) -> Dataset:
-    """Load data as :func:`load_data`; consecutive calls with one configuration and unchanged files share a data set."""
+    """Return the data set that :func:`load_data` loads; consecutive calls with the same configuration and unchanged
+    files return the same object."""
     entry = entry_for(config)
     folder, needed = request_of(config, entry).data_dir, entry.needed_files(config.options)
     paths = (locate(each, folder)[1].absolute() for file in needed for each in expanded(file, folder))
@@ -496,7 +508,7 @@ def _loaded(config_json: str, files: tuple[tuple[Path, int, int], ...]) -> Datas
 
 
 def as_table(frame: Any, part: str) -> pa.Table:
-    """Return a frame, a table or a dictionary of columns as an Arrow table; ``part`` names it in errors."""
+    """Return a frame, a table or a dictionary of columns as an Arrow table; ``part`` is its name in error messages."""
     try:
         if isinstance(frame, pa.Table):
             return frame
@@ -528,8 +540,8 @@ def fetch(
 
     An existing, undamaged file is kept. A download is written to a temporary name and renamed only after its sha256 was
     compared with the pinned one, so a damaged or interrupted download leaves nothing behind. ``stage`` displays the
-    progress of each. :class:`DataError` names the address, the file and the folder to put it into if the file cannot be
-    downloaded, arrives damaged, or needs a registration (reported before anything is downloaded).
+    progress of each download. :class:`DataError` names the address, the file and the folder to put it into if the file
+    cannot be downloaded, arrives damaged, or needs a registration (reported before anything is downloaded).
     """
     files = entry_for(name).needed_files(options or {})
     missing = []
@@ -598,8 +610,8 @@ def _download(file: SourceFile, target: Path, stage: Stage) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Counts for one column of ``file``: its ``rows``, clipped values, missing values, and values that are not a
-    declared category (``other``)."""
+    """Numbers of rows in one column of ``file``: all ``rows``, those with a clipped value, with a missing value, and
+    with a value that is not a declared category (``other``)."""
 
     file: str
     column: str
@@ -623,7 +635,9 @@ def check_declaration(config: DataConfig) -> Check:
     """Read all files of the declaration that ``config`` names, and return its counts and faults.
     :class:`DataSettingsError` for a wrong declaration."""
     if config.declaration is None:
-        raise DataSettingsError(f"{config.name}: expected a declaration (.yaml) of your own to check.")
+        raise DataSettingsError(
+            f"{config.name}: expected the path of your own declaration (.yaml); only declarations can be checked."
+        )
     entry, faults = entry_for(config), TableFaults()
     try:
         records = read_records(read_declaration(config.declaration.path), request_of(config, entry), faults)
@@ -670,8 +684,8 @@ _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 class Seen:
     """Facts about one column of a file, collected batch by batch to draft its declaration.
 
-    ``marks`` are values such as `n/a` that often mean a missing value. They count as missing in a column of numbers,
-    and as text in a column of words.
+    ``marks`` are values such as `n/a` that often mean a missing value. These values count as missing in a column of
+    numbers, and as text in a column of words.
     """
 
     rows: int = 0
@@ -704,13 +718,13 @@ class Seen:
 
     @property
     def is_repeated_id(self) -> bool:
-        """True if values repeat and there are more different ones than categories could be: they look like ids of
-        persons with several rows."""
+        """True if the column looks like the id of persons who have several rows: values repeat, and there are more
+        different ones than a column of categories has."""
         return self.repeats and len(self.values) > _MOST_CATEGORIES and len(self.values) < self.rows - self.missing
 
     @property
     def date_format(self) -> str | None:
-        """The one usual format that fits all dates; None if several or none fit."""
+        """The one usual date format that fits all values of the column; None if several or none fit."""
         plain = [value[:10] for value in self.values if value not in self.marks]
         fitting = [each for each in _DATE_FORMATS if all(_date(value, each) for value in plain)]
         return fitting[0] if len(fitting) == 1 else None
@@ -754,7 +768,8 @@ class Seen:
 
 
 def open_questions(text: str) -> int:
-    """Return the number of lines of a declaration that still ask a question, as those of a draft do."""
+    """Return the number of lines in the ``text`` of a declaration that still ask the user a question (``# ?``), as a
+    draft does."""
     return sum(QUESTION in line and not line.startswith(DRAFTED) for line in text.splitlines())
 
 
@@ -784,7 +799,9 @@ def draft_declaration(
     kind = "a folder of pictures" if file.is_dir() else "a table"
     for option, given in (("public", public), ("test", test)):
         if given is not None and given.is_dir() != file.is_dir():
-            raise DataSettingsError(f"--{option}: expected {kind}, as {file.name} is, got {given.name}.")
+            raise DataSettingsError(
+                f"--{option}: expected {kind}, as {file.name} is, got {given.name}; give the same kind."
+            )
     if file.is_dir():
         return _draft_of_pictures(file, public, test, folder, reads_private=reads_private)
     separator, encoding = layout_of(public or file, with_rows=public is not None)
@@ -896,8 +913,8 @@ def _date(text: str, form: str) -> datetime.date | None:
 def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
     """Return the likely separator of a table, which splits the header into most fields, and its encoding.
 
-    For a file with types the separator is None. The encoding is UTF-8, or cp1252 if the header (``with_rows``: any
-    line) is not valid UTF-8.
+    For a file format with column types, such as Parquet, the separator is None. The encoding is UTF-8, or cp1252 if the
+    header (``with_rows``: any line) is not valid UTF-8.
     """
     if file.suffix in TYPED_SUFFIXES:
         return None, "utf-8"
@@ -914,7 +931,8 @@ def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
 
 
 def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folder: Path, *, reads_private: bool) -> str:
-    """Return a draft for folders of pictures, arranged as CLASS/GROUP/PICTURE: each split is a folder."""
+    """Return a drafted declaration for folders of pictures: each split is a folder, with pictures arranged as
+    CLASS/GROUP/PICTURE."""
     # The names of the folders between a folder and its pictures, by level.
     own, pool = (
         [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)] if table else []
@@ -944,7 +962,8 @@ def _listed(values: Sequence[str] | dict[str, None]) -> str:
 
 
 def _quoted(text: str | None) -> str:
-    """Return the text, quoted if YAML would read it as something else."""
+    """Return ``text`` as it is written in a YAML file: quoted if YAML would read it as something other than this
+    text."""
     assert text is not None
     return text if _PLAIN.match(text) and text == text.strip() else json.dumps(text, ensure_ascii=False)
 

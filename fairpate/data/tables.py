@@ -55,13 +55,14 @@ ISO_DATE = "%Y-%m-%d"
 
 
 def stretched(values: Floats, scale: str | None) -> Floats:
-    """Map ``values`` to the declared scale: sign(v) ln(1 + |v|) for ``log``, otherwise unchanged."""
+    """Return ``values`` on the declared scale: sign(v) ln(1 + |v|) of each value v for ``log``, otherwise v itself."""
     # Unlike ln v, this is defined at 0 and for negative amounts.
     return np.sign(values) * np.log1p(np.abs(values)) if scale == "log" else values
 
 
 def several(value: Any) -> Any:
-    """Return a text or a dictionary as a tuple with this one item, and any other value, such as a list, unchanged."""
+    """Return a text or a dictionary as a tuple with it as the one item; any other value, such as a list, is returned
+    unchanged."""
     return (value,) if isinstance(value, (str, dict)) else value
 
 
@@ -69,8 +70,8 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(several)]
 
 
 class Feature(Section):
-    """A published column that becomes features: one for a number, or several for categories, bands of a code, or a
-    vector."""
+    """The declaration of a published column that becomes features: one feature for a number; several for categories,
+    for intervals of a code (bands), or for a vector."""
 
     columns: Texts = Field(
         (), description="Columns in the file that share this declaration; empty: the one with the feature's own name."
@@ -115,18 +116,19 @@ class Feature(Section):
 
     @property
     def may_be_missing(self) -> bool:
-        """True if a missing value has a declared meaning."""
+        """True if the declaration says what a missing value of this column means."""
         return self.missing is not None or bool(self.unknown)
 
     @property
     def stands_for_missing(self) -> float:
-        """The number that replaces a missing value."""
+        """The number that replaces a missing value of this column."""
         assert self.bounds is not None
         return self.bounds[0] if self.missing is None else float(self.missing)
 
     @property
     def own_categories(self) -> tuple[str, ...]:
-        """The categories that have a feature: the declared ones, then those for missing and for undeclared values."""
+        """The categories for each of which there is a feature: the declared ones, then one for missing and one for
+        undeclared values, if they may occur."""
         names = (*self.categories, *([self.missing] if self.missing is not None else []), *([OTHER] * self.other))
         # Without duplicates: a missing value may be replaced by a declared category.
         return tuple(dict.fromkeys(names))
@@ -179,7 +181,7 @@ class Feature(Section):
             (low, high), number = self.bounds, number_in(self.missing)
             # After scaling too: logarithms of two large bounds may be one float.
             if not np.less(*stretched(np.array(self.bounds), self.scale)):
-                raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]")
+                raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]; correct them")
             if self.missing is not None and (number is None or not low <= number <= high):
                 raise ValueError(
                     "missing: expected a number within the bounds, as which a missing value counts, got "
@@ -187,7 +189,7 @@ class Feature(Section):
                 )
         for alias, value in self.aliases.items():
             if value not in self.categories:
-                raise ValueError(f"Expected aliases of declared categories, got {value!r} for {alias!r}")
+                raise ValueError(f"Expected aliases of declared categories, got {value!r} for {alias!r}; declare it")
         _require_distinct([*self.categories, *self.aliases, *self.unknown])
         return self
 
@@ -221,14 +223,14 @@ class NumberRange(Section):
         return any(bound is not None for bound in (self.above, self.at_least, self.below, self.at_most))
 
     def holds(self, values: Floats) -> Mask:
-        """Return True for each value in the range; NaN is in none."""
+        """Return for each value whether it is in this range; NaN is in no range."""
         (low, low_side), (high, high_side) = self.bounds
         return (values > low if low_side else values >= low) & (values < high if high_side else values <= high)
 
 
 class Meaning(NumberRange):
-    """The meaning of a class or group: one published value, or a range of numbers. A text is short for `{value:
-    TEXT}`."""
+    """The published values that mean one class or group: a single value, or a range of numbers. In YAML, a text is
+    short for `{value: TEXT}`."""
 
     value: str | None = Field(None, description="The published value.")
 
@@ -242,8 +244,8 @@ class Meaning(NumberRange):
 
 
 def _named(values: Any) -> Any:
-    """Return the published values of each class or group by its name, as a tuple. In a list, every value is its own
-    name; in a mapping, a single value becomes a tuple."""
+    """Return a mapping from the name of each class or group to a tuple of the published values that mean it. If
+    ``values`` is a list, every value is its own name; if it is a mapping, a single value becomes a tuple."""
     if isinstance(values, (list, tuple)):
         _require_distinct([str(value) for value in values])
         return {str(value): (value,) for value in values}
@@ -255,17 +257,19 @@ def _named(values: Any) -> Any:
 def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Meaning, ...]]:
     # With fewer than two classes or groups there is nothing to compare.
     if len(values) < 2 or not all(values.values()):
-        raise ValueError(f"Expected two names or more, each with a value or a range, got {', '.join(values)}")
+        raise ValueError(
+            f"Expected two names or more, each with a value or a range, got {', '.join(values)}; add what is missing"
+        )
     every = [meaning for each in values.values() for meaning in each]
     ranges = [meaning for meaning in every if meaning.value is None]
     if ranges and len(ranges) < len(every):
-        raise ValueError("Expected values or ranges, got both; declare all names by one of them")
+        raise ValueError("Expected values or ranges, got both; declare all names by values, or all by ranges")
     _require_distinct([meaning.value for meaning in every if meaning.value is not None])
     for one, other in itertools.combinations(ranges, 2):
         (low, high), (other_low, other_high) = one.bounds, other.bounds
         # Compared with the sides of their bounds: `below 5` and `at_least 5` touch and do not overlap.
         if max(low, other_low) <= min(high, other_high):
-            raise ValueError("Expected ranges that do not overlap")
+            raise ValueError("Expected ranges that do not overlap; correct their ends")
     return values
 
 
@@ -281,7 +285,7 @@ class Coding(Section):
 
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:
-        """The published values or ranges of each class or group, by its name."""
+        """A mapping from the name of each class or group to the published values or ranges that mean it."""
         return getattr(self, self.meant_by)
 
     @property
@@ -291,7 +295,7 @@ class Coding(Section):
 
 
 class Label(Coding):
-    """The label column: the class y and, if known, the share of each class."""
+    """The label column: its values are the classes y, and the population share of each class may be declared."""
 
     meant_by = "classes"
 
@@ -311,7 +315,7 @@ class Label(Coding):
 
 
 class Group(Coding):
-    """One sensitive attribute that may be chosen as the group z."""
+    """One sensitive attribute of a data set, which an option may choose as the group z."""
 
     meant_by = "values"
 
@@ -323,7 +327,7 @@ class Group(Coding):
 
 
 def number_in(value: float | str | None) -> float | None:
-    """Return ``value`` as a finite number, if it is one or its text can be read as one by Arrow; otherwise None."""
+    """Return ``value`` as a float if it is a finite number, or a text that Arrow can read as one; otherwise None."""
     try:
         # Not `float`, which also reads 1_000: a value must mean the same as when Arrow casts its whole column.
         number: float | None = (
@@ -337,12 +341,13 @@ def number_in(value: float | str | None) -> float | None:
 def _require_distinct(values: Sequence[str]) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise ValueError(f"Expected each value once, got {value!r} twice")
+            raise ValueError(f"Expected each value once, got {value!r} twice; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCode:
-    """One feature, computed from one published ``column``; fields of other kinds are None.
+    """How one feature is computed from one published ``column``; fields that belong to other kinds of features are
+    None.
 
     There are six kinds, which :func:`encode` computes:
 
@@ -371,12 +376,12 @@ class FeatureCode:
     place: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that are not None."""
+        """Return the fields that are not None as a JSON mapping."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:
-    """Return the code of every feature of these columns, in the order of :func:`encode`."""
+    """Return how every feature of these columns is computed, in the order in which :func:`encode` computes them."""
     codes: list[FeatureCode] = []
     for column, feature in features:
         code = partial(FeatureCode, column=column)
@@ -436,8 +441,8 @@ _SHOWN, _LENGTH = 3, 40
 class TableFaults:
     """Collects the faults of a data set while its files are read, to report them together.
 
-    ``found`` maps file, column, what was expected, the remedy, and a description of values that are not shown to the
-    number of faulty rows and some of their values. ``counts``: numbers of rows by file, column, and `clipped`,
+    ``found`` has the number of faulty rows and some of their values for each key: file, column, what was expected, the
+    remedy, and words for values that may not be shown. ``counts``: numbers of rows by file, column, and `clipped`,
     `missing` or `other`. ``rows``: numbers of rows read by file.
     """
 
@@ -495,10 +500,10 @@ def read_batches(
 ) -> Iterator[pa.Table]:
     """Yield the rows of the file at ``path``, batch by batch; its suffix selects Parquet, Feather, Arrow or text.
 
-    ``name`` is the file's name in errors. Delimited text in ``encoding`` may be gzipped: ``columns`` names the fields
-    of a file without a header line, ``separator`` None is a tab in .tsv files and otherwise a comma, and a first line
-    that begins with ``comment`` is skipped. Of files with types only the columns ``wanted`` are read.
-    :class:`DataError` as in :func:`read_table`.
+    ``name`` is the file's name in error messages. Delimited text in ``encoding`` may be gzipped: ``columns`` names the
+    fields of a file without a header line, ``separator`` None is a tab in .tsv files and otherwise a comma, and a first
+    line that begins with ``comment`` is skipped. Of file formats with column types only the columns ``wanted`` are
+    read. :class:`DataError` as in :func:`read_table`.
     """
     require_readable(path, name)
     usual = "\t" if ".tsv" in path.suffixes else ","
@@ -532,7 +537,8 @@ def read_batches(
 
 
 def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
-    """Yield the rows of a table in memory, in the form that :func:`read_batches` yields for a file."""
+    """Yield the rows of a table in memory in batches, with values in the form that :func:`read_batches` yields for a
+    file."""
     if not len(table):
         raise DataError(f"{name}: expected rows, got none; give a table with at least one row.")
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
@@ -543,7 +549,8 @@ _ELSEWHERE = dict.fromkeys((".xlsx", ".xls", ".ods"), "read_excel") | dict.fromk
 
 
 def require_readable(path: Path, name: str) -> None:
-    """Raise DataError for a spreadsheet or a database, with the function of pandas that reads it."""
+    """Raise DataError if the file at ``path`` is a spreadsheet or a database; the message names the function of pandas
+    that reads it."""
     if reader := _ELSEWHERE.get(path.suffix.lower()):
         raise DataError(
             f"{name}: a {'spreadsheet' if reader == 'read_excel' else 'database'}, which is not read here; write it as "
@@ -576,7 +583,7 @@ def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = Non
 def _text_batches(
     stream: Any, name: str, *, columns: Sequence[str] | None, separator: str, comment: str = "", encoding: str = "utf-8"
 ) -> Iterator[pa.Table]:
-    """Yield the batches of delimited text, every field as trimmed text."""
+    """Yield the rows of delimited text in batches, with every field as trimmed text."""
     # A stream of bytes in memory has no `peek`, which finding the comment needs.
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     if comment and stream.peek(len(comment)).startswith(comment.encode()):
@@ -613,7 +620,8 @@ def _text_batches(
 
 
 def _read_header(stream: IO[bytes], name: str, separator: str, encoding: str) -> list[str]:
-    """Return the fields of the header, which may extend over several lines if quoted."""
+    """Return the column names in the header of delimited text; a header with quoted names may extend over several
+    lines."""
     # Read line by line, so that the stream is at the first row afterwards. A byte-order mark is not part of a name.
     decoded_as = "utf-8-sig" if encoding == "utf-8" else encoding
     lines = (line.decode(decoded_as) for line in iter(stream.readline, b""))
@@ -633,8 +641,8 @@ def _hint(reason: str) -> str:
 
 
 def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
-    """Return numbers and lists of numbers unchanged, and everything else as the text that a delimited file would
-    have."""
+    """Return the batch with columns of numbers and of lists of numbers unchanged, and all others as the text that a
+    delimited file would have."""
     columns = {}
     for column in batch.schema.names:
         values = batch[column]
@@ -657,15 +665,16 @@ def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
 
 
 def is_vectors(kind: pa.DataType) -> bool:
-    """Return True if each cell is a list of numbers."""
+    """Return True if ``kind`` is the type of a column whose values are lists of numbers."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return bool(is_list) and bool(pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
 
 
 def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict[str, int]) -> Iterator[pa.Table]:
-    """Yield the batches of rows with additional columns of vectors, which are in one .npy file next to ``path``.
+    """Yield the ``batches`` of rows of the file at ``path`` with additional columns of vectors, which are in one .npy
+    file next to ``path``.
 
-    ``sizes`` maps each such column to the length of its vectors.
+    ``sizes`` maps the name of each of these columns to the length of its vectors.
     """
     if not sizes:
         yield from batches
@@ -693,11 +702,11 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
         if start <= len(array):
             yield batch
     if start != len(array):
-        raise DataError(f"{beside.name}: expected {start:,} rows, as {name} has, got {len(array):,}.")
+        raise DataError(f"{beside.name}: expected {start:,} rows, as {name} has, got {len(array):,}; correct it.")
 
 
 def text_of(values: Any) -> pa.Array:
-    """Return the values of a column as a delimited file contains them; a missing one is empty."""
+    """Return the values of a column as the text that a delimited file contains; a missing value is an empty text."""
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if not pa.types.is_floating(values.type):
         return pc.fill_null(values.cast(pa.string()), "")
@@ -712,13 +721,14 @@ _WITH_DECIMAL_COMMA = r"^[-+]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?$"
 
 
 def with_decimal_points(text: pa.Array) -> pa.Array:
-    """Return numbers such as 1.234,5 as 1234.5; other text unchanged."""
+    """Return texts such as 1.234,5 as 1234.5, which programs read as a number; other texts are unchanged."""
     is_number = pc.match_substring_regex(text, _WITH_DECIMAL_COMMA)
     return pc.if_else(is_number, pc.replace_substring(pc.replace_substring(text, ".", ""), ",", "."), text)
 
 
 def numbers_of_dates(text: pa.Array, feature: Feature) -> pa.Array:
-    """Return the year of each date, or the whole years from it to ``age_on``; other text unchanged."""
+    """Return the year of each date, or, if the feature declares ``age_on``, the whole years from the date until then;
+    other text is unchanged."""
     # The time of day in a typed file is not part of the date.
     text_of_day = pc.utf8_slice_codeunits(text, 0, 10) if feature.date_format == ISO_DATE else text
     dates = pc.strptime(text_of_day, format=feature.date_format, unit="s", error_is_null=True)
@@ -733,7 +743,8 @@ def numbers_of_dates(text: pa.Array, feature: Feature) -> pa.Array:
 
 
 def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
-    """Raise :class:`DataError` with the first of ``columns`` that ``table`` lacks, and the nearest one that it has."""
+    """Raise :class:`DataError` if ``table`` lacks one of ``columns``; the message names the first such column, and the
+    most similar name that the table has."""
     for column in columns:
         if column not in table.column_names:
             (only, *others) = table.column_names
@@ -761,8 +772,8 @@ DATES = r"^(\d{4}-\d{2}-\d{2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4})$"
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnCells:
-    """The values of one column in a batch of rows of ``file``: text without nulls, or numbers. Faults in them are added
-    to ``faults``."""
+    """The values of one column in a batch of rows of ``file``: text without nulls, or numbers. Faults in the values are
+    added to ``faults``."""
 
     file: str
     column: str
@@ -775,7 +786,8 @@ class ColumnCells:
         return text_of(self.values)
 
     def count(self, what: str, rows_N: Mask) -> None:
-        """Count the rows where ``rows_N`` is True under ``what``: clipped, missing or other."""
+        """Add the number of rows where ``rows_N`` is True to the counts of this column; ``what`` happened to their
+        values: clipped, missing or other."""
         if number := int(rows_N.sum()):
             self.faults.counts[self.file, self.column, what] += number
 
@@ -790,7 +802,8 @@ class ColumnCells:
 
 
 def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> ColumnCells:
-    """Return the cells of one column; :class:`DataError` if it is missing."""
+    """Return the values of one ``column`` in the rows of ``table``; :class:`DataError` if the table has no such column.
+    ``file`` is its name in messages."""
     require_columns(table, [column], file)
     return ColumnCells(file=file, column=column, values=table[column].combine_chunks(), faults=faults)
 
@@ -850,8 +863,8 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
 
 
 def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
-    """Return the codes of a column as int64; with ``may_lack`` a missing value is -1. ``what`` is the word for a code
-    in messages: class or group."""
+    """Return the code of the class or group of each row as int64; with ``may_lack`` a missing value gets -1. ``what``
+    is the word for a code in messages: class or group."""
     meanings = [(meaning, code) for code, each in enumerate(coding.meanings.values()) for meaning in each]
     published = {meaning.value: code for meaning, code in meanings if meaning.value is not None}
     if published:
@@ -877,8 +890,8 @@ def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = 
 
 
 def codes(table: pa.Table, column: str, meanings: Mapping[str, int] | Sequence[str], file: str) -> Tensor:
-    """Return the column as int64 codes. ``meanings`` maps values to codes; in a sequence, a value's code is its index.
-    :class:`DataError` for any other value."""
+    """Return the values of a column as int64 codes. ``meanings`` maps values to codes; if it is a sequence, a value's
+    code is its index. :class:`DataError` for any other value."""
     found = cells(table, column, file, TableFaults())
     published = meanings if isinstance(meanings, Mapping) else dict(zip(meanings, itertools.count()))
     codes_N, known_N = _codes(found, published)
@@ -888,8 +901,8 @@ def codes(table: pa.Table, column: str, meanings: Mapping[str, int] | Sequence[s
 
 
 def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
-    """Return the column as finite numbers, NaN for a missing value or one of ``unknown``. Any other text is a fault and
-    becomes NaN."""
+    """Return the values of a column as finite numbers, NaN for a missing value or one of ``unknown``. Any other text is
+    a fault and becomes NaN."""
     meant_N = [number for value in unknown if (number := number_in(value)) is not None]
     if not pa.types.is_string(found.values.type):
         values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -913,7 +926,8 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
 
 
 def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
-    """Return the code of each row, -1 for a row without one, and a mask of the rows with a code."""
+    """Return the code of each row's value by the mapping ``published``, -1 for a value without a code, and a mask of
+    the rows with a code."""
     text = found.text
     if not pa.types.is_string(found.values.type):  # a file with types does not distinguish 1.0 from 1
         # The text that a number in the declaration would have in such a file.
@@ -960,7 +974,8 @@ Value = float | str | None
 
 @dataclass(frozen=True, kw_only=True)
 class RecordField:
-    """One input of a form: a number between ``low`` and ``high`` (others are clipped), or one of ``choices``.
+    """One input of a form for a record: a number between ``low`` and ``high`` (values outside are clipped), or one of
+    ``choices``.
 
     ``is_optional``: the value may be missing; ``takes_other``: any other text is accepted too.
     """
@@ -977,14 +992,15 @@ class RecordField:
 class RecordForm:
     """The inputs for a record of the table with the features ``codes``: one for each published column.
 
-    Inputs are encoded exactly as the same row of a file would be, so that both are the same query.
+    The inputs are encoded exactly as a row of a file with the same values, so that a typed record and a row of a file
+    are the same query.
     """
 
     codes: tuple[FeatureCode, ...]
 
     @property
     def fields(self) -> tuple[RecordField, ...]:
-        """The inputs, one for each column, in order."""
+        """The inputs of the form, one for each published column, in order."""
         found = []
         for column, codes in self._columns:
             first, last = codes[0], codes[-1]
@@ -1029,7 +1045,7 @@ class RecordForm:
                 raise ValueError(f"{column}: expected a number{bounds}, got {value!r}")
             if first.kind == "band":
                 if number is None or number < (first.at_least or 0):
-                    raise ValueError(f"{column}: expected a number from {first.at_least:g} on, got {number}")
+                    raise ValueError(f"{column}: expected a number of at least {first.at_least:g}, got {number}")
                 # Bands ascend, so that the number is in the last one whose start it reaches.
                 place = sum(number >= (code.at_least or 0) for code in codes) - 1
                 features += [place == each for each in range(len(codes))]
@@ -1050,8 +1066,8 @@ class RecordForm:
 
 
 def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
-    """Return the input form for records with these features; None without features, or if a column contains vectors,
-    which nobody can type."""
+    """Return the input form for records with the features ``codes``; None if there are no features, or if a column
+    contains vectors, which nobody can type."""
     if not codes or any(code.kind == "element" for code in codes):
         return None
     return RecordForm(codes=tuple(codes))

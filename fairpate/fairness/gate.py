@@ -29,13 +29,18 @@ from fairpate.types import GateRule, IntArray
 
 
 class DemographicParityGate:
-    """A demographic-parity gate: its rule, and the counts of the labels released so far.
+    """A demographic-parity gate, which decides whether a label may be released for a group, by its rule and the counts
+    of the labels released so far.
 
     It starts empty, or resumes from the ``counts_GC`` of an earlier gate: decisions depend on the counts alone.
     """
 
     def __init__(self, rule: GateRule, *, num_groups: int, num_classes: int, counts_GC: IntArray | None = None) -> None:
-        """Create the gate. ValueError if ``counts_GC`` has another shape or does not hold integers >= 0."""
+        """Create a gate that applies ``rule`` and starts from ``counts_GC``, the labels already released by group;
+        None: no labels yet.
+
+        ValueError if ``counts_GC`` has another shape or does not hold integers >= 0.
+        """
         self.rule = rule
         if counts_GC is None:
             counts_GC = np.zeros((num_groups, num_classes), dtype=np.int64)
@@ -60,7 +65,7 @@ class DemographicParityGate:
         return counts_GC
 
     def accepts_any(self, group: int) -> bool:
-        """Return False if every label would be refused for this group.
+        """Return False if the gate would refuse every label for this group.
 
         The caller can then refuse the query before any vote is read, at no privacy cost.
         """
@@ -109,7 +114,7 @@ class DemographicParityGate:
 
 
 def _is_below(margin: tuple[int, int], hits: Any, size: Any, other_hits: Any, other_size: Any) -> Any:
-    """Return True where hits / size - other_hits / other_size is strictly below the margin (numerator, denominator).
+    """Return True where hits / size - other_hits / other_size is strictly below ``margin`` (numerator, denominator).
 
     Hits and sizes are integers or arrays of integers.
     """
@@ -121,8 +126,8 @@ def _is_below(margin: tuple[int, int], hits: Any, size: Any, other_hits: Any, ot
 def filter_stream(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, rule: GateRule, num_groups: int, num_classes: int
 ) -> npt.NDArray[np.bool_]:
-    """Filter a stream of labels as P_pre and IDP3 do: return True for each label that an empty gate accepts, shape
-    (N,).
+    """Filter a stream of labels as FairPATE's P_pre (training labels) and IDP3 (predictions) do: return True for each
+    label that a gate without earlier labels accepts, shape (N,).
 
     The gate decides in stream order, and the order matters.
     """
@@ -136,8 +141,8 @@ def filter_stream(
 
 @lru_cache
 def as_decimal(margin: float) -> Fraction:
-    """Return a margin as an exact fraction, that of its shortest decimal: 0.1 means 1/10, not the nearest binary
-    number."""
+    """Return the gate's margin as an exact fraction, that of its shortest decimal: 0.1 means 1/10, not the nearest
+    binary number."""
     return Fraction(repr(float(margin)))
 
 
@@ -147,7 +152,8 @@ _LARGEST = 2**62  # the difference of two products below this fits int64
 def filter_streams(
     labels_RN: IntArray, groups_RN: IntArray, *, rule: GateRule, num_groups: int, num_classes: int
 ) -> npt.NDArray[np.bool_]:
-    """Return :func:`filter_stream` of many streams at once, shape (R, N), for bootstraps with thousands of streams."""
+    """Return :func:`filter_stream` of R streams of N labels at once, shape (R, N), for bootstraps with thousands of
+    streams."""
     num_streams, length = labels_RN.shape
     margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)
     # An infinite margin refuses nothing.

@@ -190,7 +190,7 @@ def _answered_records(
     keep = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, dtype=np.bool_)
     if not len(predicted) == len(groups) == len(labels) == len(keep):
         raise ValueError(
-            f"Expected as many predictions, groups, labels and answered flags, got {len(predicted)}, "
+            f"Expected equally many predictions, groups, labels and answered flags, got {len(predicted)}, "
             f"{len(groups)}, {len(labels)} and {len(keep)}."
         )
     predicted, num_labels = predicted[keep], 1 if labels_N is None else num_classes
@@ -225,7 +225,8 @@ ErrorRate = Literal["fnr", "fpr", "fdr"]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCell:
-    """A cell of a metric: an event, and the group or the two groups in which its rate is measured.
+    """The position of a value of a metric: an event, and the group or the two groups in which the event's rate is
+    measured.
 
     ``group`` None means all groups together; ``other_group`` is the second group of a pairwise comparison. ``label`` is
     the predicted label, or with ``label_is`` False a label that is not predicted; None for a rate over all labels, such
@@ -272,8 +273,8 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """Events and their rates by group: numerators ``hits_EG``, denominators ``sizes_EG``, and the cell that describes
-    each event."""
+    """Events (a prediction, given a condition) and their rates by group: numerators ``hits_EG``, denominators
+    ``sizes_EG``, and a :class:`GroupCell` that describes each event."""
 
     hits_EG: FloatArray
     sizes_EG: FloatArray
@@ -286,13 +287,15 @@ _Comparison = Callable[[FloatArray, FloatArray], FloatArray]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A fairness metric. Called with a :func:`joint_table`, it returns its worst case."""
+    """A fairness metric. Called with a :func:`joint_table` of predictions, it returns its largest value over events and
+    groups."""
 
     events: RateEvents
     compare: _Comparison
 
     def __call__(self, joint_GYC: FloatArray) -> WorstCase:
-        """Return the metric's largest value, with its cell, for one table of shape (G, Y, C)."""
+        """Return the metric's largest value, with the event and groups that attain it, for one table of shape (G, Y,
+        C)."""
         events = self.events(joint_GYC)
         differences = self.compare(events.hits_EG, events.sizes_EG)
         # A level needs records alone; a comparison needs another group with records as well.
@@ -316,7 +319,8 @@ class Metric:
 
 
 def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float = 0.95) -> Interval:
-    """Return the percentile interval of ``metric`` over ``resampled_tables``; NaN bounds if no replicate has a value.
+    """Return the percentile interval of ``metric`` over bootstrap tables (:func:`resampled_tables`); NaN bounds if no
+    replicate has a value.
 
     The interval covers the sampling of the evaluated records, but neither training nor privacy noise.
     """
@@ -492,8 +496,8 @@ def ermi_given_label(joint_GYC: FloatArray) -> float:
 
 
 def located(differences: FloatArray, cells: Sequence[GroupCell]) -> GroupCell:
-    """Return the cell with the largest of the ``differences`` that a comparison of groups returned; ``cells`` describe
-    the compared events."""
+    """Return the cell (event and groups) with the largest of the ``differences`` that a comparison of groups returned;
+    ``cells`` describe the compared events."""
     event, *groups = map(int, np.unravel_index(np.nanargmax(differences), differences.shape))
     if differences.shape[1] == 1:  # a rate over all groups
         return cells[event]
@@ -551,7 +555,7 @@ class Notion:
 
     @property
     def reading(self) -> str:
-        """The name under which ``metrics.json`` contains the notion's value."""
+        """The key in ``metrics.json`` whose value is the value of this notion."""
         return {"demographic_parity": "dp_one_vs_rest", "equalized_odds": "eo_lowy"}.get(self.name, self.name)
 
 
@@ -589,7 +593,7 @@ _LEAST_STDDEVS = 4.0  # of a count: below, it is no denominator
 
 
 def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -> tuple[IntArray, FloatArray]:
-    """Split a noisy table, with noise of ``stddev`` on every number, into two tables with independent noise.
+    """Split a released noisy table, with noise of ``stddev`` on every number, into two tables with independent noise.
 
     The student learns from the first table, and its rates are estimated from the second (Leiner et al. 2023, arXiv
     2112.11079): a student fits the noise from which it learned, and would look better than it is under the same noise.
@@ -616,8 +620,8 @@ class TableByGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRecords:
-    """Public records (M): the votes that they would have, their groups, the probabilities of their labels, and their
-    predicted outcomes, one-hot."""
+    """Public records (M): the votes that they would add if they were private, their groups, the probabilities of their
+    labels, and their predicted outcomes, one-hot."""
 
     votes_MW: FloatArray
     groups_M: IntArray
@@ -645,8 +649,8 @@ class PopulationEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class GapEstimate(PopulationEstimate):
-    """An estimated gap, the cell that attains it, and the number of rates left out, which have too few records compared
-    with the noise."""
+    """An estimated gap between groups, the cell (event and groups) that attains it, and the number of rates left out
+    because they have too few records compared with the noise."""
 
     where: GroupCell | None
     n_undefined: int
@@ -655,11 +659,13 @@ class GapEstimate(PopulationEstimate):
 def estimated_population(
     table: TableByGroup, public: LabelledRecords, *, generator: np.random.Generator, num_draws: int = 2000
 ) -> Population:
-    """Return the estimated counts of a student's predictions among private records, with draws of their error.
+    """Return the estimated counts of a student's predictions among private records by group and label, with draws of
+    their error.
 
-    Groups without public records are NaN. The error covers the noise of the release, ``sigma^2 |beta|^2``; the sampling
-    of public records, by the influence of each record on J (linearisation); and the sampling of private records, by the
-    residuals. It does not cover a violation of the assumption in the module's docstring.
+    The counts come from a regression of outcomes on votes among public records. Groups without public records are NaN.
+    The error covers the noise of the release (its variance times the squared norm of the regression's coefficients),
+    the sampling of public records (by each record's influence on a count), and the sampling of private records (by the
+    residuals of the regression). It does not cover a violation of the assumption in the module's docstring.
     """
     num_groups, num_labels, _ = table.sums_GYW.shape
     num_outcomes = public.outcome_MJ.shape[1]
@@ -716,7 +722,7 @@ def estimated_rates(
 
 
 def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95) -> GapEstimate:
-    """Return the estimated value of ``metric`` among the private records, with its interval.
+    """Return the estimated value of the fairness ``metric`` among the private records, with its confidence interval.
 
     The interval comes from simultaneous intervals for all differences, so it covers the true value with probability at
     least ``level``.
@@ -743,7 +749,7 @@ def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray,
 class _Fit:
     """A ridge regression of outcomes on votes, whose coefficients are shrunk towards those of a coarser regression.
 
-    ``residual_MJ`` are leave-one-out residuals: those of a fit to few records would be too small.
+    ``residual_MJ`` are leave-one-out residuals, because ordinary residuals of a fit to few records would be too small.
     """
 
     beta_WJ: FloatArray
@@ -772,7 +778,8 @@ class _Fit:
 def _large_enough(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return hits and sizes of every event and group in the table, each (E, G), and in the draws, each (R, E, G).
+    """Return hits (records with the event) and sizes (records that could have it) of every event and group in the
+    table, each (E, G), and in the draws of its error, each (R, E, G).
 
     Both are set to 0 where the size is not significantly above 0, so that there is no rate.
     """

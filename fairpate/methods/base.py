@@ -136,7 +136,7 @@ def find_method(name: str) -> type[Method]:
         )
     missing = [word for word in ("title", "paper") if not hasattr(found, word)]
     if missing or found.train is Method.train:
-        raise ConfigError(f"method: {name} is incomplete, it lacks {', '.join(missing) or 'train'}; add it.")
+        raise ConfigError(f"method: class {name} is incomplete: it lacks {', '.join(missing) or 'train'}; define it.")
     try:
         # Shows defaults that contradict each other, before a configuration is read over them.
         found()
@@ -146,14 +146,14 @@ def find_method(name: str) -> type[Method]:
 
 
 def method_title(name: str) -> str:
-    """Return the name of a method on pages: its title, or for a method of another package its registered name, so that
-    its code need not be imported."""
+    """Return the name that pages show for a method: its title, or for a method of another package its registered name,
+    so that its code need not be imported."""
     return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
 
 
 def all_methods() -> dict[str, type[Method]]:
-    """Import every registered method and return the classes by name, without methods of other packages that cannot be
-    imported."""
+    """Import every registered method and return the classes by name; methods of other packages that cannot be imported
+    are left out."""
     found = {}
     for name in method_names():
         try:
@@ -192,7 +192,7 @@ class Stream(IntEnum):
 
 
 def torch_generator(seed: int, stream: Stream) -> torch.Generator:
-    """Return a generator for one part of a run with the given ``seed``."""
+    """Return a generator of random numbers for one part of a run, seeded by ``seed`` and the number of ``stream``."""
     return torch.Generator().manual_seed(stream_seed(seed, stream))
 
 
@@ -206,8 +206,8 @@ class Trained:
 
     ``noise`` is the label of the noise source, which decides whether the run is private. ``mixing_GCC[a, j, k]`` is the
     probability of predicting k for a member of group a if the model's label is j; None: the model's label is the
-    prediction. ``remarks`` are written into the statement. ``architecture`` is that of ``model``, if it differs from
-    ``student.model``.
+    prediction. ``remarks`` are written into the run's privacy statement. ``architecture`` is that of ``model``, if it
+    differs from ``student.model``.
 
     Methods whose voters answer queries also set ``queries``, the numbers of queries by outcome, and ``epsilon_bound``,
     the guarantee that was fixed before the first query. ``num_training_labels``: how many released labels the model
@@ -246,7 +246,7 @@ class Price:
 def price(
     events: Sequence[Event], *, delta: float, relation: Relation | None = None, accounting: Accounting = "pld"
 ) -> Price:
-    """Return the epsilon of ``events`` at ``delta``; ``relation`` None: that of the events.
+    """Return the epsilon of ``events`` at ``delta`` as a :class:`Price`; ``relation`` None: the relation of the events.
 
     If an event has no loss distribution, Renyi curves are used for all. If all events are pure (they hold at delta 0),
     the sum of their epsilons is used where it is smaller. ValueError for events under another relation, for units or
@@ -256,7 +256,7 @@ def price(
     if relation is None or any(event.relation != relation for event in events):
         raise ValueError(
             f"Expected events under relation {relation!r}, got {[e.relation for e in events]}; set target.relation to "
-            "that of the method."
+            "the relation of these events."
         )
     # One accountant for all events: a curve and a loss distribution do not compose with each other.
     if not accountant.has_loss_distributions(events):
@@ -294,10 +294,10 @@ class NoisySum(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The inputs of :meth:`Method.train`: data set, initial model, run directory, reporter of progress and seed.
+    """The inputs of :meth:`Method.train`: data set, initial model, run directory, reporter of progress, and seed.
 
-    ``log`` charges and stores releases; None for an estimator, whose releases are neither charged nor stored.
-    ``noisy_sum`` computes the sums of a release over several sites; None: all private records are on this site.
+    ``log`` charges and stores releases; None for a scikit-learn style estimator, whose releases are neither charged nor
+    stored. ``noisy_sum`` computes the sums of a release over several sites; None: all private records are on this site.
     """
 
     dataset: Dataset
@@ -309,7 +309,8 @@ class Training:
     noisy_sum: NoisySum | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
-        """Check, before the first of several releases, that the operator's release limits have room for all of them.
+        """Check, before the first of several releases, that the operator's limits on privacy cost have room for all of
+        them.
 
         ``events`` are those of all releases. LimitReachedError if there is no room. The first charge then reserves the
         room that the remaining releases need: no other run can use it.
@@ -318,11 +319,12 @@ class Training:
             self.log.admit(events, noise=noise)
 
     def reserve(self, events: Sequence[Event], noise: str) -> None:
-        """Charge ``events`` durably, before their noise is drawn.
+        """Charge ``events`` to the operator's records durably, before their noise is drawn.
 
         LimitReachedError, with nothing charged, if the release limits have no room: a refusal after the draw would
         reveal its outcome. After an error or a crash all of ``events`` stay charged; a training that finishes is
-        charged only for what it released. Sites of a joint sum charge it themselves, when they send its first message.
+        charged only for what it released. The sites of a sum over several sites charge the events themselves, when they
+        send the first message of that sum.
         """
         if self.log is not None and self.noisy_sum is None:
             self.log.reserve(events, noise=noise)
@@ -352,8 +354,8 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedVotes:
-    """A planning estimate: how many ``votes`` decide a label, the standard deviation of the noise on each count, and
-    how many public records get ``labels``."""
+    """An estimate made before a run: how many ``votes`` decide a label, the standard deviation of the noise on each
+    count, and how many public records get ``labels``."""
 
     votes: int
     noise_stddev_votes: float
@@ -455,7 +457,8 @@ class Method(Section):
     def train_teachers(
         self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
     ) -> Ensemble:
-        """Train the teachers without a checkpoint, as ``teachers`` says, and return the ensemble of all teachers.
+        """Train those teachers that have no checkpoint, as section ``teachers`` configures, and return the ensemble of
+        all teachers.
 
         ``folder`` is for checkpoints, unless ``storage`` is configured.
         """
@@ -487,8 +490,8 @@ class Method(Section):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The names of the settings that need public records, such as ``public_data.self_label``; `method` is one of
-        them if the method itself needs them."""
+        """The names of the settings that need public records, such as ``public_data.self_label``; the name `method` is
+        among them if the method itself needs public records."""
         uses = (f"public_data.{name}" for name, use in self.public_data if use is not None)
         return ("method",) * self.reads_public + tuple(uses)
 
@@ -559,8 +562,11 @@ class Method(Section):
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
-        """Return an estimate of how clearly votes decide labels, given the public number of private records
-        ``num_records``; None for a method without votes."""
+        """Return an estimate, for warnings before a run, of how clearly votes decide labels; None for a method without
+        votes.
+
+        ``num_records`` is the public number of private records, which are not read.
+        """
         return None
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:  # noqa: ARG002
@@ -585,15 +591,16 @@ class Method(Section):
         return without(determining_values(self), (*fields, "evaluation"))
 
     def price(self, trained: Trained) -> Price:
-        """Return the price to publish, whose epsilon is that of the events of ``trained``, or the ``epsilon_bound`` of
-        ``trained`` if it has one."""
+        """Return the epsilon to publish, with its delta, unit and relation: the epsilon of the events of ``trained``,
+        or its ``epsilon_bound`` if it has one."""
         known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
         cost = price(trained.events, delta=self.target.delta, **known)
         # A limit that was fixed before the first query also holds if later queries depended on earlier answers.
         return cost if trained.epsilon_bound is None else replace(cost, epsilon=trained.epsilon_bound)
 
     def require_trainable(self) -> None:
-        """Raise ConfigError as :meth:`check`, and for a sensitive attribute among features that count as public."""
+        """Raise ConfigError for settings that :meth:`check` refuses, and for a sensitive attribute among features that
+        count as public."""
         self.check()
         if not self.protects_attribute_only:
             return
@@ -603,14 +610,14 @@ class Method(Section):
         if option is not None:
             raise ConfigError(
                 f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "
-                "public, but with true they contain the attribute; set it to false, or choose a method that protects "
-                "whole records."
+                "public, but with the value true features contain the attribute; set it to false, or choose a method "
+                "that protects whole records."
             )
 
 
 class UnprotectedMethod(Method):
-    """A method without noise, for comparison only: its epsilon is infinite, and its results are for the operator
-    only."""
+    """A method without noise and without a privacy guarantee, for comparison only: its epsilon is infinite, and its
+    results are for the operator only."""
 
     is_private: ClassVar[bool] = False
 
@@ -643,8 +650,8 @@ class PrivateMethod(Method):
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
-                f"target.relation: {self.method} protects a sensitive attribute, so the relation is replace one, got "
-                f"{self.target.relation!r}; leave it out."
+                f"target.relation: {self.method} protects a sensitive attribute, so the relation must be replace one, "
+                f"got {self.target.relation!r}; leave it out."
             )
 
     def require_mixture(self, *, of_linear_rules: bool) -> None:
@@ -653,13 +660,13 @@ class PrivateMethod(Method):
         for field in ("calibration", "self_label"):
             if getattr(self.public_data, field):
                 raise ConfigError(
-                    f"public_data.{field}: {self.method} publishes a randomised classifier, which this would change; "
-                    "leave it out."
+                    f"public_data.{field}: {self.method} publishes a randomised classifier, which this setting would "
+                    "change; leave it out."
                 )
         if of_linear_rules and self.student.model.name != "logistic":
             raise ConfigError(
                 f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
-                "logistic."
+                "it to logistic."
             )
 
 
@@ -676,13 +683,13 @@ class ReleasingMethod(PrivateMethod):
 
     @property
     def release_settings(self) -> dict[str, Any]:
-        """All settings that determine the release (records and noise determine it too)."""
+        """All settings on which the release depends; it also depends on the records and the noise."""
         return self.settings_without(*self.afterwards)
 
     @property
     def release_alone(self) -> ReleasingMethod:
-        """A copy of this method that draws the same release; all fields that only learning reads have their
-        defaults."""
+        """A copy of this method that draws the same release, in which all fields that only learning from the release
+        reads have their defaults."""
         return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
 
     def release(self, training: Training) -> Released:
@@ -694,12 +701,12 @@ class ReleasingMethod(PrivateMethod):
         return training.release(lambda: self.measure(training), settings=settings, noise=self.source.label)
 
     def measure(self, training: Training) -> Released:
-        """Read the private records, once, and return the noisy arrays."""
+        """Read the private records, once, and return the release: noisy arrays with their events."""
         raise NotImplementedError
 
     def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
-        """Run :meth:`measure` without private records, and return its release; ``noisy_sum`` provides all noisy
-        sums."""
+        """Run :meth:`measure` without private records and return its release, to learn its events beforehand; the
+        function ``noisy_sum`` provides all noisy sums."""
         training = Training(
             dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
             # A release is drawn before a model is trained, so none is built.
@@ -712,13 +719,14 @@ class ReleasingMethod(PrivateMethod):
         return self.measure(training)
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
-        """Return the events of the release, found by a rehearsal that reads no private record."""
+        """Return the events of the method's release, found by a rehearsal of :meth:`measure` that reads no private
+        record."""
         events = self.rehearse(dataset, lambda exact_RW, **_: np.zeros_like(exact_RW)).events
         # The rehearsal has no records, so it does not know persons either: the unit is set here.
         return tuple(of_unit(event, dataset.unit) for event in events)
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Train the model from the release and from public records."""
+        """Train the model from the noisy arrays ``released`` and from public records, and return it."""
         raise NotImplementedError
 
     def train(self, training: Training) -> Trained:
@@ -767,8 +775,8 @@ def check_release_of(config: Method, source: Path) -> None:
     """Raise ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
     if not isinstance(config, ReleasingMethod):
         raise ConfigError(
-            f"method: {config.method} keeps no release that another run could learn from; choose the method of that "
-            "run."
+            f"method: {config.method} keeps no release that another run could learn from; choose the method "
+            "of the run that has a release."
         )
     found = RunDirectory(root=source).released
     if not found.is_file():
@@ -826,7 +834,9 @@ def configured(
     if isinstance(source, Path | str):
         values = configuration.read_yaml(source)
         if {"methods", "data_sets"} & values.keys():
-            raise ConfigError(f"{source}: a sweep, with methods and data_sets; run it with `fairpate compare`.")
+            raise ConfigError(
+                f"{source}: describes a comparison (methods, data_sets), not one run; use `fairpate compare`."
+            )
         # A file may come from anybody; an option was typed by its user.
         if method is None and "method" not in said:
             require_trusted(values.get("method"), Path(source))
@@ -836,7 +846,7 @@ def configured(
     named = (method, said.get("method"), values.get("method"), DEFAULT)
     name = next(name for name in named if name is not None)
     if not isinstance(name, str):
-        raise ConfigError(f"method: expected a name, got {name!r}.")
+        raise ConfigError(f"method: expected a name that `fairpate methods` lists, or module:Class, got {name!r}.")
     schema = find_method(name)
     faults = []
     fields = [each.partition("=")[0] if isinstance(each, str) else each[0] for each in overrides]
@@ -934,7 +944,8 @@ def refused(path: Names, value: Any) -> list[str]:
 
 @cache
 def _defaults(schema: type[Method]) -> Values:
-    """Return the values of a method's configuration without settings; not to be written into."""
+    """Return the default configuration of the method class ``schema`` as nested dictionaries; they are cached, so
+    callers must not write into them."""
     return schema().model_dump()
 
 
@@ -1026,7 +1037,8 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
 
 
 def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -> Values:
-    """Return settings that fit the data set ``data``, for ``method`` (None: the usual default, :data:`FITTED`)."""
+    """Return default settings chosen for the size and kind of the data set ``data``, for ``method`` (None: the usual
+    default, :data:`FITTED`)."""
     name, entry = FITTED if method is None else method, entry_for(data)
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry.rows is not None

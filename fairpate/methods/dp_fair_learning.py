@@ -141,8 +141,12 @@ class DpOracleLearnerConfig(ParityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GameRules:
-    """Parameters of the game between learner and auditor: ``dual_bound`` B bounds the sum of all multipliers,
-    ``learning_rate`` is eta, and ``max_gap`` is the allowed gap to the reference group, in [0, 1]."""
+    """Parameters of the game between a learner of rules and an auditor of fairness (Jagielski et al. 2019, Algorithm
+    3).
+
+    ``dual_bound`` B bounds the sum of all multipliers, ``learning_rate`` is eta, and ``max_gap`` is the allowed gap to
+    the reference group, in [0, 1].
+    """
 
     num_rounds: int
     dual_bound: float
@@ -168,10 +172,12 @@ def play(
     violations: Callable[[Rule], FloatArray],
     on_round: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[tuple[Rule, ...], FloatArray]:
-    """Play the game; return the learner's rule of every round, and the mean multipliers (S, O, E).
+    """Play the game between learner and auditor; return the learner's rule of every round, and the mean multipliers by
+    sign, non-reference group and event (S, O, E).
 
-    ``answer`` maps prices (G, E) to the learner's rule, and ``violations`` maps a rule to its violations (S, O, E),
-    along which theta moves. ``shares_GE``: the cells' shares of all records.
+    A rule is a classifier. ``answer`` maps prices (G, E), the extra costs of predicting 1, to the learner's rule, and
+    ``violations`` maps a rule to its violations (S, O, E) of the parity constraint, which move the auditor's
+    multipliers. ``shares_GE``: the cells' shares of all records.
     """
     num_groups, num_events = shares_GE.shape
     # Two signs, because each gap is bounded on both sides.
@@ -188,7 +194,8 @@ def play(
 
 
 def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
-    """Return the multipliers B exp(theta) / (1 + sum exp(theta)): all are positive, and their sum is below B."""
+    """Return the auditor's multipliers B exp(theta) / (1 + sum exp(theta)), B = ``dual_bound``: all are positive, and
+    their sum is below B."""
     # The 1 of the denominator is exp(0): shifted by the largest exponent of all, none overflows.
     largest = max(float(theta.max()), 0.0)
     weights = np.exp(theta - largest)
@@ -196,8 +203,8 @@ def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
 
 
 def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_group: int) -> FloatArray:
-    """Return the prices W / q (G, E) of predicting 1: signed multipliers divided by the cells' shares of all
-    records."""
+    """Return the prices W / q (G, E), the extra cost of predicting 1 for a record of each group and event: signed
+    multipliers W divided by the share q of the group and event among all records."""
     signed_OE = multipliers_SOE[0] - multipliers_SOE[1]
     # Every gap is measured to the reference, whose weight is therefore minus the sum of all others.
     weights_GE = np.insert(signed_OE, reference_group, -signed_OE.sum(axis=0), axis=0)
@@ -205,8 +212,8 @@ def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_grou
 
 
 def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int) -> FloatArray:
-    """Return the violations (S, O, E): plus and minus the gap rate_a - rate_ref, less ``max_gap``, for each group a
-    except the reference."""
+    """Return the violations of the parity constraint by sign, non-reference group and event (S, O, E): plus and minus
+    the gap rate_a - rate_ref, less ``max_gap``, for each group a except the reference group."""
     gap_OE = np.delete(rates_GE - rates_GE[reference_group], reference_group, axis=0)
     return np.stack([gap_OE, -gap_OE]) - max_gap
 
@@ -220,7 +227,8 @@ def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:
 
 
 def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: GameRules) -> tuple[Any, ...]:
-    """Play the game with exact rates, without privacy; return the members of a uniform mixture of binary classifiers.
+    """Play the game of learner and auditor with exact rates, without privacy; return the members of a uniform mixture
+    of binary classifiers.
 
     This is the reduction of Agarwal et al. 2018. ``estimator`` is a scikit-learn classifier that accepts
     ``sample_weight``. ValueError for an empty cell.
@@ -228,7 +236,9 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
     features, counts_GE = np.asarray(x), cells.counts()
     if not counts_GE.all():
         group, event = np.argwhere(counts_GE == 0)[0]
-        raise ValueError(f"Expected records in every cell, got none in group {group}, event {event}; merge groups.")
+        raise ValueError(
+            f"Expected records of every group in every event, got none in group {group}, event {event}; merge groups."
+        )
 
     def answer(prices_GE: FloatArray) -> Any:
         differences = cost_differences(cells, prices_GE)
@@ -249,7 +259,8 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The inputs of a private game: public features with a constant one, cells, settings, and the source of noise.
+    """The inputs of a private game between learner and auditor: public features with a constant one, cells, settings,
+    and the source of noise.
 
     ``reserve(events, noise)`` charges events before their release.
     """
@@ -265,7 +276,8 @@ class Setting:
     def begin(
         self, count: int, *kinds: type[PureReleases], others: tuple[PureReleases, ...] = ()
     ) -> tuple[float, tuple[PureReleases, ...], FloatArray]:
-        """Charge all releases of the game, and release each cell's share of all records, so that prices are public.
+        """Charge all releases of the game, and release the share of each cell (group and event) among all records, so
+        that prices are public.
 
         The game makes ``count`` releases of each of ``kinds`` in its rounds, and ``others`` once. Return the epsilon of
         one release in a round, all events, and the shares. ValueError, before anything is released, if the target
@@ -304,7 +316,8 @@ class Setting:
         return np.insert(noisy, reference, totals - noisy.sum(axis=0), axis=0)
 
     def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:
-        """Return the violations (S, O, E) of rates that are noisy counts divided by released sizes."""
+        """Return the violations of the parity constraint by sign, non-reference group and event (S, O, E), computed
+        from rates that are noisy counts divided by released sizes."""
         # Noise leaves the range of rates; clipping is post-processing.
         rates_GE = np.clip(positives_GE / (len(self.features) * shares_GE), 0.0, 1.0)
         return violations_of(rates_GE, max_gap=self.rules.max_gap, reference_group=self.rules.reference_group)
@@ -325,14 +338,16 @@ class Sides:
 
 
 def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> FloatArray:
-    """Return the coefficients beta1 - beta0 of the rule without prices: a ridge regression on features and labels."""
+    """Return the coefficients beta1 - beta0 of the linear rule without fairness prices: a ridge regression on features
+    and labels."""
     costs_N = 1.0 - 2.0 * cells.labels_N  # 1[Y != 1] - 1[Y != 0]
     factor = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
     return cho_solve(factor, features.T @ costs_N)
 
 
 class Regression:
-    """The parts of the learner's answer that are public and the same in every round: ``public`` and ``lift``.
+    """The parts ``public`` and ``lift`` of the learner's answer (a linear rule), which are public and the same in every
+    round.
 
     The answer is beta1 - beta0 = ``public`` + ``lift`` F' p, where p are the records' prices. F (``components``) are
     the features or, with ``num_directions``, their leading principal components of unit length: prices then change the
@@ -360,13 +375,15 @@ class Regression:
 
 
 def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
-    """Return the largest L1 change of X' C1 if one record changes its group; ``norms_E`` are the largest L1 norms of a
-    record per event."""
+    """Return the largest L1 change of X' C1 (features times the costs of predicting 1) if one record changes its group.
+
+    ``norms_E`` are the largest L1 norms of a record's features per event.
+    """
     return float(((prices_GE.max(axis=0) - prices_GE.min(axis=0)) * norms_E).max())
 
 
 def linear_sides(setting: Setting) -> Sides:
-    """Return the learner and the auditor for linear rules."""
+    """Return the private learner and auditor of the game for linear rules."""
     config, features = setting.config, setting.features
     regression = Regression(features, setting.cells, ridge=config.ridge, num_directions=config.num_directions)
     num_rounds, once = setting.rules.num_rounds, config.release == "once"
@@ -425,8 +442,8 @@ class GroupRules:
         return RULES_KJ[chosen]
 
     def differences(self, prices_GE: FloatArray) -> list[list[Fraction]]:
-        """Return the cost of predicting 1 minus that of predicting 0, (G, Y), as exact fractions, so that odds are not
-        rounded."""
+        """Return the cost of predicting 1 minus that of predicting 0 for each group and label (G, Y), as exact
+        fractions, so that the odds of the exponential mechanism are not rounded."""
         # A record in no event has the price 0.
         priced = [{NO_EVENT: Fraction(0)} | dict(enumerate(map(Fraction, price_E))) for price_E in prices_GE.tolist()]
         events = list(enumerate(self._event_of_label))
@@ -440,14 +457,15 @@ class GroupRules:
 
 
 def sensitivity_of(differences_GY: list[list[Fraction]]) -> Fraction:
-    """Return the largest change of any rule's cost if one record changes its group."""
+    """Return the largest change of any rule's cost if one record changes its group, given the cost differences (G, Y)
+    of :meth:`GroupRules.differences`."""
     by_label = zip(*differences_GY, strict=True)
     return max((max(*map(abs, of_G), max(of_G) - min(of_G)) for of_G in by_label), default=Fraction(0))
 
 
 def group_sides(setting: Setting) -> Sides:
-    """Return the learner and the auditor for rules by group: an exponential mechanism and a noisy table of counts in
-    each round."""
+    """Return the private learner and auditor of the game for rules by group: an exponential mechanism and a noisy table
+    of counts in each round."""
     features, cells, source = setting.features, setting.cells, setting.source
     # As with all rules here, a score below 0 predicts 1.
     class_of_rules = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
@@ -482,7 +500,8 @@ class OracleTrained(Trained):
 def published_num_rounds(
     config: DpOracleLearnerConfig, target: PrivacyTarget, *, num_records: int, num_groups: int, vc_dimension: int
 ) -> float:
-    """Return the paper's number of rounds T, a real number; below 1, epsilon is too small for the paper's theorem.
+    """Return the paper's number T of rounds of the game, a real number; if it is below 1, epsilon is too small for the
+    paper's theorem.
 
     For a finite class, the logarithm of its size replaces ``vc_dimension`` ln ``num_records`` (Remark 4.2).
     """
@@ -539,7 +558,10 @@ class OracleLearner(PrivateMethod):
             private.y.numpy(), private.z.numpy(), num_groups=num_groups, constraint=config.constraint
         )
         if not config.reference_group < num_groups:
-            raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
+            raise ValueError(
+                f"Expected dp_oracle_learner.reference_group < {num_groups}, the number of groups, got "
+                f"{config.reference_group}."
+            )
         by_group, (num_records, num_features) = config.rules == "by_group", features.shape
         # Without a setting, the paper's number of rounds and learning rate are used.
         num_rounds, rate = config.num_rounds, config.learning_rate
@@ -554,7 +576,9 @@ class OracleLearner(PrivateMethod):
                     "num_rounds."
                 )
             if published == math.inf:
-                raise ValueError("The paper's number of rounds is infinite without noise; set num_rounds.")
+                raise ValueError(
+                    "The paper's number of rounds is infinite without noise; set dp_oracle_learner.num_rounds."
+                )
             num_rounds = math.floor(published)
         if rate is None:
             # ln(4 G - 3), as in the paper: 4 (G - 1) multipliers of two signs and two labels, and the unused rest of B.
@@ -614,10 +638,11 @@ class DpPostprocessingConfig(ParityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """The solution of the linear programme: ``mixing_GCC[a, j, k]`` is the probability of predicting k for a member of
-    group a if Yhat predicts j.
+    """A randomised change of a base classifier's predictions by group: ``mixing_GCC[a, j, k]`` is the probability of
+    predicting k for a member of group a if the base classifier predicts j.
 
-    ``error`` is the error of the mixture and ``max_slack`` the largest slack, both on the released counts.
+    ``error`` is the error of the mixture and ``max_slack`` the largest slack of a constraint, both on the released
+    counts.
     """
 
     mixing_GCC: FloatArray
@@ -627,8 +652,8 @@ class Mixing:
 
 @dataclass(frozen=True, kw_only=True)
 class Postprocessed(Trained):
-    """The trained model, the solution of the linear programme, and the released counts (G, Y, C) that it is based
-    on."""
+    """The trained model, the mixing of its predictions by group, and the released counts (G, Y, C) from which this
+    mixing was computed."""
 
     mixing: Mixing
     counts_GYC: FloatArray
@@ -662,18 +687,21 @@ def released_counts(
 
 
 def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsilon: float) -> Mixing:
-    """Solve the linear programme on counts that were released with ``epsilon``, and return its solution.
+    """Find, on counts that were released with ``epsilon``, the mixing of predictions by group with the least error
+    within the allowed gap; return this solution of a linear programme.
 
-    ``epsilon`` inf is for exact counts, which need no slack. ValueError for counts that are negative or undefined,
-    fewer than two groups, a cell with a share below ``min_share``, and if the solver fails.
+    ``epsilon`` inf is for exact counts, which need no slack. ValueError for counts that are negative or undefined, for
+    fewer than two groups, for a cell with a share below ``min_share``, and if the solver fails.
     """
     num_groups, num_labels, num_classes = counts_GYC.shape
     if num_groups < 2 or num_labels != num_classes or num_classes < 2:
-        raise ValueError(f"Expected counts of >= 2 groups, >= 2 labels and as many classes, got {counts_GYC.shape}.")
+        raise ValueError(
+            f"Expected counts_GYC of shape (G, C, C) with at least 2 groups and 2 classes, got {counts_GYC.shape}."
+        )
     if not (counts_GYC >= 0).all() or not counts_GYC.any():
-        raise ValueError("Expected counts without NaN or negative values, and some above 0.")
+        raise ValueError("Expected counts_GYC without NaN or negative values, and some above 0; give released counts.")
     if not (reference := config.reference_group) < num_groups:
-        raise ValueError(f"Expected reference_group < {num_groups}, got {reference}.")
+        raise ValueError(f"Expected reference_group < {num_groups}, the number of groups, got {reference}.")
     # Of two labels, the rate of one determines that of the other.
     labels = [1] if num_classes == 2 else list(range(num_classes))
     all_G1C = counts_GYC.sum(axis=1, keepdims=True)
@@ -748,7 +776,8 @@ class Postprocessing(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: those of the base classifier that ``base`` does not choose."""
+        """The disabled fields, each with the setting that disables it: those of the base classifier that ``base`` does
+        not choose."""
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
 

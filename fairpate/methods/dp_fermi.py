@@ -105,7 +105,8 @@ def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_
 
 
 class MatrixGame:
-    """The matrices W, the linear term that they add to each record's loss, and gradient ascent on W.
+    """The matrices W of DP-FERMI's fairness adversary, the linear term that they add to each record's loss, and
+    gradient ascent on W.
 
     ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``;
     None: 1.5 sqrt(C), which is 1.5 times its norm if predictions and groups are independent. With a ``weight`` (lambda)
@@ -120,7 +121,7 @@ class MatrixGame:
     ) -> None:
         shares = np.asarray(shares_EG, dtype=np.float64)
         if shares.ndim != 2 or not (shares > 0).all():
-            raise ValueError(f"Expected positive shares by event and group, got {shares.tolist()}.")
+            raise ValueError(f"Expected positive shares by event and group in shares_EG, got {shares.tolist()}.")
         radius = 1.5 * math.sqrt(num_classes) if radius is None else radius
         if not weight >= 0 or not radius > 0:
             raise ValueError(f"Expected weight >= 0 and radius > 0, got {weight} and {radius}.")
@@ -137,21 +138,24 @@ class MatrixGame:
         self.pull_KC, self.common_pull_KC, self.own_pull_KC = (torch.zeros_like(self._sums_KC) for _ in range(3))
 
     def observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
-        """Add the predictions of a part of the batch to the sums for the next :meth:`ascend`.
+        """Add the predictions of a part of the batch to the sums from which the next :meth:`ascend` computes its
+        gradient.
 
         A NaN prediction is replaced by 0: it would make the whole sum NaN, which would reveal the record.
         """
         self._sums_KC.addmm_(targets_BK.mT, probability_BC.nan_to_num())
 
     def gradient(self) -> FloatArray:
-        """Return the gradient with respect to the matrices of psi summed over all observed records, (E, G, C)."""
+        """Return the gradient of the fairness term psi, summed over all observed records, with respect to the matrices
+        W, (E, G, C)."""
         sums_EGC = self._sums_KC.cpu().numpy()[self.num_classes :].reshape(self.matrix_EGC.shape)
         # By event, the predictions of all records that play in it.
         played_E1C = np.add.reduce(sums_EGC, axis=1, keepdims=True)
         return self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
 
     def ascend(self, noise: GaussianNoise, *, stddev: float, learning_rate: float) -> None:
-        """Take one ascent step with the noisy gradient of all observed records, project, and clear the sums.
+        """Move the adversary's matrices one step along the noisy gradient of all observed records, project them onto
+        the allowed norm, and clear the observed sums.
 
         ``learning_rate`` multiplies the sum over records, not the mean.
         """
@@ -164,8 +168,8 @@ class MatrixGame:
         self.move_to(self.matrix_EGC + learning_rate * gradient_EGC)
 
     def move_to(self, matrix_EGC: FloatArray) -> None:
-        """Set the matrices W to ``matrix_EGC``, each scaled down to a norm of at most ``radius``, and update
-        ``pull_KC``."""
+        """Set the matrices W to ``matrix_EGC``, each scaled down to a norm of at most ``radius``, and update the
+        coefficients ``pull_KC`` of the linear loss term."""
         cost_E1C = np.add.reduce(matrix_EGC * matrix_EGC, axis=1, keepdims=True)
         norm_E11 = np.sqrt(np.add.reduce(cost_E1C, axis=2, keepdims=True))
         # Never above 1: a matrix inside the ball stays where it is.
@@ -176,8 +180,8 @@ class MatrixGame:
         self.pull_KC[self.num_classes :] = torch.from_numpy(pull_EGC.reshape(-1, self.num_classes))
 
     def split_pulls(self) -> None:
-        """Split the coefficients ``pull_KC`` into ``common_pull_KC``, the same for all groups, and ``own_pull_KC``,
-        whose mean over groups is 0."""
+        """Split the coefficients ``pull_KC`` of the linear loss term into ``common_pull_KC``, the same for all groups,
+        and ``own_pull_KC``, whose mean over groups is 0."""
         gain_EGC = self._scale_EG1 * self.matrix_EGC
         own_EGC = self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True))
         self.own_pull_KC[self.num_classes :] = torch.from_numpy(own_EGC.reshape(-1, self.num_classes))
@@ -226,8 +230,8 @@ class FermiLoss:
 
 
 def public_partitions(num_records: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield the rows of batches without end: every epoch is a random partition of all records into batches of
-    ``batch_size``, of which one may be smaller."""
+    """Yield the indices of the records of each batch, without end: every epoch is a random partition of all records
+    into batches of ``batch_size``, of which one may be smaller."""
     while True:
         yield from reversed(torch.randperm(num_records, generator=generator).split(batch_size))
 
@@ -245,7 +249,8 @@ def fermi_training(
     sampler: BatchSampler | None = None,
     events: tuple[Event, ...] = (),
 ) -> PrivateTraining:
-    """Return a training in ``config.mode`` that is ready to run; ``targets`` are :func:`watched_targets`.
+    """Return a DP-FERMI training in ``config.mode`` that is ready to run; ``targets`` come from
+    :func:`watched_targets`.
 
     In mode ``all`` whole records or persons are protected: the gradient of a record's loss, including the linear term,
     is clipped, and a person contributes its average gradient and average prediction. In the other modes only the part
@@ -298,7 +303,8 @@ def fermi_training(
 class Shares:
     """The public, positive share of each group in each event, and the ``events`` of their release.
 
-    ``remarks``, for the statement, name released shares that were below the declared floor and were raised to it.
+    ``remarks``, for the run's privacy statement, name released shares that were below the declared floor and were
+    raised to it.
     """
 
     shares_EG: FloatArray
@@ -314,10 +320,11 @@ def release_shares(
     randomness: PrivateRandomness,
     person_N: Tensor | None = None,
 ) -> Shares:
-    """Return the declared shares of groups, or release noisy counts once and return their shares.
+    """Return the declared shares of groups in events, or release noisy counts of records once and return the shares
+    computed from them.
 
     With ``person_N``, the person of each record, a person's records count 1 together. ValueError for declared shares of
-    another shape or sum; SpentError for an event whose noisy counts are all 0.
+    another shape or sum; SpentError for an event (such as a label) whose noisy counts are all 0.
     """
     from fairpate.nn.private_fit import GaussianNoise  # a configuration is read without torch
 
@@ -325,13 +332,16 @@ def release_shares(
     if config.shares is not None:
         widths = [len(row) for row in config.shares]
         if widths != [cells.num_groups] * cells.num_events:
-            raise ValueError(f"Expected dp_fermi.shares of {shape[0]} events by {shape[1]} groups, got {widths}.")
+            raise ValueError(
+                f"Expected dp_fermi.shares to have {shape[0]} rows, one per event, each of {shape[1]} numbers, one per "
+                f"group; got rows of {widths} numbers."
+            )
         declared_EG = np.asarray(config.shares, dtype=np.float64)
         # Declared shares may be rounded to three digits.
         if not np.allclose(declared_EG.sum(axis=1), 1, atol=1e-3) or not (declared_EG >= config.min_share).all():
             raise ValueError(
                 f"Expected dp_fermi.shares >= {config.min_share} that sum to 1 in each event, "
-                f"got {declared_EG.tolist()}."
+                f"got {declared_EG.tolist()}; correct them."
             )
         return Shares(shares_EG=declared_EG)
     if not config.weight:
@@ -367,7 +377,7 @@ def release_shares(
 
 
 def share_events(config: DpFermiConfig, relation: Relation, unit: Unit = "record") -> tuple[Event, ...]:
-    """Return the event of releasing the shares, or no event if they are declared or not needed."""
+    """Return the event of releasing the groups' shares, or no event if the shares are declared or not needed."""
     if not config.weight or config.shares is not None:
         return ()
     if config.mode == "all":
@@ -379,7 +389,8 @@ def share_events(config: DpFermiConfig, relation: Relation, unit: Unit = "record
 
 @dataclass(frozen=True, kw_only=True)
 class FermiSteps:
-    """The ``steps`` with the noise multiplier of the model, that of the matrices W, and the ``event`` of all steps.
+    """The ``steps`` with the noise multiplier of the model's gradients, the noise multiplier of the matrices W, and the
+    ``event`` of all steps.
 
     Noise multipliers are standard deviations of the noise over the L2 sensitivity of a sum.
     """
@@ -404,7 +415,8 @@ def calibrated_steps(
         plan = replace(plan, num_steps=num_epochs * math.ceil(num_records / base.batch_size))
 
     def event(joint: float) -> Event:
-        """Return the event of all steps, where both releases of a step cost as one Gaussian of multiplier ``joint``."""
+        """Return the event of all steps, whose two releases (clipped sum and matrix gradient) together cost as one
+        Gaussian of multiplier ``joint``."""
         if config.mode == "all":
             return dp_sgd.event_of(replace(plan, noise_multiplier=joint), unit=unit, relation=target.record_relation)
         # Plain SGD on public features and labels: no group was read.
@@ -455,12 +467,14 @@ class DpFermi(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields. ``share_noise`` is disabled if group shares are declared, which need no release."""
+        """The disabled fields, each with the setting that disables it: ``share_noise`` if group shares are declared, as
+        they need no release."""
         declared = {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
         return super().unread | declared
 
     def train(self, training: Training) -> Trained:
-        """Release the group shares, train the model and the matrices against each other, and return the model."""
+        """Release the group shares, train the model and the adversary's matrices against each other, and return the
+        model."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
         randomness, model = self.randomness(), training.model
         person_N = None if self.protects_attribute_only else private.person_N

@@ -69,7 +69,8 @@ def train_sgd(
     relation: Relation = "add or remove one",
     on_progress: Progress = lambda *_: None,
 ) -> Trained:
-    """Train ``model`` in place by SGD without privacy on ``x`` (N, ...) and ``y`` (N,), and return it with its event.
+    """Train ``model`` in place by SGD without privacy on ``x`` (N, ...) and ``y`` (N,), and return it with the event of
+    its training.
 
     The event is a sum over all records without noise, whose epsilon is infinite. Errors as :func:`fairpate.nn.fit.fit`.
     """
@@ -174,7 +175,8 @@ def train_dp_sgd(
     public_gradient: PublicGradient | None = None,
     before_clipping: bool = False,
 ) -> Trained:
-    """Train ``model`` in place by DP-SGD on private ``x`` (N, ...) and ``y`` (N,), and return it with its event.
+    """Train ``model`` in place by DP-SGD on private ``x`` (N, ...) and ``y`` (N,), and return it with the event of all
+    steps.
 
     ``person_N`` is the number of each record's person; if it is given, persons are protected. ``randomness`` is the
     source of samples and noise. ``public_gradient`` is added after the noise or, with ``before_clipping``, to every
@@ -197,7 +199,7 @@ def train_dp_sgd(
 
 
 def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonGaussians:
-    """Return the event that all ``steps`` of a training are together."""
+    """Return the one event that describes all ``steps`` of a training to the accountant."""
     return PoissonGaussians(
         count=steps.num_steps,
         noise_multiplier=steps.noise_multiplier,
@@ -261,8 +263,8 @@ class FairDpSgdConfig(DpfrConfig):
 def regulariser_gradient(
     public_x: Tensor, public_groups: Tensor, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
-    """Return a function that maps a model to the regulariser's weighted gradient lambda r; each call uses a new batch
-    of the public records (M, ...).
+    """Return a function that maps a model to the weighted gradient of the demographic-parity regulariser; each call
+    uses a new batch of the public records (M, ...).
 
     Errors as :func:`fairpate.nn.fit.group_batches`.
     """

@@ -91,8 +91,8 @@ if TYPE_CHECKING:
 
 
 class FairLoopConfig(Section):
-    """Settings of the loop that F-LD and PF-LD share, which drives means of groups to the population's mean by Lagrange
-    multipliers."""
+    """Settings of the training loop of F-LD and PF-LD (without and with privacy), which drives means of groups to the
+    population's mean by Lagrange multipliers."""
 
     constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
         "demographic_parity",
@@ -110,7 +110,8 @@ class FairLoopConfig(Section):
 
 
 class FldConfig(FairLoopConfig):
-    """Settings of F-LD, including its optimiser and the rules for its multipliers."""
+    """Settings of F-LD (Lagrangian dual training for fairness, Tran et al. 2021), including its optimiser and the rules
+    for its multipliers."""
 
     sharpness: Positive = Field(
         1.0,
@@ -160,7 +161,8 @@ def train_f_ld(
     allow_empty_cells: bool = False,
     on_progress: Progress = lambda *_: None,
 ) -> Trained:
-    """Train ``model`` in place by F-LD, without privacy, on ``x`` (N, ...), ``y`` and ``groups`` (N,), and return it.
+    """Train ``model`` in place by F-LD (fairness by Lagrange multipliers), without privacy, on ``x`` (N, ...), ``y``
+    and ``groups`` (N,), and return it.
 
     Groups may be ``UNKNOWN``. A cell is a group within a population. The violation of a cell of which a batch has no
     record is 0 in that batch. ValueError for a cell without any record, unless ``allow_empty_cells``: then the cell has
@@ -221,14 +223,16 @@ def alternate(
 
 
 def require_members(sizes_UG: Tensor) -> None:
-    """Raise ValueError, naming the group and label, if a constrained cell has no record."""
+    """Raise ValueError, naming the group and label, if a constrained cell (a group within a population) has no
+    record."""
     for population, group in (sizes_UG == 0).nonzero().tolist():
         label = f" with label {population}" if len(sizes_UG) > 1 else ""
         raise ValueError(f"Expected records of every group, got none of group {group}{label}; merge groups.")
 
 
 class Ascent:
-    """The multipliers (U, G, K) of all constraints; a positive one raises the group's mean to the population's."""
+    """The Lagrange multipliers (U, G, K) of all constraints by population, group and value; a positive multiplier
+    raises the group's mean towards the population's."""
 
     def __init__(self, parity: MeanParity, config: FldConfig) -> None:
         self._two_sided, self._tolerance = config.multipliers == "two_sided", config.tolerance
@@ -239,7 +243,7 @@ class Ascent:
         self._ascent = DualAscent(size, learning_rate=config.dual_step, cap=cap) if cap else None
 
     def step(self, violations_UGK: Tensor) -> None:
-        """Update the multipliers by the signed violations."""
+        """Update the Lagrange multipliers by the signed violations (U, G, K) of their constraints."""
         if self._ascent is None:
             return
         violation_J = violations_UGK.flatten().numpy()
@@ -262,14 +266,17 @@ class Ascent:
 
 
 class Descent:
-    """Takes the steps of F-LD and PF-LD: the model with its optimiser, and batches of ``x`` and ``y``."""
+    """Takes the gradient steps of F-LD and PF-LD: it has the model with its optimiser, and draws batches of ``x`` and
+    ``y``."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, config: FldConfig, generator: torch.Generator) -> None:
         from fairpate.nn.fit import Optimizer, batch_bounds
         from fairpate.nn.models import memory_format_for, to_memory_format
 
         if len(x) != len(y) or not len(x):
-            raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
+            raise ValueError(
+                f"Expected one or more records, each with a label, got {len(x)} records and {len(y)} labels."
+            )
         shared = config.model_dump(include={"batch_size", "optimizer", "learning_rate", "schedule"})
         fit = FitConfig(epochs=config.warmup_epochs + config.epochs, **shared)
         self._x, self._generator, self._batch_size = x, generator, fit.batch_size
@@ -301,7 +308,7 @@ class Descent:
         return scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
 
     def step(self, gradients: list[Tensor], epoch: int) -> None:
-        """Update the parameters. ValueError for a gradient that is not finite."""
+        """Update the model's parameters by ``gradients``. ValueError for a gradient that is not finite."""
         # One number for all parameters: what is not finite anywhere shows in the sum of norms.
         if not math.isfinite(sum(torch._foreach_norm(gradients))):
             raise ValueError("A gradient is not finite; lower the learning rate or scale the features.")
@@ -309,7 +316,7 @@ class Descent:
 
 
 class FLd(UnprotectedMethod):
-    """F-LD without privacy, for comparison only."""
+    """F-LD (fairness by Lagrange multipliers, Tran et al. 2021) without privacy, for comparison only."""
 
     title: ClassVar[str] = "F-LD"
     paper: ClassVar[str] = "Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562"
@@ -329,7 +336,7 @@ class FLd(UnprotectedMethod):
 
 
 class PfLdConfig(FldConfig):
-    """Settings of PF-LD, which is F-LD with privacy for the sensitive attribute."""
+    """Settings of PF-LD, which is F-LD (fairness by Lagrange multipliers) with privacy for the sensitive attribute."""
 
     clip_norm: Positive = Field(1.0, description="C_p, largest norm of a record's gradient in a group's term.")
     clip_value: Positive = Field(
@@ -354,7 +361,9 @@ class PfLdConfig(FldConfig):
     def _shares_leave_a_rest(self) -> PfLdConfig:
         if self.dual_share + self.size_share >= 1:
             given = f"{self.dual_share} + {self.size_share}"
-            raise ValueError(f"Expected dual_share + size_share < 1, as gradients take the rest, got {given}.")
+            raise ValueError(
+                f"Expected dual_share + size_share < 1, as gradients take the rest, got {given}; lower one."
+            )
         return self
 
 
@@ -370,7 +379,8 @@ class PfLdNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicState:
-    """The public values on which an epoch of PF-LD depends: violations and multipliers (U, G, K), sizes (U, G)."""
+    """The public values on which an epoch of PF-LD depends: violations and multipliers of the constraints by
+    population, group and value (U, G, K), and sizes of groups (U, G)."""
 
     violations: Tensor
     multipliers: Tensor
@@ -391,7 +401,8 @@ def train_pf_ld(
     on_progress: Progress = lambda *_: None,
     on_release: Callable[[PublicState], None] = lambda _: None,
 ) -> Trained:
-    """Train ``model`` in place by PF-LD on ``x`` (N, ...), ``y`` (N,) and private ``groups`` (N,), and return it.
+    """Train ``model`` in place by PF-LD, private training with fairness by Lagrange multipliers, on ``x`` (N, ...),
+    ``y`` (N,) and private ``groups`` (N,), and return it.
 
     ``generator`` draws public batches; ``randomness`` draws secret batches and noise. ``on_release`` is called before
     each epoch under constraints. ValueError for a record without a group and a label without records.
@@ -406,7 +417,10 @@ def train_pf_ld(
     num_populations, num_groups, _ = parity.shape
     population_U = parity.population_sizes(y)
     if not population_U.all():
-        raise ValueError(f"Expected records of every label, got {population_U.long().tolist()}; leave the label out.")
+        raise ValueError(
+            f"Expected records of every label, got {population_U.long().tolist()} records by label; leave labels "
+            "without records out of the data set."
+        )
     if config.group_sizes is None:
         sizes_UG = parity.group_sizes(cells)
         # A changed attribute moves two sizes by 1 each: sqrt(2) in L2.
@@ -417,7 +431,9 @@ def train_pf_ld(
         sizes_UG = torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
     else:
         sizes = f"{num_populations * num_groups} cells ({num_populations} populations, {num_groups} groups)"
-        raise ValueError(f"Expected pf_ld.group_sizes of {sizes}, got {len(config.group_sizes)}.")
+        raise ValueError(
+            f"Expected one number in pf_ld.group_sizes for each of {sizes}, got {len(config.group_sizes)}."
+        )
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
     guided = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
     rate = min(1.0, config.batch_size / len(x))
@@ -446,10 +462,11 @@ def train_pf_ld(
         on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
 
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
-        """Return the gradient of J plus the noisy gradient of the sum of multipliers times violations.
+        """Return the gradient of the loss plus the noisy gradient of the sum of multipliers times violations.
 
-        Cells do not overlap, so the second gradient is one sum over records. The weights of h in a cell are a vector of
-        K slopes. A record adds the gradient of h in this direction, clipped, then multiplied by the vector's length.
+        Violations are differences of means of a value h of each record. Cells (a group within a population) do not
+        overlap, so the second gradient is one sum over records. The weights of h in a cell are a vector of K slopes. A
+        record adds the gradient of h in this direction, clipped, then multiplied by the vector's length.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.
@@ -476,7 +493,7 @@ def train_pf_ld(
 
 
 def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tuple[Event, ...]:
-    """Return the events of training with ``config``.
+    """Return the events of training by PF-LD with ``config`` and ``noise``.
 
     With ``max_multiplier`` 0 no noisy gradient is released, and with ``dual_step`` 0 nothing is.
     """
@@ -500,7 +517,8 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
 
 
 def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
-    """Return the least noise at which training costs at most ``target``, divided as ``config`` says.
+    """Return the least noise multipliers at which PF-LD costs at most ``target``; ``config`` divides the budget among
+    its three releases.
 
     ``dual_share`` and ``size_share`` divide the sum of ``count / multiplier^2``, which for public batches determines
     the cost. ValueError for a target that no noise reaches.
@@ -535,14 +553,16 @@ def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
 
 
 def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
-    """Return a bound on the L2 change of all violations together if one record changes its group."""
+    """Return a bound on the L2 change of all violations (differences of clipped means) together if one record changes
+    its group."""
     # A record leaves one group of its population for another: the two smallest are the worst pair.
     inverse_UG = sizes_UG.double().reciprocal().topk(2, dim=1).values
     return clip_value * float(torch.linalg.vector_norm(inverse_UG, dim=1).max())
 
 
 class PfLd(PrivateMethod):
-    """PF-LD, with noise calibrated to the target, which protects one sensitive attribute."""
+    """PF-LD, private training with fairness by Lagrange multipliers; it protects one sensitive attribute, with noise
+    calibrated to the target."""
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper
@@ -553,7 +573,8 @@ class PfLd(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: those for releasing the sizes of groups, if these sizes are declared."""
+        """The disabled fields, each with the setting that disables it: those for releasing the sizes of groups, if
+        these sizes are declared."""
         declared = () if self.pf_ld.group_sizes is None else ("pf_ld.size_share", "pf_ld.min_group_share")
         return super().unread | dict.fromkeys(declared, "pf_ld.group_sizes")
 

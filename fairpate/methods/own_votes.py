@@ -88,10 +88,11 @@ class VotesConfig(Section):
     @model_validator(mode="after")
     def _names_are_apart(self) -> VotesConfig:
         if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
-            raise ValueError(f"Expected two classes or more, each once, got {', '.join(self.classes)}")
+            raise ValueError(f"Expected two or more classes, each named once, got {', '.join(self.classes)}")
         if self.test is not None and not self.features:
             raise ValueError(
-                "Expected test records only together with features: they evaluate a student, which learns from features"
+                "Expected features with a file of test records, which evaluates a student: name feature columns, or "
+                "leave the test file out"
             )
         return self
 
@@ -106,7 +107,8 @@ class VotesFile:
 
 
 def read_votes_file(config: VotesConfig) -> VotesFile:
-    """Read the file of votes, and the file of test records if there is one. VotesFileError lists all faults."""
+    """Read the file of votes, and the file of test records if there is one. VotesFileError lists all faults of both
+    files."""
     path = config.path
     assert path is not None
     faults: list[str] = []
@@ -176,7 +178,7 @@ def _records(
         what = f"no column {', '.join(missing)}" if missing else f"column {', '.join(repeated)} twice"
         what = what if missing or repeated else "no row"
         raise VotesFileError(
-            f"{path}: {what}; it has the columns {', '.join(table.column_names)}. Correct it, or name other columns."
+            f"{path}: {what}; the file has the columns {', '.join(table.column_names)}. Correct it, or name others."
         )
     names = _text(table, config.id)
     # Only a gate needs groups, and checks for them (:meth:`OwnVotes.check_data`).
@@ -217,7 +219,7 @@ def _votes(table: pa.Table, config: VotesConfig, path: Path, faults: list[str]) 
             faults += _faulty(path, name, ~whole, "no whole number of votes")
             votes_QC[:, place] = np.where(whole, numbers, 0)
         wrong_Q = votes_QC.sum(axis=1) != config.num_voters
-        faults += _faulty(path, ", ".join(config.classes), wrong_Q, f"sums other than {config.num_voters}")
+        faults += _faulty(path, ", ".join(config.classes), wrong_Q, f"votes whose sum is not {config.num_voters}")
         return votes_QC, config.num_voters
     # Each column that has no other meaning is a voter.
     if config.label in table.column_names:
@@ -237,12 +239,12 @@ def _votes(table: pa.Table, config: VotesConfig, path: Path, faults: list[str]) 
 
 
 def _faulty(path: Path, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> list[str]:
-    """Return a list with the message about a column's wrong values, their number and the first row; empty if no value
-    is wrong."""
+    """Return a list with one message about the wrong values of ``column``: what is wrong, their number, and the first
+    row; empty if no value is wrong."""
     if not wrong_Q.any():
         return []
     first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
-    return [f"{path}: column {column}: {rows} {what} (the first is row {first})."]
+    return [f"{path}: column {column}: {rows} {what} (the first is row {first}); correct the file."]
 
 
 def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
@@ -266,7 +268,8 @@ _NO_GATE = GateConfig(max_disparity=NO_GATE.max_disparity, min_count=NO_GATE.min
 
 
 class OwnAggregatorConfig(GatedAggregatorConfig):
-    """Settings of Confident&Fair-GNMax, by default without a threshold check and without a gate."""
+    """Settings of the aggregator (noisy argmax of votes), by default without a threshold check and without a fairness
+    gate."""
 
     mechanism: MechanismParameters = _NO_CHECK
     gate: GateConfig = _NO_GATE
@@ -335,7 +338,7 @@ class OwnVotes(GnmaxMethod):
         yield votes.take([row_of[name] for name in queries.record_id])
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - none is trained
-        """Return the votes of the file, for a service."""
+        """Return the votes of the file as voters of a service, which answers further queries."""
         votes = read_votes_file(self.votes).votes
         row_of = {name: row for row, name in enumerate(votes.record_ids)}
         return StandingVoters(
@@ -347,7 +350,8 @@ class OwnVotes(GnmaxMethod):
         )
 
     def release(self, training: Training) -> Labels:
-        """Release labels, with a remark in the statement that the operator attests the unit."""
+        """Release labels; a remark in the run's privacy statement says that the operator attests the unit of
+        privacy."""
         labels, unit = super().release(training), self.unit_of(training.dataset)
         attestation = (
             f"The votes were made elsewhere. The operator attests that each {unit} touches one vote of a query at "

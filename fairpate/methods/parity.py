@@ -80,7 +80,8 @@ def require_shares(shares: FloatArray, floor: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCells:
-    """The label, group and event of each record, each (N,); the event ``NO_EVENT`` means that a record has none.
+    """The label, group and event of each record, each (N,). An event is a condition on the label under which groups are
+    compared; ``NO_EVENT`` means that a record meets none.
 
     ``cells_N``: the cell of each record, which is its event and group as one code: event times the number of groups,
     plus group; ``num_cells`` for a record without an event.
@@ -105,7 +106,7 @@ class ParityCells:
         num_classes: int = 2,
         positive_label: int = 1,
     ) -> ParityCells:
-        """Return the cells of records under ``constraint``.
+        """Return the cells (group and event) of records under the parity notion ``constraint``.
 
         ValueError for labels, groups or a positive label out of range, for lengths that differ, and for fewer than two
         groups.
@@ -114,7 +115,7 @@ class ParityCells:
         require_codes("labels", labels, num_classes)
         require_codes("groups", groups, num_groups)
         if len(labels) != len(groups) or not len(labels):
-            raise ValueError(f"Expected one group per label, got {len(groups)} for {len(labels)}.")
+            raise ValueError(f"Expected one group per label, got {len(groups)} groups for {len(labels)} labels.")
         if num_groups < 2:
             raise ValueError(f"Expected at least 2 groups to compare, got {num_groups}.")
         if constraint in ("equal_opportunity", "equal_false_positives") and not positive_label < num_classes:
@@ -177,7 +178,8 @@ class MeanParity:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(U, G, K), the shape of violations and multipliers: there is one constraint for each entry."""
+        """The shape (U, G, K) of violations and multipliers: populations, groups, and values per record; each entry is
+        one constraint."""
         # A loss is one number, and of two classes one probability determines the other.
         num_populations = self.num_classes if self.constraint == "equalized_odds" else 1
         is_scalar = self.constraint == "accuracy_parity" or self.num_classes == 2
@@ -193,16 +195,17 @@ class MeanParity:
         return probability_BC[:, 1:] if self.num_classes == 2 else probability_BC
 
     def populations(self, labels_N: Tensor) -> Tensor:
-        """Return the population of every record, (N,) ``int64``."""
+        """Return the index of every record's population (all records, or those with its label), (N,) ``int64``."""
         return labels_N if self.constraint == "equalized_odds" else torch.zeros_like(labels_N)
 
     def cells(self, labels_N: Tensor, groups_N: Tensor) -> Tensor:
-        """Return ``population * G + group`` of every record, (N,) ``int64``; ``UNKNOWN`` for an unknown group.
+        """Return the cell of every record, ``population * G + group``, (N,) ``int64``; ``UNKNOWN`` for an unknown
+        group.
 
         ValueError for lengths that differ and for a label or group out of range.
         """
         if labels_N.shape != groups_N.shape:
-            raise ValueError(f"Expected one group per label, got {len(groups_N)} for {len(labels_N)}.")
+            raise ValueError(f"Expected one group per label, got {len(groups_N)} groups for {len(labels_N)} labels.")
         require_codes("labels", labels_N.cpu().numpy(), self.num_classes)
         require_codes("groups", groups_N[groups_N != UNKNOWN].cpu().numpy(), self.num_groups)
         cells_N = self.populations(labels_N) * self.num_groups + groups_N
@@ -221,8 +224,8 @@ class MeanParity:
         return sizes.double().view(num_populations, num_groups)
 
     def violations(self, values_NK: Tensor, labels_N: Tensor, cells_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
-        """Return the violations (U, G, K): the mean of ``values_NK`` over the population, minus the sum over the group
-        divided by its size in ``sizes_UG``.
+        """Return the violations of parity by population, group and value (U, G, K): the mean of ``values_NK`` over each
+        population, minus the sum over a group divided by its size in ``sizes_UG``.
 
         They are differentiable in the values, and NaN or infinite if a size or a population is 0.
         """
@@ -238,7 +241,8 @@ class MeanParity:
     def measured(
         self, model: nn.Module, x: Tensor, y: Tensor, cells: Tensor, sizes_UG: Tensor, *, clip_value: float = math.inf
     ) -> Tensor:
-        """Return the exact violations (U, G, K) ``float64`` over all records, which are not to be published.
+        """Return the exact violations of parity by population, group and value (U, G, K), ``float64``, over all
+        records; they are not to be published.
 
         Predictions are made in evaluation mode; the model is left in training mode. ``clip_value`` bounds the L2 norm
         of a record's values.
@@ -269,7 +273,8 @@ class MeanParity:
 
 @dataclass(frozen=True)
 class ValueAlong:
-    """A loss for clipping the gradients of h: the inner product of each record's value h with a direction (K,).
+    """A loss with which gradients of a record's value h (whose group means are compared) are clipped: the inner product
+    of h with a direction (K,).
 
     Its gradient is that of h in this direction. Targets (B, 1 + K) contain the label and the direction of each record.
     """
@@ -277,7 +282,7 @@ class ValueAlong:
     parity: MeanParity
 
     def __call__(self, outputs_BC: Tensor, targets: Tensor) -> Tensor:
-        """Return one value per record, shape (B,)."""
+        """Return the inner product of each record's value h with its direction, shape (B,)."""
         return (self.parity.values(outputs_BC, targets[:, 0].long()) * targets[:, 1:]).sum(dim=1)
 
     def gradient(self, outputs_BC: Tensor, targets: Tensor) -> Tensor:
@@ -321,7 +326,8 @@ class DualAscent:
         self.multipliers_J = project(np.zeros(num_multipliers), cap=cap)
 
     def step(self, violations_J: FloatArray) -> FloatArray:
-        """Add the learning rate times ``violations_J`` to the multipliers, project and return them, shape (J,).
+        """Add the learning rate times ``violations_J`` to the multipliers, project them onto [0, cap], and return them,
+        shape (J,).
 
         A violation is positive where its constraint does not hold.
         """

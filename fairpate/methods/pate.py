@@ -87,8 +87,8 @@ NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerPlace:
-    """The location (a path or a database URL) of a ledger, and that of its anchor, which repeats the ledger's last
-    entry elsewhere; None: no anchor."""
+    """The location (a path or a database URL) of a ledger, the durable record of queries and charges, and the location
+    of its anchor, which repeats the ledger's last entry elsewhere; None: no anchor."""
 
     ledger: Place
     anchor: Place | None = None
@@ -104,18 +104,21 @@ def place_of(run: RunDirectory) -> LedgerPlace:
     values = context.read_json(run.ledger_place)
     anchor = values.get("anchor")
     if not all(isinstance(value, str | None) for value in values.values()) or values.keys() - {"ledger", "anchor"}:
-        raise RunDirectoryError(f"{run.ledger_place}: damaged; restore it from a copy.")
+        raise RunDirectoryError(
+            f"{run.ledger_place}: not a readable location of the run's ledger; restore the file from a copy."
+        )
     return LedgerPlace(ledger=values.get("ledger") or run.ledger, anchor=anchor and parsed(anchor))
 
 
 def parsed(text: str) -> Place:
-    """Return ``text`` unchanged if it is the URL of a ledger in a database, otherwise as the absolute path of a
+    """Return ``text`` unchanged if it is the URL of a database that holds a ledger, otherwise as the absolute path of a
     file."""
     return text if is_database(text) else Path(text).absolute()
 
 
 def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
-    """Raise the statement's epsilon to the bound of the ledger's budget, before a service answers from the ledger.
+    """Raise the epsilon in the run's privacy statement to the bound of the ledger's budget, before a service answers
+    queries from the ledger.
 
     Analysts may spend the whole budget of the ledger, so from their first query on the epsilon of the run's own queries
     is too small. A statement whose epsilon is at least the bound is not changed.
@@ -143,7 +146,8 @@ def open_ledger(
     meter: LedgerMeter | None,
     take_over: bool = False,
 ) -> Ledger:
-    """Open the run's ledger, if it contains all labels that were released from it.
+    """Open the run's ledger, the durable record of its queries and charges, if it contains all labels that were
+    released from it.
 
     ``queries`` are the records on which the run queries the voters. With ``create``, a missing ledger is created, but
     only if nothing was released yet. ``meter`` charges the ledger's queries to the odometer, the operator's total of
@@ -156,8 +160,8 @@ def open_ledger(
     is_file = not is_database(place.ledger)
     if released and is_file and not run.ledger.exists():
         raise RunDirectoryError(
-            f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
-            "start a new run folder."
+            f"{run.ledger}: gone, although {released[0]} was released from this ledger; restore all files of the "
+            "ledger from one copy, or start a new run folder."
         )
     # Once something was released, a missing ledger is never replaced: its charges would be forgotten.
     may_create = create and not released and is_file
@@ -203,13 +207,13 @@ def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], O
 
 
 def keys_of(queries: Split) -> list[str]:
-    """Return the key of each record as a query: a digest of its features and group."""
+    """Return the key under which the ledger stores each record's query: a digest of its features and group."""
     return [sessions.query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandingVoters:
-    """The voters of a service, as functions.
+    """The voters of a service that answers further queries after a run, represented by functions.
 
     ``ensemble`` is a digest of all that determines their votes, for the ledger. ``count_votes`` returns their votes on
     queries. ``try_vote`` tests them with a vote on features (1, ...) that is not released, and raises if they fail.
@@ -294,7 +298,8 @@ def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
 
 
 def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> LabelledSet:
-    """Return the labels that a demographic-parity gate with this ``rule`` accepts, in their order; it starts empty."""
+    """Return the labels that a demographic-parity gate with this ``rule`` accepts, in their order; the gate starts
+    without earlier labels."""
     # It reads only released labels and public groups, so it is post-processing: labels that it drops stay charged.
     sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
     return labelled.take(filter_stream(labelled.labels, labelled.groups, rule=rule, **sizes))
@@ -317,8 +322,8 @@ def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """The charges of a ledger, query by query. They depend on votes and are for the operator only, except
-    :meth:`submitted`.
+    """The charges in a ledger, the record of answered queries, query by query. They depend on votes and are for the
+    operator only, except :meth:`submitted`.
 
     ``charges_Q[i]`` are the ledger's charges for query i: one for each attempt that a crash interrupted, then one with
     the outcome.
@@ -338,8 +343,8 @@ class Spending:
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
 
     def drawn(self, start: int, stop: int) -> Event:
-        """Return the data-dependent event of queries start .. stop - 1, which contains their votes, except those of
-        free refusals."""
+        """Return the data-dependent event of queries start .. stop - 1, with the votes on them; queries that were
+        refused at no privacy cost are left out."""
         touched = [
             charge.votes
             for charges in self.charges_Q[start:stop]
@@ -412,7 +417,8 @@ class ReleasePlan:
         return of_teachers(self.mechanism.worst_case(num_queries), self.unit)
 
     def count_fitting(self) -> int:
-        """Return the number of planned queries for which the budget has room; all of them if this depends on votes.
+        """Return the number of planned queries for which the budget has room; all of them if this number depends on
+        votes.
 
         It depends on public facts only and is known before any teacher is trained. ConfigError for a budget without
         room for one query.
@@ -428,10 +434,11 @@ class ReleasePlan:
         return fitting
 
     def terms(self, ensemble: str) -> LedgerTerms:
-        """Return the terms of the run's ledger; ``ensemble`` is the digest of its voters.
+        """Return the terms of the run's ledger (mechanism, budget and voters); ``ensemble`` is the digest of the
+        voters.
 
-        Without a configured budget, the ledger's budget has room for the run's queries and one more block, which a
-        crash may waste.
+        Without a configured budget, the ledger's budget has room for the run's queries and one more block of queries,
+        which a crash may waste.
         """
         delta = self.method.target.delta
         terms = LedgerTerms(
@@ -493,7 +500,7 @@ def _no_room(budget: types.Budget, consequence: str) -> ConfigError:
     limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
     return ConfigError(
         f"aggregator.budget: {limit} at delta {delta_text(budget.delta)} ({budget.kind}) has no room for one query, so "
-        f"{consequence}; raise it, or the noise."
+        f"{consequence}; raise the budget, or the noise."
     )
 
 
@@ -548,11 +555,11 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
 def _submit(
     votes: Ballot, keys: Sequence[str], session: AggregatorSession, plan: ReleasePlan, on_progress: types.Advance
 ) -> SessionResult:
-    """Submit the queries to the aggregator as in Algorithm 1 and return the result.
+    """Submit the queries to the aggregator as in FairPATE's Algorithm 1 and return the result.
 
-    With ``admission``, they are submitted in rounds. The first round submits candidates in their order; later rounds
-    submit those that the gate would probably accept. All rounds together submit the planned number of queries, or fewer
-    if the gate would accept no more.
+    With the setting ``aggregator.admission``, queries are submitted in rounds. The first round submits candidates in
+    their order; later rounds submit those that the gate would probably accept. All rounds together submit the planned
+    number of queries, or fewer if the gate would accept no more.
     """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
     if admission is None:
@@ -611,7 +618,7 @@ def _submit(
 
 
 class VotingMethod(Method):
-    """A method whose voters answer public queries. A subclass defines the voters and how the student learns.
+    """A method whose voters answer queries on public records. A subclass defines the voters and how the student learns.
 
     ``votes_on_anything``: the voters of a service can also vote on records that are not in the public pool.
     ``keeps_teachers``: the voters remain after the run, so that a service can submit further queries.
@@ -655,8 +662,8 @@ class VotingMethod(Method):
 
     @property
     def queries(self) -> QueriesConfig:
-        """The settings of the queries. A method that has only their number gets defaults: no budget, records in
-        order."""
+        """The settings of the queries; a method that configures only their number gets defaults for the rest: no
+        budget, records in order."""
         asked = self.aggregator
         if isinstance(asked, QueriesConfig):
             return asked
@@ -672,7 +679,9 @@ class VotingMethod(Method):
         """Raise ConfigError for a target epsilon together with a budget, and for ``aggregator.keep``, a reserved share
         of the target, without a target."""
         if self.target.epsilon is not None and self.queries.budget is not None:
-            raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
+            raise ConfigError(
+                "aggregator.budget: target.epsilon is the budget already; leave one of the two settings out."
+            )
         if self.queries.keep and self.target.epsilon is None:
             raise ConfigError(
                 "aggregator.keep: a share of target.epsilon, and there is none; set target.epsilon, or leave room with "
@@ -786,7 +795,7 @@ class VotingMethod(Method):
         return self.learn(training, replace(self.release(training), spending=None))
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels and return it; this costs no privacy."""
+        """Train a student on the released labels and return it; this costs no privacy."""
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
@@ -818,12 +827,14 @@ streaming_filter = filter_stream
 
 
 def preprocessing_factor(max_disparity: float | Fraction) -> int:
-    """Return the integer K of Theorem 1 for the sorted filter; a float is read as the decimal number that it prints."""
+    """Return the integer K of FairPATE's Theorem 1, by which the sorted filter multiplies epsilon; a float
+    ``max_disparity`` is read as the decimal number that it prints."""
     return 2 + math.ceil(_share(max_disparity))
 
 
 def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: float | Fraction) -> tuple[float, float]:
-    """Return the (epsilon, delta) of the sorted filter followed by an (``epsilon``, ``delta``)-DP mechanism."""
+    """Return the (epsilon, delta) of FairPATE's sorted filter, which drops records of the larger group, followed by an
+    (``epsilon``, ``delta``)-DP mechanism."""
     if not 0 <= epsilon < math.inf or not 0 <= delta < 1:
         raise ValueError(f"Expected a finite epsilon >= 0 and 0 <= delta < 1, got {epsilon} and {delta}.")
     factor = preprocessing_factor(max_disparity)
@@ -838,8 +849,8 @@ def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: fl
 def target_behind_sorted_filter(
     epsilon: float, delta: float, *, max_disparity: float | Fraction
 ) -> tuple[float, float]:
-    """Return the largest (epsilon, delta) that a mechanism after the sorted filter may have, so that both together are
-    (``epsilon``, ``delta``)-DP."""
+    """Return the largest (epsilon, delta) that a mechanism after FairPATE's sorted filter may have, so that both
+    together are (``epsilon``, ``delta``)-DP."""
     # The cost is computed for its checks alone. K changes at epsilon / K together multiply delta by K e^epsilon.
     factor, _ = preprocessing_factor(max_disparity), cost_behind_sorted_filter(epsilon, delta, max_disparity=0)
     return epsilon / factor, delta * math.exp(-epsilon) / factor
@@ -848,7 +859,7 @@ def target_behind_sorted_filter(
 def sorted_filter(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, order_N: npt.ArrayLike, *, max_disparity: float | Fraction
 ) -> npt.NDArray[np.bool_]:
-    """Return True for each record that the sorted filter of Theorem 1 keeps, shape (N,).
+    """Return True for each record that the sorted filter of FairPATE's Theorem 1 keeps, shape (N,).
 
     ``order_N`` are distinct public ranks, each a function of its record alone. ValueError for groups other than 0 and
     1, for lengths that differ and for equal ranks.
@@ -859,9 +870,11 @@ def sorted_filter(
             f"Expected equal lengths of labels, groups and ranks, got {len(labels)}, {len(groups)} and {len(order)}."
         )
     if not np.isin(groups, (0, 1)).all():
-        raise ValueError(f"Expected groups 0 and 1, as the theorem is for two groups, got {np.unique(groups)}.")
+        raise ValueError(
+            f"Expected groups 0 and 1, as FairPATE's Theorem 1 is for two groups, got {np.unique(groups)}."
+        )
     if len(np.unique(order)) < len(order):
-        raise ValueError("Expected an order without ties: with equal ranks, positions of rows would decide.")
+        raise ValueError("Expected order_N without ties, got equal ranks; give every record a rank of its own.")
     share = _share(max_disparity)
     kept = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
@@ -877,7 +890,8 @@ def sorted_filter(
 
 
 def _share(max_disparity: float | Fraction) -> Fraction:
-    """Return 2 gamma / (1 - gamma) for gamma = ``max_disparity``, exactly."""
+    """Return 2 gamma / (1 - gamma) for gamma = ``max_disparity``, exactly: the excess of the larger group that the
+    sorted filter keeps, as a share of the smaller group."""
     if not 0 <= max_disparity < 1:
         raise ValueError(f"Expected 0 <= max_disparity < 1, got {max_disparity}.")
     # As the decimal that it prints: the binary 0.8 is a little larger, and would make K 11 instead of 10.
@@ -892,7 +906,7 @@ def _one_place_everywhere(storage: str) -> str:
         )
     if urlsplit(storage).password is not None:
         raise ValueError(
-            "Expected no password in the URI, as it would be stored with the run; set it in the environment"
+            "Expected no password in the URI, as it would be stored with the run; set the password in the environment"
         )
     return storage
 
@@ -926,8 +940,8 @@ class PateFamily(GnmaxMethod):
             votes = context.read_votes(path)
             if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
                 raise RunDirectoryError(
-                    f"{path}: votes on other records than the queries of this configuration; restore the data set's "
-                    "files, or start a new run folder."
+                    f"{path}: holds votes on other records than the queries of this configuration; restore the data "
+                    "set's files, or start a new run folder."
                 )
             training.reporter.note("teachers", "votes are there already")
         yield votes
@@ -1001,7 +1015,7 @@ class PateSPre(PateFamily):
     aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels that the filter keeps, and return it."""
+        """Train a student on the released labels that the demographic-parity filter keeps, and return it."""
         kept = passing(labels.labelled, GateRule(**dict(self.aggregator.gate)), training.dataset)
         training.reporter.note("filter", f"{len(kept.labels)} of {len(labels.labelled.labels)} released labels kept")
         return self.taught(training, labels, kept)
@@ -1019,7 +1033,8 @@ class PateSIn(PateFamily):
     pate_s_in: configuration.PenaltyConfig = configuration.PenaltyConfig()
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train a student on the labels, with the regulariser in its loss, and return it."""
+        """Train a student on the released labels, with the demographic-parity regulariser in its loss, and return
+        it."""
         from fairpate.nn.fit import public_penalty  # torch, as above
 
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)

@@ -56,16 +56,16 @@ _STEPS = 2**15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """Maps records to whole-number coordinates: an embedding, then rounding to steps, and clipping far outside the
-    public pool."""
+    """Maps records to whole-number coordinates, for exact distances: an embedding, then rounding to steps, and clipping
+    far outside the public pool."""
 
     embed: Embed
     steps: float
 
     @classmethod
     def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-        """Fit the embedding to the public ``pool`` (M, ...); ``seed`` starts the search for the graph's
-        eigenvectors."""
+        """Fit the embedding to the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors of its
+        neighbourhood graph."""
         # Without steps of its own: coordinates are rounded once, below.
         config = EmbeddingConfig(num_components=min(num_components, ray_pool.MOST_COORDINATES))
         embed: Embed = Components.of(pool, config, evened=False, plain=True)
@@ -188,16 +188,19 @@ class PrivateKnn(VotingMethod):
         is_typical = self.private_knn.queries == "typical"
         if is_typical and self.aggregator.num_queries is None:
             raise ConfigError(
-                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set it."
+                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set both."
             )
         if is_typical and self.queries.admission is not None:
-            raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
+            raise ConfigError(
+                "aggregator.admission: typical queries are chosen already, one per cluster; leave it out."
+            )
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
             what = f"the cost of neighbours is computed up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}"
             raise ConfigError(f"target.epsilon: {what}; lower it.")
         if self.queries.budget is not None and self.queries.budget.kind == "data_dependent":
             raise ConfigError(
-                "aggregator.budget.accept_leak: expected false, as the cost never depends on votes here; leave it out."
+                "aggregator.budget.accept_leak: expected false: this method's cost never depends on votes; leave it "
+                "out."
             )
 
     def check_data(self, dataset: Dataset) -> None:
@@ -212,13 +215,13 @@ class PrivateKnn(VotingMethod):
         if price > _LARGEST_CONFIGURED:
             raise ConfigError(
                 f"private_knn.noise_stddev_votes: at {self.private_knn.noise_stddev_votes:g} the queries cost epsilon "
-                f"{price:.3g}, and at most {_LARGEST_CONFIGURED} is supported; raise it, or lower "
-                "aggregator.num_queries."
+                f"{price:.3g}, and at most {_LARGEST_CONFIGURED} is supported; raise the noise, or "
+                "lower aggregator.num_queries."
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
         """Return an estimate of how clearly the votes of sampled records decide a label. If there is one query for each
-        cluster of public records, all of these get labels."""
+        cluster of public records, all records of the clusters get labels."""
         voting = super().voting(dataset, num_records)
         sampled = max(1, round(self.private_knn.sampling_rate * num_records))
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
@@ -227,7 +230,8 @@ class PrivateKnn(VotingMethod):
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels and return it.
 
-        With typical queries, each label is given to all records of the query's cluster that pass the gate.
+        With typical queries (one per cluster of public records), each label is given to all records of the query's
+        cluster that pass the gate.
         """
         if self.private_knn.queries == "first":
             return super().learn(training, labels)
@@ -236,7 +240,8 @@ class PrivateKnn(VotingMethod):
         return replace(taught, num_training_labels=len(labels.labelled.labels))
 
     def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:
-        """Give the label of each typical record to all records of its cluster; return those that pass the gate."""
+        """Give the label of each cluster's typical record to all records of the cluster; return the labels that pass
+        the demographic-parity gate."""
         public, clusters = dataset.public, self._clusters(dataset.public)
         row_of = {name: row for row, name in enumerate(labelled.record_ids)}
         row_K = np.array([row_of.get(public.record_id[row], _NO_LABEL) for row in clusters.typical_K.tolist()])
@@ -266,7 +271,8 @@ class PrivateKnn(VotingMethod):
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """Return the release plan, in which the number of queries is fixed unless a budget is configured.
 
-        Typical queries, which are chosen from public features only, are moved to the front of the public records.
+        Typical queries (one per cluster of public records), which are chosen from public features only, are moved to
+        the front of the public records.
         """
         settings = self.aggregator
         if self.private_knn.queries == "typical":
@@ -306,7 +312,8 @@ class PrivateKnn(VotingMethod):
             yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept
-        """Return the embedded private records as voters of a service; every query draws a fresh sample."""
+        """Return the embedded private records as voters of a service that answers further queries; every query draws a
+        fresh sample."""
         places = self._places(dataset.public)
         found = self._neighbourhood(dataset, places)
 
@@ -365,7 +372,8 @@ class PrivateKnn(VotingMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledVotes:
-    """Queries whose votes are drawn on request, each from a fresh Poisson sample."""
+    """Queries of Private-kNN whose votes are drawn on request, each from a fresh Poisson sample of the private
+    records."""
 
     queries: Split
     ensemble: str
@@ -380,7 +388,7 @@ class SampledVotes:
         return self.queries.z.numpy()
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """Return the votes (Q, C) on the queries in ``rows``, from fresh samples."""
+        """Return the vote counts (Q, C) on the queries in ``rows``, each from a fresh sample."""
         asked = self.queries.take(rows)
         return self.ask(asked.x, asked.record_id)
 

@@ -130,7 +130,7 @@ class RateTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class RateConstraint:
-    """The constraint ``sum of terms <= bound``; ``name`` describes it in reports."""
+    """The constraint that the sum of ``terms`` is at most ``bound``; ``name`` describes it in reports."""
 
     name: str
     terms: tuple[RateTerm, ...]
@@ -176,7 +176,7 @@ class RateConstraints:
             if constraint.bound < least:
                 raise ValueError(
                     f"Constraint {constraint.name!r} cannot be kept: no predictions bring it below {least:g}, and its "
-                    f"bound is {constraint.bound:g}; raise it."
+                    f"bound is {constraint.bound:g}; raise the bound."
                 )
 
     @property
@@ -191,8 +191,8 @@ class RateConstraints:
 
     @cached_property
     def unions(self) -> tuple[FloatArray, npt.NDArray[np.bool_], FloatArray]:
-        """All U unions of cells that terms use: which cells are in each (U, Q), whether its mass is divided by the
-        number of all records (U,), and the weights of its rates in each constraint (J, U, C)."""
+        """All U unions of cells that terms use: which cells are in each union (U, Q), whether its mass is divided by
+        the number of all records (U,), and the weights of its rates in each constraint (J, U, C)."""
         union_of = {
             term: (tuple(sorted(set(term.cells))), term.of_all) for each in self.constraints for term in each.terms
         }
@@ -235,8 +235,8 @@ class RateConstraints:
         return dict(zip(self.names, values_J.tolist(), strict=True))
 
     def floored(self, histogram_QC: FloatArray, *, size_floor: float) -> tuple[str, ...]:
-        """Return the names of the constraints with a union of cells that has fewer records than ``size_floor`` in this
-        histogram."""
+        """Return the names of the constraints whose rates are underestimated: a union of cells has fewer records in
+        this histogram than ``size_floor``, which then replaces its size."""
         members_UQ, of_all_U, weights_JUC = self.unions
         is_small_U = (members_UQ @ histogram_QC.sum(axis=1) < size_floor) & ~of_all_U
         rests_JU = (weights_JUC != 0).any(axis=2)
@@ -244,7 +244,8 @@ class RateConstraints:
 
 
 class Pricer:
-    """Computes the constraints' values and the prices of predicted mass from noisy histograms.
+    """Computes the values of rate constraints, and the prices of predicted mass, from noisy histograms of predictions
+    by cell and class.
 
     A price is the derivative of the Lagrangian with respect to predicted mass, by cell and class. Unions have at least
     the size ``size_floor``, as noise can make a size negative, and terms ``of_all`` are divided by the constant
@@ -265,7 +266,8 @@ class Pricer:
         self._shape, self._num_classes = (len(of_all_U1), num_classes), num_classes
 
     def __call__(self, histogram_QC: FloatArray, multipliers_J: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the values Gamma (J,), and the prices by cell and class (Q, C).
+        """Return the values Gamma of the rate constraints (J,), and the prices of predicted mass by cell and class (Q,
+        C).
 
         A price is the derivative of ``num_records * multipliers @ Gamma`` with sizes fixed, as they do not depend on
         the model.
@@ -281,7 +283,8 @@ class Pricer:
 
 
 def combined(*parts: RateConstraints) -> RateConstraints:
-    """Return all constraints of all ``parts`` over one partition, the coarsest that refines theirs.
+    """Return all constraints of all ``parts`` over one partition of the records, the coarsest that refines the parts'
+    partitions.
 
     ValueError for parts with different numbers of classes, and for partitions with different numbers of labels or
     groups.
@@ -292,11 +295,15 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     }
     for what, found in counts.items():
         if len(found - {1}) > 1:
-            raise ValueError(f"Expected partitions by the same {what}, got {sorted(found)} of them.")
+            raise ValueError(
+                f"Expected all constraints to have one number of {what}, got {sorted(found)}; use one partition."
+            )
     labels, groups = (max(found, default=1) for found in counts.values())
     classes = {part.num_classes for part in parts}
     if len(classes) != 1:
-        raise ValueError(f"Expected parts over the same number of classes, got {sorted(classes)}.")
+        raise ValueError(
+            f"Expected all constraints to have one number of classes, got {sorted(classes)}; use one classifier."
+        )
     partition = Partition(num_labels=labels, num_groups=groups)
     labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), groups)
     constraints = []
@@ -455,7 +462,8 @@ class RacoDpConfig(Section):
 
 
 class PricedLoss:
-    """The loss of a record: cross entropy plus the inner product of its predictions s(x) with the prices of its cell.
+    """The loss of a record in RaCO-DP: cross entropy plus the inner product of its predictions s(x) with the prices of
+    its cell, the derivatives of the weighted constraints.
 
     s(x) = softmax(``sharpness`` * outputs): with a large ``sharpness`` predictions are nearly hard. Targets are those
     of :meth:`targets`. With ``counts_labels`` the histogram counts predicted labels instead of probabilities.
@@ -509,16 +517,17 @@ class PricedLoss:
         return torch.addcmul(probability_BC, rows_BC, centred_BC, value=self._sharpness).sub_(truth_BC)
 
     def histogram(self, outputs: Tensor, targets: Tensor, share_B: Tensor | None = None) -> Tensor:
-        """Return the exact histogram of these outputs, shape (Q, C).
+        """Return the exact histogram of the predictions that ``outputs`` give, by cell and class (Q, C).
 
         ``share_B``: 1 / the number of records of each record's person; None: 1.
         """
         return self._summed(self._rows(outputs), targets, share_B)
 
     def before_batch(self, clipper: GradientClipper, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> None:
-        """Release the histogram of the next batch, even if it is empty, and set the prices for its gradients.
+        """Release the noisy histogram of the next batch's predictions, even if the batch is empty, and set the prices
+        for its gradients.
 
-        For this, a batch that is processed in parts or by owner passes through the model once more.
+        For this histogram, a batch that is processed in parts or by owner passes through the model once more.
         """
         from fairpate.nn.per_example import shares_of  # a configuration is read without torch
 
@@ -714,21 +723,24 @@ class ConstraintReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RacoTrained(Trained):
-    """The trained model and the released report on its constraints."""
+    """The trained model and the report on its rate constraints, which may be published."""
 
     report: ConstraintReport
 
 
 def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -> RateConstraints:
-    """Return the constraints that ``config`` states or names. ValueError if they do not fit the numbers of classes and
-    groups."""
+    """Return the rate constraints that ``config`` states or names. ValueError if they do not fit the numbers of classes
+    and groups."""
     if (own := config.constraints) is not None:
         # A partition of one label, or of one group, does not distinguish them.
         sizes = (("classes", own.num_classes, {num_classes}), ("groups", own.partition.num_groups, {1, num_groups}))
         labels = ("labels", own.partition.num_labels, {1, num_classes})
         for words, found, fitting in (*sizes, labels):
             if found not in fitting:
-                raise ValueError(f"Expected raco_dp.constraints over {max(fitting)} {words}, got {found}.")
+                raise ValueError(
+                    f"Expected raco_dp.constraints for the data set's {max(fitting)} {words}, got constraints for "
+                    f"{found}; state them for this data set."
+                )
         return own
     return named_constraints(
         config.constraint, num_classes=num_classes, num_groups=num_groups, bound=config.bound, label=config.label
@@ -736,7 +748,8 @@ def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -
 
 
 class Lagrangian:
-    """Maps noisy histograms to prices of predictions, and updates the Lagrange multipliers.
+    """Maps noisy histograms to prices of predictions (derivatives of the weighted constraints), and updates the
+    Lagrange multipliers.
 
     The prices of a step use the multipliers from before the step, which are updated afterwards. It reads only released
     histograms, so it is post-processing.
@@ -765,7 +778,7 @@ class Lagrangian:
         return prices_QC
 
     def report(self) -> ConstraintReport:
-        """Return the report on the constraints, from the steps so far."""
+        """Return the report on the constraints' values, computed from the histograms of the steps so far."""
         mean_QC = self._sum_QC / max(1, self._num_seen - self._first_kept)
         values_J, _ = self._pricer(mean_QC, self.dual.multipliers_J)
         return ConstraintReport(
@@ -789,7 +802,8 @@ class RacoDp(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: those that name a constraint, if ``constraints`` are given."""
+        """The disabled fields, each with the setting that disables it: those that name a constraint, if ``constraints``
+        are given."""
         named = ("constraint", "bound", "label") if self.raco_dp.constraints is not None else ()
         return super().unread | {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
 

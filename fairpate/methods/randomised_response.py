@@ -62,7 +62,8 @@ class RandomisedResponseConfig(ParityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseTrained(Trained):
-    """The trained model; ``mixing`` is the solution of the second step's linear programme, None for ``one_step``."""
+    """The trained model; ``mixing`` is the change of predictions by group that the form ``two_step`` adds, None for
+    ``one_step``."""
 
     mixing: Mixing | None
 
@@ -75,7 +76,9 @@ def recovery(epsilon: float, num_groups: int) -> FloatArray:
     keep = keep_probability(epsilon, num_groups)
     scale = num_groups * keep - 1
     if not epsilon > 0 or scale <= 0:
-        raise ValueError(f"Expected epsilon > 0, got {epsilon}: the reports do not depend on the groups; raise it.")
+        raise ValueError(
+            f"Expected epsilon > 0, got {epsilon}, at which reports do not depend on the groups; raise it."
+        )
     # The inverse of keep on the diagonal and (1 - keep) / (G - 1) elsewhere.
     inverse_GG = np.full((num_groups, num_groups), (keep - 1) / scale)
     np.fill_diagonal(inverse_GG, (num_groups - 2 + keep) / scale)
@@ -83,13 +86,14 @@ def recovery(epsilon: float, num_groups: int) -> FloatArray:
 
 
 def shrinkage(epsilon: float, num_groups: int) -> float:
-    """Return the ratio of a gap over reported groups to the gap over true groups, if the groups have equal sizes."""
+    """Return the ratio of a gap over reported groups to the gap over true groups, if the groups have equal sizes; it
+    multiplies the learner's allowed gap."""
     return (num_groups * keep_probability(epsilon, num_groups) - 1) / (num_groups - 1)
 
 
 def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatArray:
-    """Estimate counts over true groups from counts over reported ones: unbiased estimates, clipped at 0 and rescaled to
-    the total of each label and prediction."""
+    """Estimate counts by true group from counts by reported group (G, Y, C): unbiased estimates, clipped at 0 and
+    rescaled to the total of each label and prediction."""
     # Unbiased estimates of small counts fall below 0. Totals over groups are known: labels and predictions are public.
     clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
     found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)
@@ -110,8 +114,8 @@ class RandomisedResponse(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: those of the learner that is not used, and those of the second step if there is only
-        one."""
+        """The disabled fields, each with the setting that disables it: those of the learner that is not used, and, with
+        the form `one_step`, those that only `two_step` reads."""
         by_f_ld, one_step = self.randomised_response.learner == "f_ld", self.randomised_response.form == "one_step"
         game = ("num_rounds", "dual_bound", "learning_rate", "max_gap", "corrects_bound") if by_f_ld else ()
         steps = ("mixing_gap", "min_share") if one_step else ()
@@ -133,7 +137,7 @@ class RandomisedResponse(PrivateMethod):
 
     @property
     def learns_two_classes(self) -> bool:  # type: ignore[override]
-        """True unless the learner is F-LD."""
+        """True unless the configured learner is F-LD, which learns any number of classes."""
         return self.randomised_response.learner == "exponentiated_gradient"
 
     def learned(

@@ -120,22 +120,23 @@ class VotesOfRecords(base.ReleasingMethod):
 
     @property
     def own(self) -> TaughtConfig:
-        """The section of the configuration that belongs to this method alone, such as ``record_votes``."""
+        """The section of the configuration that only this method has, such as ``record_votes``."""
         return getattr(self, self.section)
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dotted names of the fields that the release does not read, but only learning does."""
+        """The dotted names of the fields that only learning from the release reads, and not the release itself."""
         own = (*self.learned, *TaughtConfig.model_fields)
         return (*base.ReleasingMethod.afterwards, *(f"{self.section}.{field}" for field in own))
 
     @property
     def reads_groups(self) -> bool:  # type: ignore[override]
-        """True if the table has separate rows for every group of private records, as ``by_group`` says."""
+        """True if the released table has separate rows for every group of private records, as the setting ``by_group``
+        says."""
         return getattr(self.own, "by_group", False)
 
     def rows(self, dataset: Dataset) -> tuple[IntArray, int]:
-        """Return the row of the table to which each private record adds its vote, and the number of rows.
+        """Return the row of the table of votes to which each private record adds its vote, and the number of rows.
 
         The row is the record's label or, if the table is by group, the group and the label.
         """
@@ -145,15 +146,16 @@ class VotesOfRecords(base.ReleasingMethod):
         return dataset.private.z.numpy() * num_classes + labels_N, dataset.num_groups * num_classes
 
     def label_noise(self, num_groups: int) -> float:
-        """Return how many times the noise of the release is in the table from which the student learns."""
+        """Return the ratio of the noise in the table from which the student learns to the noise of the released table;
+        above 1 if the table is by group and is split."""
         # The tables of all groups are added, and their noises are independent.
         return rates.TAUGHT_NOISE * math.sqrt(num_groups) if self.reads_groups else 1.0
 
     def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float, FloatArray]:
         """Split a released table by group (axis 0) into two tables with independent noise, the same at every call.
 
-        The first is for the student, the second to estimate the student's rates by group. Return the first summed over
-        groups, the standard deviation of its noise, and the second.
+        The student learns from the first table; the second is for estimating the student's rates by group. Return the
+        first table summed over groups, the standard deviation of its noise, and the second table.
         """
         # A new generator at each call, from one seed: student and estimate need the two tables of the same split.
         generator = np.random.default_rng(stream_seed(self.seed, Stream.THINNING))
@@ -161,8 +163,8 @@ class VotesOfRecords(base.ReleasingMethod):
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the table by group, and for every public record the vote that it would have (M, W) and its label
-        probabilities (M, C)."""
+        """Return the released table of votes by group, and for every public record the vote that it would add (M, W)
+        and its label probabilities (M, C)."""
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
@@ -205,8 +207,8 @@ class VotesOfRecords(base.ReleasingMethod):
             )
         if self.target.relation == "replace one":
             raise ConfigError(
-                f"target.relation: {self.target.relation!r} moves two votes and is not priced here; use 'add or remove "
-                "one'."
+                f"target.relation: {self.target.relation!r} moves two votes, for which no cost is known here; use 'add "
+                "or remove one'."
             )
 
     def check_data(self, dataset: Dataset) -> None:
@@ -222,7 +224,8 @@ class VotesOfRecords(base.ReleasingMethod):
     def sum_event(self, unit: Unit, *, norm: float = UNITS, scale: float = UNITS) -> VoteSums:
         """Return the event of a table of sums with the least noise that the target allows.
 
-        One unit of privacy adds a vector of L2 norm at most ``norm``. The search tries noise in multiples of ``scale``.
+        One unit of privacy adds a vector of L2 norm at most ``norm``. The least noise is searched in units of
+        ``scale``.
         """
         of_table = partial(VoteSums, count=1, norm=norm, unit=unit)
         noise = base.noise_within(self.target, lambda noise: [of_table(noise_stddev_votes=noise * scale)])
@@ -231,9 +234,10 @@ class VotesOfRecords(base.ReleasingMethod):
     def taught(
         self, said: PoolLabels, training: Training, released: Released, *, records: Split | None = None
     ) -> Trained:
-        """Train a student on the most certain labels that pass the gate, and return it with the release's events.
+        """Train a student on the most certain labels that pass the demographic-parity gate, and return it with the
+        events of ``released``.
 
-        ``said`` are the labels of the public ``records`` (None: all public records) that ``released`` gave.
+        ``said`` are labels of the public ``records`` (None: all public records), computed from ``released``.
         """
         settings, dataset, public = self.own, training.dataset, training.dataset.public
         asked = public if records is None else records
@@ -286,7 +290,8 @@ _POOL_PER_CELL = 10
 
 
 class RecordVotesConfig(TaughtConfig):
-    """Settings of record votes: the prototypes, the rule that labels public records, and the student's labels."""
+    """Settings of record votes (each private record votes once, at its nearest public prototype): the prototypes, the
+    rule that labels public records, and the student's labels."""
 
     embedding: EmbeddingName = Field(
         "components",
@@ -336,7 +341,7 @@ def noisy_votes(
     person_N: IntArray | None = None,
     noisy_sum: base.NoisySum | None = None,
 ) -> IntArray:
-    """Return the released table (K, C): one vote per record, and noise on every cell.
+    """Return the released table of votes by prototype and label (K, C): one vote per record, and noise on every cell.
 
     With ``person_N``, the person of each record, a vote is :data:`UNITS` units, and all votes of a person together have
     at most the norm of one vote.
@@ -374,8 +379,8 @@ class RecordVotes(VotesOfRecords):
         )
 
     def event(self, unit: Unit) -> tuple[VoteTables | VoteSums, float]:
-        """Return the event of the table with the least noise that the target allows, and the standard deviation of this
-        noise in votes."""
+        """Return the event of the released table of votes, with the least noise that the target allows, and the
+        standard deviation of this noise in votes."""
         if unit == "person":
             # A sum in units, of which a vote has U: a power of two, so that no division rounds.
             sums = self.sum_event(unit)
@@ -384,7 +389,8 @@ class RecordVotes(VotesOfRecords):
         return VoteTables(count=1, noise_stddev_votes=noise), noise
 
     def prototypes(self, dataset: Dataset) -> Prototypes:
-        """Return the prototypes, which depend only on public records and settings."""
+        """Return the prototypes, centres of clusters of the public pool, which depend only on public records and
+        settings."""
         settings, (_, stddev) = self.record_votes, self.event(dataset.unit)
         return Prototypes.of(
             dataset.public.x,
@@ -453,8 +459,8 @@ class RecordVotes(VotesOfRecords):
         return arrays["votes_KC"] / units if units > 1 else arrays["votes_KC"], event.noise_stddev_votes / units
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the counts by group, each public record's vote (the unit vector of its prototype), and the label
-        probabilities of the linear rule."""
+        """Return the counts of votes by group, the vote that each public record would add (the unit vector of its
+        prototype), and the label probabilities of the linear rule."""
         arrays, (votes_KC, stddev), (event,) = released.arrays, self._votes(released), released.events
         assert isinstance(event, VoteTables)  # groups of persons are refused
         noise = event.noise_stddev_votes
@@ -657,11 +663,12 @@ class WeightedVotes(VotesOfRecords):
         return Released(arrays=arrays, events=(event,))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Fit the linear rule to the table, train a student on the rule's labels of the public pool, and return it."""
+        """Fit the linear rule to the released table of sums, train a student on the rule's labels of the public pool,
+        and return the student."""
         return self.taught(self._said(released), training, released)
 
     def _said(self, released: Released) -> PoolLabels:
-        """Fit the rule to the released table, and return its labels of the public pool."""
+        """Fit the linear rule to the released table, and return its labels of the public pool."""
         arrays, (event,) = released.arrays, released.events
         assert isinstance(event, VoteSums)
         stddev = event.noise_stddev_votes
@@ -673,7 +680,8 @@ class WeightedVotes(VotesOfRecords):
         return labels_of_sums(sums_CW, pool_MW, stddev=stddev / UNITS, ridge=self.weighted_votes.ridge)
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the sums by group, the votes of the public pool, and the rule's label probabilities."""
+        """Return the sums of votes by group, the votes that the public pool would add (M, W), and the linear rule's
+        label probabilities (M, C)."""
         arrays, (event,), chances_MC = released.arrays, released.events, self._said(released).chances_MC
         assert isinstance(event, VoteSums)
         assert chances_MC is not None

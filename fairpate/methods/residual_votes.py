@@ -96,7 +96,7 @@ _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGI
 
 
 def whole_rule(rule_CW: FloatArray) -> IntArray:
-    """Return the rule (C, W) in whole multiples of 2^-12, with rows of norm at most 2^24 in these units.
+    """Return the linear rule (C, W) in whole multiples of 2^-12, with rows of norm at most 2^24 in these units.
 
     Scores of private records are computed from this rounded rule.
     """
@@ -107,7 +107,8 @@ def whole_rule(rule_CW: FloatArray) -> IntArray:
 
 
 def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: int) -> IntArray:
-    """Return the residuals ``e_y - softmax(W phi)`` (N, C), scaled down to an L2 norm of at most ``bound``.
+    """Return the residuals ``e_y - softmax(W phi)`` (N, C), one-hot label minus predicted probabilities, scaled down to
+    an L2 norm of at most ``bound``.
 
     They are whole numbers in units of 1 / :data:`UNITS`, as ``bound`` is. ``rule_CW`` comes from :func:`whole_rule`. A
     row depends only on its record and the rule.
@@ -150,7 +151,8 @@ def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArra
 
 
 def shortened(matrix: IntArray, *, norm: int) -> IntArray:
-    """Return a person's ``matrix`` of whole numbers, scaled down to a Frobenius norm of at most ``norm``."""
+    """Return a person's contribution ``matrix`` (whole numbers), scaled down to a Frobenius norm of at most
+    ``norm``."""
     squared = float(np.square(matrix.astype(np.float64)).sum())
     # The margin covers the rounding of the sum of squares, so that the whole numbers are within the norm for certain.
     limit = norm * (1 - 2.0**-30)
@@ -165,13 +167,14 @@ _Part = tuple[Whole, IntArray, IntArray | None]
 
 
 def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
-    """Return one-hot labels (N, C) as left factors: with them :meth:`RecordSums.total` computes sums of votes by
-    class."""
+    """Return one-hot labels (N, C) to be the left factors of products with votes: :meth:`RecordSums.total` then
+    computes sums of votes by class."""
     return (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
 
 
 def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
-    """Return the votes unchanged as left factors: with them :meth:`RecordSums.total` computes second moments."""
+    """Return the votes unchanged to be the left factors of products with votes: :meth:`RecordSums.total` then computes
+    second moments."""
     return phi_NW
 
 
@@ -205,7 +208,7 @@ class RecordSums:
         return cls(phi_NW=votes.array(), labels_N=private.y.numpy(), person_N=person_N, pool=pool)
 
     def total(self, left: Left, *, norm: int) -> IntArray:
-        """Return the exact sum of ``left phi^T`` (A, W); ``norm`` as in :func:`product_sum`."""
+        """Return the exact sum of ``left phi^T`` over all records, (A, W); ``norm`` as in :func:`product_sum`."""
         starts = range(0, max(len(self.labels_N), 1), _AT_ONCE)
         # Whole persons in every part: the sum of a person's products is scaled down as a whole.
         rows = (
@@ -231,7 +234,8 @@ def _sum_of_part(how: tuple[Left, int], part: _Part, device: str) -> IntArray:  
 
 
 class ResidualVotesConfig(VectorsConfig):
-    """Settings of residual votes: the rounds that fit the linear rule, and the labels of a student if there is one."""
+    """Settings of residual votes, noisy sums that fit a linear rule in rounds: the rounds, and the labels of a student
+    if there is one."""
 
     curvature: Curvature | None = Field(
         None,
@@ -291,14 +295,15 @@ class RulesOfRecords(VotesOfRecords):
     @property
     def needing_public(self) -> tuple[str, ...]:
         """The dotted names of the settings that need public records: those that require a student, those of its
-        predictions, and public curvature."""
+        predictions, and a ``curvature`` computed from public records."""
         idp3 = () if self.student.idp3 is None else ("student.idp3",)
         curvature = (f"{self.section}.curvature",) if getattr(self.own, "curvature", None) == "public" else ()
         return (*self.asking_student, *idp3, *super().needing_public[1:], *curvature)
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: if the rule itself is published, the settings of a student's training."""
+        """The disabled fields, each with the setting that disables it: if the linear rule itself is published, the
+        settings of a student's training."""
         publishes_rule = self.data.embedding is not None and not self.asking_student
         has_student = not publishes_rule or self.public_data.self_label is not None
         return {} if has_student else dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
@@ -309,13 +314,13 @@ class RulesOfRecords(VotesOfRecords):
         super().check_data(dataset)
         if not len(dataset.public) and dataset.embedding is None:
             raise ConfigError(
-                f"data.embedding: null, and {dataset.name} has no public records to fit one to; set it to {{}}, which "
-                "needs a declared table, or name a file of public records (files.public)."
+                f"data.embedding: got null, and {dataset.name} has no public records to fit an embedding to; set it to "
+                f"{{}} (for a declared table), or name a file of public records (files.public)."
             )
 
     def published(self, training: Training, released: Released, rule_CW: FloatArray, said: PoolLabels) -> Trained:
-        """Return the rule as a model or, if settings require a student, one that is trained on the rule's labels
-        ``said``."""
+        """Return the linear rule as a model or, if settings require a student, a student that is trained on ``said``,
+        the rule's labels of the public pool."""
         # An embedding of the method's own is not stored with a model, so that only a student can be published.
         if training.dataset.embedding is None or self.asking_student:
             return self.taught(said, training, released)
@@ -355,7 +360,8 @@ class ResidualVotes(RulesOfRecords):
     def multiplier(self) -> float:
         """Return the noise multiplier of one Gaussian release that costs as much as all releases together.
 
-        It holds for the configured curvature; if that is null, for both kinds.
+        It holds for the configured ``curvature`` (second moments from public records, or released from private ones);
+        if that is null, for both.
         """
         settings, kinds = self.residual_votes, get_args(Curvature)
         if settings.curvature is not None:
@@ -365,12 +371,13 @@ class ResidualVotes(RulesOfRecords):
         return max(noise_within(self.target, partial(settings.events, curvature=kind)) for kind in kinds)
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
-        """Return the events of all releases, or None if the first release decides on the curvature."""
+        """Return the events of all releases, or None if the first release decides whether second moments of private
+        records are released too."""
         return None if self.residual_votes.curvature is None else super().planned_events(dataset)
 
     def measure(self, training: Training) -> Released:
-        """Release sums, second moments if the curvature is private, and residuals, each depending on earlier
-        releases."""
+        """Release sums, then second moments if they come from private records, and residuals; each release depends on
+        earlier ones."""
         dataset, settings = training.dataset, self.residual_votes
         noise, source = self.multiplier(), self.source
         with training.reporter.stage("votes"), open_pool(self.ray) as pool:
@@ -459,7 +466,8 @@ class ResidualVotes(RulesOfRecords):
 def noisy_moments(
     exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None = None
 ) -> IntArray:
-    """Return the symmetric matrix ``exact_WW`` with noise; with ``noisy_sum``, the noisy sum of all sites' matrices.
+    """Return the symmetric matrix ``exact_WW`` of second moments with noise; with ``noisy_sum``, the noisy sum of all
+    sites' matrices.
 
     The noise has the standard deviation ``stddev`` on the diagonal, and at least ``stddev`` / sqrt(2) off it.
     """
@@ -479,8 +487,8 @@ def noisy_moments(
 
 
 def curvature_inverse(moments_WW: FloatArray, *, floor: float) -> FloatArray:
-    """Return the inverse (W, W) of H, which is the symmetric ``moments_WW`` with negative eigenvalues set to 0, plus
-    ``floor`` > 0 times the identity."""
+    """Return the inverse (W, W) of the Hessian bound H: the symmetric ``moments_WW`` with negative eigenvalues set to
+    0, plus ``floor`` > 0 times the identity."""
     # Second moments have no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
     return (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
@@ -507,8 +515,8 @@ class AdaSspConfig(VectorsConfig):
 
 
 def least_squares_events(noise: float) -> tuple[VoteSums, MomentSums, VoteSums]:
-    """Return the events of sums, moments and eigenvalue, which together cost as much as one Gaussian release with the
-    noise multiplier ``noise``."""
+    """Return the events of AdaSSP's three releases (sums, second moments, least eigenvalue), which together cost as
+    much as one Gaussian release with the noise multiplier ``noise``."""
     each = noise * math.sqrt(3)
     return (
         VoteSums(count=1, noise_stddev_votes=each * UNITS, norm=UNITS),
@@ -518,7 +526,7 @@ def least_squares_events(noise: float) -> tuple[VoteSums, MomentSums, VoteSums]:
 
 
 def least_eigenvalue(moments_WW: IntArray) -> IntArray:
-    """Return the least eigenvalue of the exact moments, rounded down to a whole number, shape (1, 1)."""
+    """Return the least eigenvalue of the exact second moments, rounded down to a whole number, shape (1, 1)."""
     # Rounded down, which with the rounding of floats moves it by less than the margin in EIGENVALUE_NORM.
     return np.array([[math.floor(np.linalg.eigvalsh(moments_WW.astype(np.float64))[0])]], dtype=np.int64)
 
@@ -535,11 +543,13 @@ class AdaSsp(RulesOfRecords):
     ada_ssp: AdaSspConfig = AdaSspConfig()
 
     def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
-        """Return the events of AdaSSP's release, with the least noise that the target allows."""
+        """Return the events of AdaSSP's release (least squares from noisy moments), with the least noise that the
+        target allows."""
         return least_squares_events(noise_within(self.target, least_squares_events))
 
     def measure(self, training: Training) -> Released:
-        """Release noisy sums, second moments and their least eigenvalue."""
+        """Release noisy sums of votes by class, noisy second moments of the votes, and a noisy least eigenvalue of
+        these moments."""
         dataset, source = training.dataset, self.source
         sums, moments, eigenvalue = events = self.events()
         with training.reporter.stage("votes"), open_pool(self.ray) as pool:

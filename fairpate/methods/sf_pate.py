@@ -40,7 +40,8 @@ from teachers.ensemble import BlockPool, count_votes, rows_of_teachers
 
 
 class SfPateConfig(Section):
-    """The variant of SF-PATE; its other settings are in `teachers`, `aggregator` and `f_ld`."""
+    """The variant of SF-PATE, by what teachers predict; its other settings are in `teachers`, `aggregator` and
+    `f_ld`."""
 
     variant: Literal["sf_s", "sf_t"] = Field(
         "sf_s",
@@ -51,8 +52,8 @@ class SfPateConfig(Section):
 class SfPate(PateFamily):
     """SF-PATE, with noise calibrated to the target. It protects each record's sensitive attribute.
 
-    In SF_S teachers predict the attributes of private records, and ``f_ld`` configures the fair student. In SF_T
-    teachers label the public pool, and ``f_ld`` configures the teachers.
+    In its variant SF_S teachers predict the attributes of private records, and section ``f_ld`` configures the fair
+    student. In SF_T teachers are fair classifiers that label the public pool, and ``f_ld`` configures the teachers.
     """
 
     title: ClassVar[str] = "SF-PATE"
@@ -67,8 +68,8 @@ class SfPate(PateFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields: in SF_S those of the student's ordinary training, in SF_T those of the teachers', which
-        F-LD replaces."""
+        """The disabled fields, each with the setting that disables it: those of ordinary training of the model that
+        F-LD trains instead, in SF_S the student, in SF_T each teacher."""
         unread = [f"teachers.{field}" for field in ("fit", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
             # Teachers read how all are trained.
@@ -82,23 +83,27 @@ class SfPate(PateFamily):
 
     @property
     def keeps_teachers(self) -> bool:  # type: ignore[override]
-        """True in SF_S. The teachers of SF_T are trained, vote and are discarded one by one."""
+        """True in SF_S, where teachers predict attributes. In SF_T teachers are fair classifiers that are trained, vote
+        and are discarded one by one."""
         return self.sf_pate.variant == "sf_s"
 
     @property
     def learner(self) -> FldConfig:
-        """The settings of F-LD for the student or the teachers, with the optimiser of section ``training``."""
+        """The settings of F-LD (fairness by Lagrange multipliers) for the student or the teachers, with the optimiser
+        of section ``training``."""
         common = {"optimizer": self.training.optimizer, "schedule": self.training.schedule}
         return FldConfig(**dict(self.f_ld), **common)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """Return the release plan; in SF_S the queries are private records without their attributes."""
+        """Return the release plan; in SF_S, where teachers predict attributes, the queries are the private records
+        without theirs."""
         return super().plan(attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset)
 
     def collect_votes(
         self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
     ) -> VoteBatch:
-        """Return the votes of all teachers; in SF_T each teacher is trained by F-LD, one after another."""
+        """Return the votes of all teachers; in SF_T, where each teacher is a fair classifier, F-LD trains the teachers
+        one after another."""
         if self.sf_pate.variant == "sf_s":
             return super().collect_votes(dataset, queries, folder, reporter, pool)
         private, count = dataset.private, self.teachers.num_teachers
@@ -116,8 +121,8 @@ class SfPate(PateFamily):
         return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=digest)
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Train and return the student. In SF_S it is F-LD on all private records with their released attributes, which
-        some records lack."""
+        """Train and return the student. In SF_S it is trained by F-LD on all private records with their released
+        attributes; for some records no attribute was released."""
         if self.sf_pate.variant == "sf_t":
             return super().learn(training, labels)
         private = training.dataset.private
@@ -130,14 +135,16 @@ class SfPate(PateFamily):
     def _fair(
         self, model: nn.Module, records: Split, dataset: Dataset, generator: torch.Generator, **options: Any
     ) -> nn.Module:
-        """Return ``model``, trained on ``records`` by F-LD."""
+        """Return ``model``, trained on ``records`` by F-LD (fairness by Lagrange multipliers,
+        :mod:`fairpate.methods.f_ld`)."""
         parity, groups = parity_of(self.learner, dataset), records.z
         # A shard may lack a group, and a refusal would reveal that; of some cells no attribute may have been released.
         options |= {"parity": parity, "generator": generator, "allow_empty_cells": True}
         return train_f_ld(model, records.x, records.y, groups, self.learner, **options).model
 
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
-        """Train one teacher by F-LD on ``shard``, and return its label for each query, (Q,)."""
+        """Train one teacher by F-LD, with a fairness constraint, on ``shard``, and return its label for each query,
+        (Q,)."""
         # Seeded by its number alone: no draw of a teacher may depend on another teacher's records.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
         shape, seed = tuple(shard.x.shape[1:]), int(torch.randint(2**62, (), generator=generator))

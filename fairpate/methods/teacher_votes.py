@@ -58,8 +58,8 @@ class TeacherVotes(VotesOfRecords):
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dotted names of the fields that only learning reads, without training settings, which teachers read
-        too."""
+        """The dotted names of the fields that only learning from the release reads; settings of training are not among
+        them, because teachers read them too."""
         return tuple(field for field in super().afterwards if field not in ("training", "augment", "backbone"))
 
     def queries(self, dataset: Dataset) -> Split:

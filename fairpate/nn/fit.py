@@ -166,8 +166,8 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients: list[Tensor], epoch: int, *, only: Sequence[int] | None = None) -> None:
-        """Update the parameters and their optimiser state by ``gradients``, one for each parameter that is updated:
-        all, or those at the positions ``only``."""
+        """Update parameters and their optimiser state by ``gradients``, of which there is one for each parameter at the
+        positions ``only``; None: for every parameter."""
         if not self._parameters or (only is not None and not only):
             return
         config, learning_rate = self._config, self._config.learning_rate
@@ -247,7 +247,8 @@ def fit(
 
 
 def precision_of(config: FitConfig, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context for the forward pass and the loss of one step, which sets their precision.
+    """Return a context manager for the forward pass and the loss of one step, inside which they run in the precision of
+    ``config``.
 
     The backward pass needs no context: it uses the types of the forward pass.
     """
@@ -304,8 +305,8 @@ def draw_epoch(x: Tensor, augmentation: AugmentConfig, generator: torch.Generato
 
 
 def batch_bounds(num_records: int, batch_size: int) -> list[int]:
-    """Return the positions at which an epoch's ``ceil(N / batch_size)`` batches begin and end; their sizes differ by at
-    most 1."""
+    """Return the positions in an epoch's records at which its ``ceil(N / batch_size)`` batches begin and end; batch
+    sizes differ by at most 1."""
     # Nearly equal: the few records of a short last batch would weigh more than all others.
     num_batches = math.ceil(num_records / batch_size)
     return [num_records * batch // max(num_batches, 1) for batch in range(num_batches + 1)]
@@ -313,7 +314,8 @@ def batch_bounds(num_records: int, batch_size: int) -> list[int]:
 
 @torch.inference_mode()
 def predict_logits(model: nn.Module, x: Tensor) -> Tensor:
-    """Return logits (N, C) on the CPU for ``x`` (N, ...) of bytes or floats; the model is left in evaluation mode.
+    """Return the model's logits (N, C), on the CPU, for ``x`` (N, ...) of bytes or floats; the model is left in
+    evaluation mode.
 
     Batches have 1,024 records, or fewer if records are large. Images have the channels-last layout, which makes
     convolutions 2 to 3 times as fast on a CPU.
@@ -343,7 +345,8 @@ def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> T
     """
     if config.trainable != "head":
         raise ValueError(
-            f"Expected trainable: head, got {config.trainable}: features of a backbone that is trained are not fixed."
+            f"Expected backbone.trainable to be head, got {config.trainable}, with which features are not fixed; set "
+            "head."
         )
     return predict_logits(_headless(config, tuple(x.shape[1:]), device), x)
 
@@ -366,7 +369,7 @@ class Mixture(nn.Module):
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         if not members:
-            raise ValueError("Expected at least one member of the mixture, got none.")
+            raise ValueError("Expected at least one member of the mixture, got none; give one or more models.")
         self.members = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -390,9 +393,10 @@ def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
 
 
 def linear_rules(coefficients_RD: npt.ArrayLike, *, input_shape: tuple[int, ...]) -> Mixture:
-    """Return the mixture of R linear rules, where rule r predicts 1 if (x, 1) . c_r > 0; the intercept comes last.
+    """Return the mixture of R linear rules; rule r, with the coefficients c in row r, predicts 1 if (x, 1) . c > 0.
 
-    Members are ``logistic`` models of records of ``input_shape``. ValueError for coefficients of another length.
+    The intercept comes last in a row. Members are ``logistic`` models of records of ``input_shape``. ValueError for
+    coefficients of another length.
     """
     members = []
     for row in torch.from_numpy(np.asarray(coefficients_RD, dtype=np.float32)):
@@ -468,9 +472,10 @@ def dpfr(logits_BC: Tensor, groups_B: Tensor, config: DpfrConfig) -> Tensor:
 
 @torch.no_grad()
 def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) -> Tensor:
-    """Return the gradient of :func:`dpfr` with respect to the logits, (B, C), in closed form, which is faster.
+    """Return the gradient of the parity regulariser :func:`dpfr` with respect to the logits, (B, C), in closed form,
+    which is faster.
 
-    ``contrast_GB`` is :func:`contrast` of the batch's groups, at least two.
+    ``contrast_GB`` is the matrix that :func:`contrast` returns for the batch's groups, at least two.
     """
     gradient_BC: Tensor
     mass_BC = (logits_BC / config.temperature).softmax(dim=1)
@@ -518,7 +523,8 @@ def hard_disparity(logits_NC: Tensor, groups_N: Tensor) -> float:
 def public_penalty(
     x: Tensor, groups: Tensor, config: PenaltyConfig, *, generator: torch.Generator
 ) -> Callable[[nn.Module], Tensor] | None:
-    """Return a function that maps a model to its weighted DPFR; each call uses a new batch of public ``x`` (M, ...).
+    """Return a function that maps a model to its weighted demographic-parity regulariser (:func:`dpfr`); each call uses
+    a new batch of public ``x`` (M, ...).
 
     None if the weight is 0.
     """
@@ -568,9 +574,10 @@ def calibrate(
     """Fine-tune ``model`` in place towards demographic parity on public records ``x`` (N, ...), ``groups`` (N,).
 
     This is the calibration of FairPATE, D.1. The paper shows its algorithm in a figure only; here each step lowers
-    ``weight * DPFR + CE``. The targets of the cross entropy CE are the model's predictions before the calibration; with
-    ``config.labels`` (Appendix C) they are the labels ``y`` (N,) for records that have one (-1: no label). Training
-    stops after 20 epochs, or when predictions for held-out public records have no demographic-parity gap.
+    ``weight`` times the regulariser :func:`dpfr`, plus a cross entropy CE. The targets of the cross entropy CE are the
+    model's predictions before the calibration. With ``config.labels`` (Appendix C) they are the labels ``y`` (N,) for
+    records that have one (-1: no label). Training stops after 20 epochs, or when predictions for held-out public
+    records have no demographic-parity gap.
 
     ValueError if the public records are too few, if the held-out or the other records have fewer than two groups, or if
     labels are needed and there are none.

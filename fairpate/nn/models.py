@@ -136,7 +136,7 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
             f"backbone.weights: {path}: not a readable .pth or .safetensors file ({error}); save it again."
         ) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise WeightsError(f"backbone.weights: {path}: expected tensors by name; save `model.state_dict()`.")
+        raise WeightsError(f"backbone.weights: {path}: expected tensors by name; save `model.state_dict()` there.")
     if name == "densenet121":
         tensors = {_OLD_DENSENET.sub(r"\1\2", key): value for key, value in tensors.items()}
     fault = _mismatch(name, tensors)
@@ -148,8 +148,8 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
 
 
 def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return a description of the ``tensors`` that do not fit the architecture ``name``, apart from its last layer;
-    None if all fit."""
+    """Return a description of the ``tensors`` of a weights file that do not fit the architecture ``name``, apart from
+    its last layer; None if all fit."""
     expected, ours = _expected(name), _shapes(name, tensors)
     shapes = {key for key in ours.keys() & expected.keys() if ours[key] != expected[key]}
     for word, keys in (
@@ -218,8 +218,8 @@ class OrientedGradients(nn.Module):
 
 
 class Shortened(nn.Module):
-    """A layer that scales a record's features down to a fixed norm, that of a typical embedded record, if their norm is
-    larger."""
+    """A layer that scales a record's features down to a fixed L2 norm, that of a typical embedded record, if their norm
+    is larger."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` (B, features), in which every row of larger norm is scaled down to the fixed norm."""
@@ -252,8 +252,8 @@ def build_model(
 
     ``input_shape`` is (features,) for a table and (channels, height, width) for images; logistic and mlp flatten
     images. With ``config.weights`` all layers except the last start from the file. Leave ``generator_seed`` out if the
-    caller loads a state afterwards: then no weights file is read. ValueError if the architecture does not fit the shape
-    or the file.
+    caller loads a state dict afterwards: then no weights file is read. ValueError if the architecture does not fit the
+    shape or the file.
     """
     name = config.name
     if num_classes < 2:
@@ -304,7 +304,8 @@ def seeded_torch(seed: int) -> Iterator[None]:
 
 
 def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> list[nn.Module]:
-    """Return the layers of a purely sequential architecture, without input scaling."""
+    """Return the layers of an architecture that is a plain sequence of layers, without the first layer, which scales
+    inputs."""
     if config.name == "logistic":
         return [nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes)]
     if config.name == "bounded_logistic":

@@ -119,7 +119,8 @@ def _dense(linear: Any, layer_input: Tensor, output_gradient: Tensor) -> LayerGr
 
 
 class _Formed:
-    """Per-example gradients that are materialised: one tensor (B, ...) per parameter; methods as in :class:`_Dense`."""
+    """Per-example gradients of one layer that are materialised: one tensor (B, ...) per parameter; methods as in
+    :class:`_Dense`."""
 
     def __init__(self, *gradients: tuple[Tensor | None, Tensor]) -> None:
         self._gradients = [(p, values.flatten(1)) for p, values in gradients if p is not None and p.requires_grad]
@@ -237,8 +238,8 @@ _GRADIENTS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], LayerGradient]
 
 
 def unknown_module(model: nn.Module) -> str | None:
-    """Return the name and type of the first module whose per-example gradients cannot be computed here; None if there
-    is no such module.
+    """Return the name and type of the first module whose per-example gradients :class:`GradientClipper` cannot compute;
+    None if there is no such module.
 
     Such a module is not in the list of known layers, was altered (by a hook, an instance's own ``forward`` or an
     additional parameter), or has a trained parameter that the model uses twice.
@@ -313,7 +314,8 @@ class DenseChain:
         return cls(layers=layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading), lowest=lowest)
 
     def reads(self, x: Tensor) -> bool:
-        """Return True if the first layer reads each record of ``x`` (B, ...) as one row, the only form supported."""
+        """Return True if the first layer reads each record of ``x`` (B, ...) as one row, the only form that a chain
+        supports."""
         return x.ndim == 2 or self.flattens
 
     @torch.no_grad()
@@ -332,7 +334,8 @@ class DenseChain:
     def backward(self, values: list[Tensor], gradient: Tensor) -> list[tuple[nn.Linear, Tensor, Tensor]]:
         """Return every trained layer with its input and the gradient of its output.
 
-        ``values`` are those of :meth:`forward`, ``gradient`` is that of the last layer's output.
+        ``values`` is the list that :meth:`forward` returned, ``gradient`` the gradient with respect to the last layer's
+        output.
         """
         calls = []
         for i in range(len(self.layers) - 1, self.lowest - 1, -1):
@@ -349,8 +352,8 @@ class DenseChain:
 
     @torch.no_grad()
     def summed_gradients(self, values: list[Tensor], gradient: Tensor) -> WeightedSums:
-        """Return each trained parameter with its gradient summed over records, as autograd would compute it. Arguments
-        are those of :meth:`backward`."""
+        """Return each trained parameter with its gradient summed over records, as autograd would compute it. ``values``
+        and ``gradient`` are as in :meth:`backward`."""
         sums: WeightedSums = []
         for layer, value, of_output in self.backward(values, gradient):
             if layer.weight.requires_grad:
@@ -384,7 +387,8 @@ _log = logging.getLogger(__name__)
 
 
 def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> list[tuple[int, int]]:
-    """Return the bounds (start, stop) of parts of a batch with at most ``size`` records each.
+    """Return the bounds (start, stop) of the parts of a batch that are processed one by one, to save memory, with at
+    most ``size`` records each.
 
     With ``owner_B``, all records of an owner are in one part, which may then be longer.
     """
@@ -587,22 +591,23 @@ class GradientClipper:
             name = type(layer).__name__
             if len(layer_input) != len(x):
                 raise ValueError(
-                    f"{name} reads {len(layer_input)} rows for {len(x)} records; keep the records on the first axis."
+                    f"Layer {name} reads {len(layer_input)} rows for {len(x)} records; keep records on the first axis."
                 )
             own_axes = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm) else 1
             if layer_input.ndim < 1 + (3 if isinstance(layer, nn.Conv2d) else own_axes):
                 raise ValueError(
-                    f"{name} reads records without an axis of their own: {tuple(layer_input.shape)}; keep the records "
-                    "on the first axis."
+                    f"Layer {name} reads an input without an axis for records, of shape {tuple(layer_input.shape)}; "
+                    "keep records on the first axis."
                 )
             if layer_input._version != version:
                 raise ValueError(
-                    f"The input of {name} is overwritten by a later layer; use no in-place operation on it."
+                    f"The input of layer {name} is overwritten by a later layer; use no in-place operation on it."
                 )
         return [(call[0], call[1], gradient) for call, gradient in zip(calls, output_gradients, strict=True)]
 
     def _clip_factors(self, squared_norms_B: Tensor) -> Tensor:
-        """Return min(1, clip_norm / norm) per record in the parameters' precision, lowered by the rounding error."""
+        """Return each record's clipping factor min(1, clip_norm / norm) in the parameters' precision, lowered by the
+        rounding error of norms."""
         precision = torch.finfo(self._trained[0].dtype).eps
         # A norm of 0 gives inf and so the factor 1. The bound is lowered by what the norm may be rounded down by.
         factors_B = squared_norms_B.rsqrt().mul_(self._clip_norm * (1 - ROUNDING * precision)).clamp_(max=1)
@@ -615,7 +620,8 @@ def _check_losses(losses_B: Tensor, num_records: int) -> None:
 
 
 class GuidedGradients(GradientClipper):
-    """Computes two gradients of one batch of float records, in a single forward pass if the model is a chain.
+    """Computes two gradients of one batch of float records, in a single forward pass if the model is a
+    :class:`DenseChain`.
 
     The first is the gradient of the summed cross entropy. The second is a weighted sum of clipped gradients of
     ``loss``, which may be any value per record: for fairness terms, where a record's weight depends on its group.
@@ -637,8 +643,8 @@ class GuidedGradients(GradientClipper):
         return [sums[id(p)] for p in self.parameters]
 
     def both(self, x: Tensor, labels: Tensor, targets: Tensor, weights_B: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the gradients of :meth:`cross_entropy`, and the sum over records of clipped gradients of ``loss``
-        times ``weights_B``."""
+        """Return the gradients of the summed cross entropy on ``labels``, and the sum over records of ``weights_B``
+        times the clipped gradient of ``loss`` on ``targets``."""
         gradients, self._weights_B = self.cross_entropy(x, labels), weights_B
         return gradients, self.sum(x, targets).gradients
 

@@ -194,10 +194,10 @@ class PrivateTraining:
     def run(
         self, *, averaged_share: float = 0.0, on_progress: Callable[[int, int], None] = lambda *_: None
     ) -> tuple[Event, ...]:
-        """Take all steps, leave the model in evaluation mode, and return the plan's events.
+        """Take all steps, leave the model in evaluation mode, and return the events of all their releases.
 
         The model gets the mean of the weights of the last ``averaged_share`` of the steps; with 0, the weights of the
-        last step. SpentError, with the plan's events, for weights that are not finite.
+        last step. SpentError, with these events, which stay charged, for weights that are not finite.
         """
         if not 0 <= averaged_share <= 1:
             raise ValueError(f"Expected averaged_share, a share of the steps, from 0 to 1, got {averaged_share}.")
@@ -227,7 +227,7 @@ class PrivateTraining:
         return self._plan.events
 
     def step(self) -> None:
-        """Take one step: sample, clip, add noise, divide, update; then make the plan's other releases."""
+        """Take one step: sample, clip, add noise, divide, update; then make the step plan's other releases."""
         steps, device, plan = self._steps, self._x.device, self._plan
         if self._persons is None:
             rows, owner_B = self._next_rows().to(device), None
@@ -272,7 +272,7 @@ class PoissonBatches:
         self._num_decided = 0
 
     def next(self) -> Tensor:
-        """Draw the next batch and return its rows in ascending order, ``int64``."""
+        """Draw the next batch and return the indices of its records in ascending order, ``int64``."""
         while self._num_decided < self._num_records:
             # k tails before a head have probability (1 - q)^k q: the floor of ln u / ln(1 - q).
             words = self._randomness.words(self._gaps_at_once)
@@ -305,8 +305,8 @@ class PersonBatches:
         self._randomness, self._most_records = randomness, most_records
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Draw the next batch; return its rows (B,), and for each row the position of its person among the sampled ones
-        (B,), in ascending order."""
+        """Draw the next batch; return the indices of its records (B,), and for each record the position of its person
+        among the sampled persons (B,), in ascending order."""
         persons = self._sampled.next()
         counts = self._count_P[persons]
         owner_B = torch.repeat_interleave(torch.arange(len(persons)), counts)
@@ -333,7 +333,7 @@ class GaussianNoise:
         self._left = torch.empty(0)
 
     def add_to(self, sums: Sequence[Tensor], stddev: float) -> None:
-        """Add independent Gaussian noise of ``stddev`` to every value in place."""
+        """Add independent Gaussian noise of standard deviation ``stddev`` to every value of ``sums``, in place."""
         if not stddev:
             return
         sizes = [values.numel() for values in sums]
@@ -401,8 +401,8 @@ class ShiftedClipper(GradientClipper):
     """Computes sums of ``clip(g_i + shift)``, where g_i is a record's gradient; otherwise as :class:`GradientClipper`.
 
     FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. ``shift`` has one tensor per trainable
-    parameter; None means no shift. If ``public_gradient`` is given, it sets the shift before each sum, from the current
-    model. A person's average gradient is shifted once, which is the average of the shifted gradients.
+    parameter; None means no shift. If the function ``public_gradient`` is given, it computes the shift from the current
+    model before each sum. A person's average gradient is shifted once, which is the average of the shifted gradients.
 
     Squared norms are ``|g_i|^2 + 2 <g_i, r> + |r|^2`` with the shift r, in ``float64``. If the gradient of some record
     is near -r, rounding would lose the digits of this sum: the shifted gradients of that part of the batch are then
@@ -432,7 +432,8 @@ class ShiftedClipper(GradientClipper):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> per_example.ClippedSum:
-        """Return the sum as the parent class does, for the current weights of the model."""
+        """Return the sum over records of ``clip(g_i + shift)`` for the current weights of the model; arguments and
+        errors as in :meth:`GradientClipper.sum`."""
         if self._public_gradient is not None:
             self.shift = list(self._public_gradient(self._original))
             if not all(bool(values.isfinite().all()) for values in self.shift):

@@ -46,7 +46,8 @@ class Event(Protocol):
 
     @property
     def noun(self) -> str:
-        """Singular name of the event for pages and statements; the words before `` of `` take the plural s."""
+        """Singular name of the event on pages and in privacy statements, such as `sum of votes`: its plural adds an s
+        to the words before `` of ``."""
 
     @property
     def data_dependent(self) -> bool:
@@ -54,9 +55,10 @@ class Event(Protocol):
 
 
 class SpentError(ValueError):
-    """A ValueError raised after a release, whose message depends on the release: ``events`` must still be charged.
+    """A ValueError raised after a release was drawn, because of what was drawn: its ``events`` must still be charged.
 
-    ``noise`` is the label of the noise source.
+    ``events`` describe the release to the accountant; ``noise`` is the label of its noise source, which says whether
+    the noise is private.
     """
 
     def __init__(self, cause: ValueError, events: Sequence[Event], noise: str) -> None:
@@ -66,7 +68,8 @@ class SpentError(ValueError):
 
 @contextmanager
 def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
-    """Turn a ValueError raised after the release of ``events`` into a SpentError, so that they are still charged."""
+    """Return a context manager for code that runs after the release of ``events``: it turns a ValueError into a
+    SpentError, so that the events are still charged."""
     try:
         yield
     # A ValueError may depend on the released values. Any other error is a fault of the program, and passes unchanged.
@@ -95,7 +98,7 @@ class CountedEvent:
                 is_valid, expected = value >= least, f"{name} >= {least}"
             # NaN fails each comparison.
             if not is_valid:
-                raise ValueError(f"Expected {expected}, got {value}.")
+                raise ValueError(f"Expected {expected} in this event, got {value}; correct the field.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +209,8 @@ class LaplaceReleases(PureReleases):
 
 
 def of_unit(event: Any, unit: Unit) -> Any:
-    """Return the same event at the same cost for another ``unit``, such as a person instead of a record.
+    """Return a copy of ``event``, at the same cost, for another ``unit`` of privacy, such as a person instead of a
+    record.
 
     TypeError for an event whose cost holds for one unit only.
     """
@@ -214,7 +218,7 @@ def of_unit(event: Any, unit: Unit) -> Any:
         return event
     # A unit that is no field belongs to the definition of the event: its price holds for no other unit.
     if "unit" not in {column.name for column in fields(event)}:
-        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}; use that unit.")
+        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}; use the first unit.")
     if hasattr(event, "trials"):  # of events, each of the same unit
         trials = tuple(tuple(of_unit(each, unit) for each in events) for events in event.trials)
         return replace(event, unit=unit, trials=trials)
@@ -331,7 +335,8 @@ def poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: 
 
 
 def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[int]) -> list[float]:
-    """Return (alpha - 1) R(alpha), where R is the Renyi cost of :func:`poisson_rdp`, at whole orders alpha >= 1."""
+    """Return (alpha - 1) R(alpha) for the whole ``orders`` alpha >= 1, where R is the Renyi cost that
+    :func:`poisson_rdp` returns."""
     if sampling_rate == 1:
         return [0.0 if order == 1 else float(log_moments(np.array([float(order)]))[0]) for order in orders]
     log_in, log_out = math.log(sampling_rate), math.log1p(-sampling_rate)
@@ -383,7 +388,8 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
     """Return the Renyi curve of one event, shape (A,). TypeError for an event type without a registered function.
 
-    Each event type registers its function with ``event_rdp.register``; it is never called with a ``count`` of 0.
+    Each event type registers its function with ``event_rdp.register``. An event with a ``count`` of 0 costs 0, and no
+    function is called for it.
     """
     raise TypeError(
         f"Expected an event with a known Renyi curve, got {type(event).__name__}; register one with event_rdp.register."
@@ -581,7 +587,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
         except ValueError as error:
             least = loss_distributions.LEAST_DELTA
             raise ValueError(
-                f"Expected target_delta >= {least:g} for loss distributions, got {target_delta}; raise it."
+                f"Expected target_delta >= {least:g} for loss distributions, got {target_delta}; raise target_delta."
             ) from error
     if interval is not None:
         return _epsilon_pld(happened, target_delta, interval)[0]
@@ -649,15 +655,15 @@ def _require_common_guarantee(events: Sequence[Event], *, published: bool = Fals
     holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
     if holding_votes and published:
         raise ValueError(
-            f"Expected data-independent events, got {', '.join(holding_votes)}: use the function named data_dependent "
-            "and keep its result with the operator."
+            f"Expected data-independent events, got {', '.join(holding_votes)}: use the function whose name ends in "
+            "data_dependent, and do not publish its result."
         )
     # Curves add up for one pair of neighbouring data sets; another unit or relation has other pairs.
     guarantees = {(event.unit, event.relation) for event in events}
     if len(guarantees) > 1:
         raise ValueError(
-            f"Expected events under one unit and relation, got {sorted(guarantees)}; price them apart: compute one "
-            "epsilon for each pair."
+            f"Expected events under one unit and relation, got {sorted(guarantees)}; compute one epsilon for "
+            "each pair of unit and relation."
         )
 
 
@@ -716,15 +722,16 @@ class RenyiFilter:
         object.__setattr__(self, "limit_A", limit_A)
 
     def admits(self, spent_rdp_A: npt.ArrayLike, next_rdp_A: npt.ArrayLike) -> bool:
-        """Return True if some order is still within its limit after the charge ``next_rdp_A``; curves have shape (A,).
+        """Return True if at some order the spent curve plus the curve of the next charge is within the filter's limit.
 
-        ValueError for a cost that is NaN, negative or of another shape.
+        Both curves have shape (A,). ValueError for a cost that is NaN, negative or of another shape.
         """
         total_A = self._checked("spent_rdp_A", spent_rdp_A) + self._checked("next_rdp_A", next_rdp_A)
         return bool(np.any(total_A <= self.limit_A))
 
     def max_queries(self, rdp_per_query_A: npt.ArrayLike) -> int:
-        """Return how many charges of this same curve an unused filter admits; ``sys.maxsize`` if a charge costs 0.
+        """Return how many charges, each with the curve ``rdp_per_query_A``, an unused filter admits; ``sys.maxsize`` if
+        a charge costs 0.
 
         Errors as :meth:`admits`.
         """
@@ -748,10 +755,10 @@ class RenyiFilter:
 class AdaptiveLimit:
     """A limit of ``epsilon`` at ``delta`` on releases of any kind, where each release may depend on all earlier ones.
 
-    It is a Renyi filter at a single order of ``DEFAULT_ORDERS``, at which all curves must be evaluated: the order at
-    which the most releases of one Gaussian mechanism fit, a function of epsilon and delta alone. It admits 71 to 94 %
-    of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520) admits, for epsilon
-    from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
+    It is a Renyi filter at a single order of ``DEFAULT_ORDERS``, the orders at which all curves must be evaluated: the
+    order at which the most releases of one Gaussian mechanism fit, a function of epsilon and delta alone. It admits 71
+    to 94 % of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520) admits, for
+    epsilon from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
     """
 
     epsilon: float

@@ -44,8 +44,8 @@ class Guesses:
 
 
 def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in: int, num_guessed_out: int) -> Guesses:
-    """Guess that the canaries with the highest scores were included and those with the lowest were not, and return how
-    many guesses are right.
+    """Guess that the canaries with the highest scores were included in the data and those with the lowest were not;
+    return how many of these guesses are right.
 
     ``included_M``: the fair coins, True for a canary in the data. ``num_guessed_in`` and ``num_guessed_out``: the
     number of guesses at the high and at the low end. ValueError for a NaN score, for unequal lengths, and for more
@@ -53,11 +53,17 @@ def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in:
     """
     scores, included = np.asarray(scores_M, dtype=np.float64), np.asarray(included_M, dtype=bool)
     if scores.ndim != 1 or scores.shape != included.shape:
-        raise ValueError(f"Expected one score and one coin per canary, got {scores.shape} and {included.shape}.")
+        raise ValueError(
+            f"Expected scores_M and included_M of equal shape (M,), got {scores.shape} and {included.shape}; align "
+            "them."
+        )
     if np.isnan(scores).any():
-        raise ValueError("Expected a score for every canary, got NaN.")
+        raise ValueError("Expected a score for every canary in scores_M, got NaN; leave canaries without a score out.")
     if min(num_guessed_in, num_guessed_out) < 0 or num_guessed_in + num_guessed_out > len(scores):
-        raise ValueError(f"Expected at most {len(scores)} guesses, got {num_guessed_in} and {num_guessed_out}.")
+        raise ValueError(
+            f"Expected at most {len(scores)} guesses, one per canary, got num_guessed_in {num_guessed_in} and "
+            f"num_guessed_out {num_guessed_out}; lower them."
+        )
     # Ties are broken by position: the coins must not decide which canaries are guessed.
     ascending = included[np.argsort(scores, kind="stable")]
     num_correct = ascending[len(scores) - num_guessed_in :].sum() + (~ascending[:num_guessed_out]).sum()
@@ -87,7 +93,8 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
 
 
 def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> float:
-    """Return the lower bound on epsilon: the guesses refute (epsilon, delta)-privacy for every smaller epsilon.
+    """Return the lower bound on epsilon that the guesses prove: they refute (epsilon, delta)-privacy for every smaller
+    epsilon.
 
     It is 0 if the guesses refute nothing. For a mechanism that is (epsilon, delta)-private the bound exceeds epsilon
     with probability at most 1 - ``confidence``. ValueError unless 0 < confidence < 1.
@@ -145,12 +152,13 @@ class Separation:
     def __post_init__(self) -> None:
         if min(self.num_included, self.num_left_out) < 2 or not math.isfinite(self.t):
             given = self.num_included, self.num_left_out, self.t
-            raise ValueError(f"Expected two canaries or more on both sides and a finite t, got {given}.")
+            raise ValueError(f"Expected two or more canaries both in and out of the data and a finite t, got {given}.")
 
     def mu_lower_bound(self, confidence: float = 0.95) -> float:
         """Return a lower confidence limit on the shift mu of normal scores, in standard deviations; at least 0.
 
-        If the shift were smaller, scores would lie as far apart as these with probability at most 1 - ``confidence``.
+        If the shift were smaller, a t statistic as large as this one would occur with probability at most 1 -
+        ``confidence``.
         """
         degrees = self.num_included + self.num_left_out - 2
         scale = math.sqrt(1 / self.num_included + 1 / self.num_left_out)
@@ -172,7 +180,10 @@ def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
     scores, included = np.asarray(scores_M, dtype=np.float64), np.asarray(included_M, dtype=bool)
     inside, outside = scores[included], scores[~included]
     if min(len(inside), len(outside)) < 2:
-        raise ValueError(f"Expected two canaries or more on both sides, got {len(inside)} and {len(outside)}.")
+        raise ValueError(
+            f"Expected two or more canaries in the data and two or more out of it, got {len(inside)} and "
+            f"{len(outside)}; use more canaries."
+        )
     squares = float(((inside - inside.mean()) ** 2).sum() + ((outside - outside.mean()) ** 2).sum())
     stddev = math.sqrt(squares / (len(scores) - 2) * (1 / len(inside) + 1 / len(outside)))
     ahead = float(inside.mean() - outside.mean())
@@ -207,8 +218,8 @@ class IdealAttack:
         return included / (included + left_out)
 
     def guesses(self, *, num_canaries: int, delta: float) -> Guesses:
-        """Return the number of guesses that gives the highest lower bound on epsilon, with the median number of right
-        guesses."""
+        """Return the attack's expected outcome with ``num_canaries``: the number of guesses that gives the highest
+        lower bound on epsilon, and the median number of right ones."""
         best, found = -1.0, Guesses(num_canaries=num_canaries, num_guesses=0, num_correct=0)
         for share in np.geomspace(min(1.0, max(0.004, 10 / num_canaries)), 1.0, 12):
             count = 2 * min(round(share * num_canaries / 2), num_canaries // 2)
@@ -220,7 +231,8 @@ class IdealAttack:
         return found
 
     def separation(self, *, num_canaries: int) -> Separation | None:
-        """Return the median separation of the scores; None for randomised response, whose scores are not normal."""
+        """Return the median :class:`Separation` (t statistic) of the attack's scores for ``num_canaries``; None for
+        randomised response, whose scores are not normal."""
         if self.mu is None:
             return None
         each = num_canaries // 2

@@ -50,11 +50,13 @@ class OsEntropy:
         return self
 
     def buffered(self) -> OsEntropy:
-        """Return a source for thousands of draws in one call. Never keep it: a forked process would repeat its bits."""
+        """Return a source that reads entropy ahead, for thousands of draws in one call. Never keep it: a forked process
+        would repeat its bits."""
         return _BufferedEntropy()
 
     def words(self, keys: Sequence[str], count: int) -> WordArray:
-        """Draw fresh uniform 64-bit words, shape (len(keys), count)."""
+        """Draw fresh uniform 64-bit words, ``count`` for each of ``keys``, shape (len(keys), count); keys only matter
+        for seeded sources."""
         return np.frombuffer(os.urandom(8 * len(keys) * count), dtype=np.uint64).reshape(len(keys), count)
 
 
@@ -184,8 +186,8 @@ def discrete_gaussian(stddev: float, word: int, source: NoiseSource) -> int:
     """Return one exact sample of N_Z(0, stddev^2), decided by a uniform 64-bit word; ``stddev`` 0 gives 0.
 
     If the word does not decide the sample (less than once in 2^40 words), ``source`` draws further digits. If
-    ``stddev`` is so large that a table of cuts would be too long, ``source`` draws the sample and the word is not used.
-    ValueError for a negative, infinite or undefined ``stddev``.
+    ``stddev`` is so large that a table of the distribution function would be too long, ``source`` draws the sample and
+    the word is not used. ValueError for a negative, infinite or undefined ``stddev``.
     """
     if stddev == 0:
         return 0
@@ -222,7 +224,8 @@ _WIDEST_TABLE = 2.0**12
 
 @lru_cache(maxsize=64)
 def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
-    """Return :func:`exact_cuts` of 64 digits: the least value, and the cuts as a list and as a read-only array."""
+    """Return the 64-digit :func:`exact_cuts` of the distribution function: the least integer x, and the cuts as a list
+    and as a read-only array."""
     require_positive_stddev(stddev)
     least, cuts = exact_cuts(stddev, 64)
     table = np.array(cuts, dtype=np.uint64)
@@ -232,10 +235,11 @@ def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
 
 
 def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
-    """Return (least, cuts), where ``cuts`` are the first ``num_digits`` binary digits of P[N <= x], as integers.
+    """Return (least, cuts): for x = least, least + 1, ..., each cut has the first ``num_digits`` binary digits of P[N
+    <= x], N ~ N_Z(0, stddev^2), as an integer.
 
-    They are for x = least, least + 1, ... The first cut is 0, and all digits of the last are 1. Every digit is exact:
-    upper and lower bounds of the sums are computed with increasing precision until they agree.
+    The first cut is 0, and all digits of the last are 1. Every digit is exact: upper and lower bounds of the sums are
+    computed with increasing precision until they agree.
     """
     twice_variance, spare = 2 * Fraction(stddev) ** 2, 32
     while True:
@@ -310,7 +314,7 @@ def log_difference_masses(stddev: float) -> tuple[IntArray, FloatArray]:
 
 
 def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Return ln P[N >= t] and ln P[N < t] for integers t of either sign.
+    """Return ln P[N >= t] and ln P[N < t] for the integers t in ``at_V``, of either sign, and N ~ N_Z(0, stddev^2).
 
     The smaller of the two is computed directly, because 1 minus the larger would lose its digits.
     """
@@ -347,6 +351,6 @@ def _log_lattice_sum(stddev: float, offset: float) -> float:
 
 
 def _margin(stddev: float) -> int:
-    """Return how many integers past the end of a table are added up: the mass beyond them is below e^-49 of the
-    table's."""
+    """Return how many integers past the last value of a table of tails are also added up: the mass beyond them is below
+    e^-49 of the table's."""
     return math.ceil(14 * stddev) + 10

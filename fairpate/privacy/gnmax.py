@@ -42,10 +42,12 @@ _RUN_START = 4  # evenly spaced orders that are exponentiated before factors tak
 
 @dataclass(frozen=True)
 class DistinctHistograms:
-    """The distinct pairs (largest count, log_q) of vote histograms, on which alone costs depend, in ascending order.
+    """The distinct pairs (largest count, log_q) of vote histograms, in ascending order; costs depend on these pairs
+    alone.
 
-    ``counts_U``: the number of queries with each pair. Chunks (K) are runs of pairs with the same largest count, each
-    short enough for the processor's cache; ``starts_K`` are their first pairs.
+    log_q: ln of a bound on P[the noisy argmax is not the plurality]. ``counts_U``: the number of queries with each
+    pair. Chunks (K) are runs of pairs with the same largest count, each short enough for the processor's cache;
+    ``starts_K`` are their first pairs.
     """
 
     largest_V: IntArray
@@ -57,7 +59,8 @@ class DistinctHistograms:
 
     @classmethod
     def of(cls, largest_Q: IntArray, log_q_Q: FloatArray) -> DistinctHistograms:
-        """Find the distinct pairs of all queries; ``inverse_Q`` of the result is the index of each query's pair."""
+        """Find the distinct pairs (largest count, log_q) of all queries; ``inverse_Q`` of the result is the index of
+        each query's pair."""
         # One key sorts faster than two; keys that rounding makes equal cost time, never a wrong group.
         # With log_q <= 0 the fraction is at most 1/2: it orders within a largest count and never across two.
         order_Q = np.argsort(largest_Q - 1 / (2 - log_q_Q))
@@ -93,8 +96,8 @@ class TheoremSix:
 
     @classmethod
     def prepare(cls, log_q_U: FloatArray, variance: float) -> TheoremSix:
-        """Compute the coefficients of a and b for every log_q. The data-independent cost of a query is alpha /
-        ``variance``."""
+        """Compute, for every log_q, the coefficients of the exponents a and b in Theorem 6's moment e^a + e^b. The
+        data-independent cost of a query is alpha / ``variance``."""
         # ln 0 would lead to inf - inf in the conditions below.
         log_q_U = np.maximum(log_q_U, NEVER)
         # The theorem holds for any mu1 and mu2 in its range; the paper sets mu2 = sigma sqrt(-ln q) and mu1 = mu2 + 1.
@@ -115,7 +118,8 @@ class TheoremSix:
     def moments(
         self, rows: slice, powers_LA: FloatArray, runs: Sequence[slice], independent_A: FloatArray, *, logs: bool
     ) -> FloatArray:
-        """Return the moments, or with ``logs`` their logarithms, for the values of log_q in ``rows``, shape (B, A).
+        """Return the moments e^a + e^b of Theorem 6, or with ``logs`` their logarithms, for the values of log_q in
+        ``rows``, shape (B, A).
 
         ``powers_LA`` has the rows alpha - 1 and 1, which a and b multiply by their coefficients; ``runs`` are ranges of
         evenly spaced orders; ``independent_A`` is the data-independent moment or logarithm. A moment may be inf.
@@ -176,7 +180,7 @@ def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[s
 
 @dataclass(frozen=True)
 class JointPricing:
-    """Computes the joint cost of threshold bit and argmax at some of the orders, for many histograms.
+    """Computes the joint Renyi cost of threshold bit and noisy argmax at some of the orders, for many vote histograms.
 
     p(v) is the probability that v passes the threshold, and w is the largest count on neighbouring data. The joint
     moment is yes * (moment of the argmax) + no, with yes = p(v)^alpha p(w)^(1 - alpha), and no the same for 1 - p. It
@@ -207,8 +211,8 @@ class JointPricing:
         *,
         logs: bool,
     ) -> JointPricing:
-        """Compute the factors that all histograms share at ``orders_A``. Without ``logs``, no moment may overflow a
-        float."""
+        """Compute the factors yes and no of the joint moment, which histograms with the same largest count share, at
+        ``orders_A``. Without ``logs``, no moment may overflow a float."""
         exponent_A = orders_A * (orders_A - 1) / argmax.variance
         shared = (exponent_A, log_yes_SVA, log_no_SVA)
         independent_A, yes_SVA, no_SVA = shared if logs else map(np.exp, shared)
@@ -228,7 +232,8 @@ class JointPricing:
         )
 
     def total_exponents(self) -> FloatArray:
-        """Return the sum of (alpha - 1) R over all queries, shape (A,)."""
+        """Return the sum over all queries of (alpha - 1) R, where R is a query's joint cost at order alpha, shape
+        (A,)."""
         # (alpha - 1) R where the argmax is charged in full.
         independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
         # Beyond its reach a chunk costs what its largest count alone says: add such chunks up by that count.
@@ -256,7 +261,8 @@ class JointPricing:
         return total_A
 
     def write_exponents(self, exponent_UA: FloatArray) -> None:
-        """Write (alpha - 1) R of every distinct histogram into ``exponent_UA``."""
+        """Write (alpha - 1) R of every distinct histogram into ``exponent_UA``, where R is its joint cost at order
+        alpha."""
         sizes_K = np.diff(self.distinct.starts_K, append=len(exponent_UA))
         independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
         exponent_UA[:] = independent_VA[np.repeat(self.distinct.group_K, sizes_K)]
@@ -264,8 +270,8 @@ class JointPricing:
             exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
 
     def _live_chunks(self) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield, for each chunk of pairs whose cost Theorem 6 may lower, its range of rows and their joint moments
-        (B, R), at the orders where it may."""
+        """Yield, for each chunk of histograms whose cost Theorem 6 may lower, its range of rows and its joint moments
+        (B, R) at the orders where the theorem may lower them."""
         starts_K = self.distinct.starts_K
         stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
         table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, self.reach_K], axis=1)[self.reach_K > 0]
@@ -297,8 +303,8 @@ class JointPricing:
 
 
 def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatArray) -> FloatArray:
-    """Return the exponent (alpha - 1) R of both steps together, from that of the argmax and the logarithms of the
-    factors yes and no of :class:`JointPricing`."""
+    """Return (alpha - 1) R, where R is the joint Renyi cost of threshold bit and argmax, from the argmax's own
+    ``exponent`` and the logarithms of the factors yes and no of :class:`JointPricing`."""
     below: FloatArray = np.logaddexp(log_yes_S[0] + exponent, log_no_S[0])
     return np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
 
@@ -498,7 +504,8 @@ def _log_difference_survival(noise_stddev: float, max_gap: int, tail: Tail) -> F
 def _log_answer_probability(
     largest: IntArray, threshold: float, stddev: float, tail: Tail
 ) -> tuple[FloatArray, FloatArray]:
-    """Return ln p and ln(1 - p) for p = P[N >= threshold - largest], elementwise, for a finite threshold."""
+    """Return ln p and ln(1 - p) for p = P[largest + N >= threshold] with noise N of ``stddev``, elementwise, for a
+    finite threshold."""
     if tail == "discrete":
         # Counts and discrete noise are whole: reaching the threshold is reaching its ceiling.
         return log_survival_and_complement(stddev, math.ceil(threshold) - largest)

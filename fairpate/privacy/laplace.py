@@ -52,7 +52,7 @@ def release_epsilon_for(
     if not low > 0:
         raise ValueError(
             f"Expected target_epsilon > {pure_epsilon(others):g}, the cost of the other releases, got "
-            f"{target_epsilon:g}; raise it."
+            f"{target_epsilon:g}; raise target_epsilon."
         )
     # The search uses a coarse grid for speed; the result is then checked on the grid by which runs are priced.
     coarse = max(DEFAULT_INTERVAL, low / _STEPS_PER_RELEASE)
@@ -111,7 +111,7 @@ def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: floa
     if num_values < 2 or not epsilon >= 0:
         raise ValueError(f"Expected num_values >= 2 and epsilon >= 0, got {num_values} and {epsilon}.")
     if len(codes) and not np.isin(codes, np.arange(num_values)).all():
-        raise ValueError(f"Expected codes from 0 to {num_values - 1}, got {np.unique(codes)}.")
+        raise ValueError(f"Expected codes_N to hold integers from 0 to {num_values - 1}, got {np.unique(codes)}.")
     if math.isinf(epsilon):
         return codes.astype(np.int64)
     # The float's exact value, so that no rounding decides who answers what.

@@ -78,8 +78,8 @@ class LossDistribution:
         return (self.removing,) if self.adding is self.removing else (self.removing, self.adding)
 
     def each(self, done: Callable[[Losses, int], tuple[Losses, int]]) -> LossDistribution:
-        """Return the distribution in which the function ``done`` has replaced every loss distribution and its number of
-        repetitions."""
+        """Return this distribution with the function ``done`` applied to each pair of one step's losses and their
+        number of repetitions, in both directions."""
         found = [tuple(done(*part) for part in direction) for direction in self.directions]
         return LossDistribution(removing=found[0], adding=found[-1])
 
@@ -106,7 +106,7 @@ def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, i
     """Add ``masses`` at ``losses`` to the grid ``masses_L``, in place; each mass is split between the two nearest
     points.
 
-    The split keeps the total probability under each of the two neighbouring data sets. The losses before it can be
+    The split keeps the total probability under each of the two neighbouring data sets. The original losses can be
     computed from the losses on the grid (post-processing), so the latter are an upper bound.
     """
     below = np.floor(losses / interval).astype(np.int64)
@@ -118,7 +118,7 @@ def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, i
 
 
 def connected(interval: float, lowest: int, excess_L: FloatArray) -> Losses:
-    """Return privacy losses on a grid, given the divergence of a release at the points of the grid.
+    """Return privacy losses on a grid, given the hockey-stick divergence of a release at the points of the grid.
 
     They follow the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1): the
     result has the divergence D at all points, and a larger one between them. ``excess_L`` is X(e) = D(e) - max(0, 1 -
@@ -180,8 +180,9 @@ def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution
 
 
 def epsilon_and_excess(distribution: LossDistribution | None, target_delta: float) -> tuple[float, float]:
-    """Return the least epsilon >= 0 at which the divergence is proven to be at most ``target_delta`` (``inf`` if there
-    is none), and an estimate of how much of this epsilon is due to the rounding of losses to the grid."""
+    """Return the least epsilon >= 0 at which the hockey-stick divergence is proven to be at most ``target_delta``
+    (``inf`` if there is none), and an estimate of how much of this epsilon is due to the rounding of losses to the
+    grid."""
     if distribution is None:
         return math.inf, 0.0
     return max(_epsilon_at(losses, target_delta) for losses in distribution.directions)
@@ -296,7 +297,7 @@ class _Tail:
         )
 
     def delta_at(self, epsilon: float) -> float:
-        """Return an upper bound on the divergence at the threshold ``epsilon``, of any sign."""
+        """Return an upper bound on the hockey-stick divergence at the threshold ``epsilon``, of any sign."""
         losses_S = _grid(self.interval, self.first, len(self.tilted_S))
         if epsilon < losses_S[0] and self.tilt:
             return 1.0  # what lies below the window may weigh most
@@ -308,8 +309,8 @@ class _Tail:
         return min(1.0, self.infinite + below + lost * math.exp(min(self.log_scale - self.tilt * epsilon, 700.0)))
 
     def epsilon_at(self, delta: float) -> tuple[float, bool]:
-        """Return an upper bound on the epsilon at ``delta``, and whether it is the lowest loss in this tail's
-        window."""
+        """Return an upper bound on the epsilon at ``delta``, and whether this is merely the lowest loss in the tail's
+        window, so that a smaller epsilon may hold."""
         start = max(0, -self.first)
         if self.infinite > delta or start >= len(self.tilted_S):
             # No finite loss above 0: only the infinite one counts.
@@ -373,8 +374,8 @@ def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:
 
 
 def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int) -> tuple[FloatArray, float]:
-    """Return upper bounds on the masses of the sum at ``size`` indices from ``first`` on, and the bound on rounding
-    errors that was added to each."""
+    """Return upper bounds on the masses of the sum of tilted losses at ``size`` indices from ``first`` on, and the
+    bound on rounding errors that was added to each mass."""
     length = scipy.fft.next_fast_len(size, real=True)
     rounding, total, least, of_bases, atom = _TRANSFORM * math.log2(length), 0, math.inf, 0.0, 1.0
     product = np.ones(length // 2 + 1, dtype=np.complex128)
@@ -458,11 +459,12 @@ class Gaussian:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss that matters; larger ones have a mass below 1e-33."""
+        """The largest privacy loss taken into account; larger losses have a probability below 1e-33."""
         return (0.5 / self.noise_multiplier + _MOST_DEVIATIONS) / self.noise_multiplier
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """Return the hockey-stick divergence at thresholds of any sign (Balle and Wang 2018, Theorem 8)."""
+        """Return the hockey-stick divergence of a Gaussian release at thresholds of any sign (Balle and Wang 2018,
+        Theorem 8)."""
         mu = 1 / self.noise_multiplier
         # In log space: e^epsilon overflows where the tail that it multiplies vanishes.
         behind, ahead = -epsilons / mu - mu / 2, mu / 2 - epsilons / mu
@@ -499,7 +501,7 @@ class GaussianAndLaplace:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss that matters; larger ones have a mass below 1e-33."""
+        """The largest privacy loss taken into account; larger losses have a probability below 1e-33."""
         return 1 / self.laplace_scale + Gaussian(noise_multiplier=self.noise_multiplier).largest_loss
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
@@ -533,7 +535,7 @@ class AtomicLoss:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss that matters; larger ones have a mass below 1e-33."""
+        """The largest privacy loss taken into account; larger losses have a probability below 1e-33."""
         mass_from, _ = self._tails
         return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
 
@@ -638,7 +640,8 @@ def _grid(interval: float, lowest: int, size: int) -> FloatArray:
 
 
 def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray) -> FloatArray:
-    """Return the divergence minus max(0, 1 - e^epsilon), the divergence of a release without loss.
+    """Return the hockey-stick divergence minus max(0, 1 - e^epsilon), which is the divergence of a release without
+    loss.
 
     By symmetry its value at -epsilon is e^-epsilon times that at epsilon.
     """

@@ -199,7 +199,8 @@ def sanitised_rdp(
 
 
 def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, *, release: SmoothRelease) -> float:
-    """Return the smooth sensitivity of the cost, which depends on the votes and is not to be published.
+    """Return the smooth sensitivity of the queries' data-dependent cost; it depends on the votes and is not to be
+    published.
 
     It is the maximum over d of exp(-beta d) times the sum over queries of the sensitivity at distance d. ValueError for
     votes that are not whole numbers >= 0 with the same sum in every query, for fewer than two classes, for noise or a
@@ -216,8 +217,8 @@ def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, 
 
 
 def distinct_votes(votes_QC: npt.ArrayLike) -> tuple[IntArray, FloatArray, IntArray]:
-    """Return the distinct vote histograms (U, C), how many queries have each (U,), and each query's histogram as a row
-    of them (Q,).
+    """Return the distinct vote histograms (U, C), how many queries have each (U,), and for each query the index of its
+    histogram (Q,).
 
     Counts of a histogram are sorted in decreasing order. Errors as :func:`smooth_sensitivity`.
     """
@@ -240,7 +241,8 @@ def distinct_votes(votes_QC: npt.ArrayLike) -> tuple[IntArray, FloatArray, IntAr
 def two_step_rdp(
     ranked_UC: IntArray, mechanism: MechanismParameters, *, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
-    """Return the cost of the threshold check plus that of the argmax, shape (U,); it is not to be published.
+    """Return the Renyi cost at ``order`` of a threshold check plus that of a noisy argmax, for each vote histogram,
+    shape (U,); it is not to be published.
 
     An infinite threshold makes the check free.
     """
@@ -262,7 +264,8 @@ def two_step_rdp(
 def threshold_sensitivity(
     ranked_UC: IntArray, mechanism: MechanismParameters, *, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
-    """Return the sensitivity of the threshold check's cost at each distance d, shape (U, D); it is not to be published.
+    """Return the sensitivity of the threshold check's cost at each distance d (number of moved votes), shape (U, D); it
+    is not to be published.
 
     It is the largest change of the cost by one moved vote, over all votes that differ in at most d votes.
     """
@@ -292,7 +295,8 @@ def threshold_sensitivity(
 def argmax_sensitivity(
     ranked_UC: IntArray, mechanism: MechanismParameters, *, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
-    """Return the sensitivity of the argmax's cost at each distance d, shape (U, D); it is not to be published.
+    """Return the sensitivity of the noisy argmax's cost at each distance d (number of moved votes), shape (U, D); it is
+    not to be published.
 
     It is the largest change of the cost by one moved vote, over all votes that differ in at most d votes. Let q bound
     the probability that the output is not the plurality class, and let x be the gap between two counts over 2 sigma.
@@ -345,7 +349,9 @@ def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float
     """
     noise = noise_stddev_votes
     if num_classes < 2:
-        raise ValueError(f"Expected at least 2 classes, got {num_classes}: one class is always the answer, for free.")
+        raise ValueError(
+            f"Expected at least 2 classes, got {num_classes}: one class is always the answer and costs nothing."
+        )
     if not 0 < noise < math.inf:
         raise ValueError(f"Expected 0 < noise_stddev_votes < inf, got {noise}.")
     log_q0 = limit = _log_q_limit(noise, order)
@@ -399,18 +405,19 @@ def _log_q_limit(noise_stddev: float, order: float) -> float:
 
 
 def _argmax_log_q(gaps_UC: IntArray, noise_stddev: float, offset_votes: float) -> FloatArray:
-    """Return ln q (U,) for gaps between the largest count and every other count."""
+    """Return ln q (U,), where q bounds P[the noisy argmax is not the plurality], given the gaps between the largest
+    count and every other count."""
     log_tails = scipy.special.log_ndtr((offset_votes - gaps_UC) / (math.sqrt(2) * noise_stddev))
     return np.minimum(np.logaddexp.reduce(log_tails, axis=1), math.log1p(-1 / (gaps_UC.shape[1] + 1)))
 
 
 @lru_cache(maxsize=64)
 def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
-    """Return the least shift in votes, about 1/2, with which the continuous tail bounds the discrete one at every
-    gap >= 1.
+    """Return the least shift in votes, about 1/2, by which the tail of continuous noise must move to bound that of
+    discrete noise at every gap >= 1 between two counts.
 
-    The bound is continuous because the proof of :func:`argmax_sensitivity` needs a continuous tail. Gap 0 needs no
-    bound: q >= 1/2 there, beyond q0 under either tail.
+    The bound is continuous because the proof of :func:`argmax_sensitivity` needs a continuous tail. No bound is needed
+    at gap 0: there q >= 1/2, and the cost no longer depends on q.
     """
     if tail == "gaussian":
         return 0.0
@@ -424,8 +431,8 @@ def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeQueries(accountant.ConfidentGnmaxQueries):
-    """Confident-GNMax queries that protect only the sensitive attribute of one training record, at the parent's
-    cost."""
+    """Confident-GNMax queries that protect only the sensitive attribute of one training record, at the cost of
+    :class:`ConfidentGnmaxQueries`."""
 
     unit: Unit = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
@@ -748,14 +755,17 @@ def as_in_paper_rdp(
     """Return the cost that the published PATE and FairPATE code computes, shape (A,): NOT a valid privacy cost.
 
     It is for comparison only. Each query costs the threshold check plus P[answered] times the argmax: an expectation,
-    not the cost of what happened. A query whose label the fairness gate refused (``fairness_rejected_Q``) costs nothing
-    there, although both steps ran.
+    not the cost of what happened. In that code a query whose label was withheld for fairness (``fairness_rejected_Q``)
+    costs nothing, although both steps ran.
     """
     charged_Q = np.ones(len(event.votes_QC), dtype=bool)
     if fairness_rejected_Q is not None:
         charged_Q = ~np.asarray(fairness_rejected_Q, dtype=bool)
     if charged_Q.shape != (len(event.votes_QC),):
-        raise ValueError(f"Expected one flag per query ({len(event.votes_QC)}), got shape {charged_Q.shape}.")
+        raise ValueError(
+            f"Expected fairness_rejected_Q to hold one flag per query ({len(event.votes_QC)}), got shape "
+            f"{charged_Q.shape}."
+        )
     votes_QC, noise = np.asarray(event.votes_QC)[charged_Q], event.noise_stddev_votes
     threshold, threshold_stddev, tail = event.threshold, event.threshold_stddev_votes, event.tail
     log_q_Q = gnmax.log_q(votes_QC, noise_stddev_votes=noise, tail=tail)
@@ -797,16 +807,18 @@ class SecretTrials:
             raise ValueError(f"Expected 1 < expected_trials <= {MOST_TRIALS:g} and a finite eta > -1, got {given}.")
         guarantees = {(event.unit, event.relation) for events in self.trials for event in events}
         if not all(self.trials) or guarantees != {(self.unit, self.relation)}:
-            expected = f"trials with events for {self.unit}, {self.relation}"
-            raise ValueError(f"Expected {expected}, got {sorted(guarantees)}.")
+            expected = f"events in every trial, all of them for {self.unit}, {self.relation}"
+            raise ValueError(
+                f"Expected {expected}, got {sorted(guarantees)}; give SecretTrials the unit and relation of its events."
+            )
 
     @cached_property
     def gamma(self) -> float:
         """The parameter gamma at which K has the mean ``expected_trials``."""
         if mean_trials(_LEAST_GAMMA, self.eta) < self.expected_trials:
             raise ValueError(
-                f"No gamma gives {self.expected_trials} expected trials at eta {self.eta}; lower expected_trials or "
-                "raise eta."
+                f"No parameter gamma gives a mean of {self.expected_trials} trials at eta {self.eta}; lower "
+                "expected_trials or raise eta."
             )
         return math.exp(
             scipy.optimize.brentq(
@@ -818,8 +830,8 @@ class SecretTrials:
         )
 
     def draw(self, source: NoiseSource) -> int:
-        """Draw K by inversion. 63 random bits and float sums change the distribution of K by less than 1e-12 in total
-        variation."""
+        """Draw K, the secret number of trials, by inversion. 63 random bits and float sums change the distribution of K
+        by less than 1e-12 in total variation."""
         left = (source.randbelow(2**63) + 0.5) / 2**63
         gamma, eta = self.gamma, self.eta
         chance, number = -(1 - gamma) / math.log(gamma), 1
@@ -902,9 +914,9 @@ def merged(
     *,
     by: Callable[[Counts, Counts], Counts] = lambda counts, _: counts,
 ) -> tuple[Event, ...]:
-    """Return ``events``, in which those that differ only in their count are one event with the sum of the counts.
+    """Return ``events`` with all that differ only in their count merged into one, whose count is the sum.
 
-    ``by`` combines the count of each event with its count in ``others``.
+    ``by`` then maps this count, and the count of the same event in ``others``, to the count that is returned.
     """
     both: tuple[Counts, Counts] = (Counter(), Counter())
     for counts, listed in zip(both, (events, others), strict=True):
@@ -925,7 +937,7 @@ def merged(
 
 
 def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the union of two lists of events: each event with the larger of its two counts."""
+    """Return the union of two lists of events, in which each event has the larger of its counts in the two lists."""
     # The union of two Counters takes the larger count of each key.
     return merged(events, others, by=operator.or_)
 
@@ -938,12 +950,12 @@ def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...
 
 @dataclass(frozen=True, kw_only=True)
 class PartOfUnit:
-    """The event ``whole``, priced for a record or a person, converted to a smaller unit: one record of a person who
-    stays in the data, or the sensitive attribute of one record.
+    """The event ``whole``, whose cost is for a record or a person, converted to a smaller unit of privacy: one record
+    of a person who stays in the data, or the sensitive attribute of one record.
 
     If one record of a person goes and the person stays, the person's contribution to the release is replaced by another
     one: an average of clipped gradients changes by up to twice the clipping bound, a vote moves from one cell to
-    another. Likewise, a record whose attribute changes is replaced. Where ``whole`` is priced under "add or remove
+    another. Likewise, a record whose attribute changes is replaced. If the cost of ``whole`` is for "add or remove
     one", replacing is two steps: one removes the old contribution, one adds the new one. Their Renyi curves combine by
     the weak triangle inequality (Mironov 2017, arXiv:1702.07476, proposition 11, p = q = 2):
 

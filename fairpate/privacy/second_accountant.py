@@ -88,7 +88,8 @@ def discrete_gaussian(stddev: float) -> Pair:
 
 
 def together(*pairs: Pair) -> Pair:
-    """Return the pair of one release that consists of several independent releases of the same sample."""
+    """Return the pair of output distributions of one release that consists of several independent releases of the same
+    sample."""
     # The number of points of a product is that of its factors multiplied, so factors and products are made coarse.
     total, *others = map(_coarse, pairs)
     for other in others:
@@ -129,7 +130,7 @@ def _mixed(outside: FloatArray, inside: FloatArray, rate: float) -> FloatArray:
 
 
 def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
-    """Return the privacy losses of a pair as multiples of ``step``, and their masses.
+    """Return the privacy losses of a pair of output distributions as multiples of ``step``, and their masses.
 
     Each mass is split between the two nearest multiples so that both distributions keep their total mass.
     """
@@ -148,7 +149,7 @@ def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
 
 
 def _coarse(pair: Pair) -> Pair:
-    """Return a pair with fewer points that is at least as easy to distinguish as ``pair``."""
+    """Return a pair of output distributions with fewer points than ``pair`` that is at least as easy to distinguish."""
     # Without far tails, across which the steps of the grid would be too wide.
     kept = np.maximum(pair.with_K, pair.without_K) > _LOG_FAR
     pair = Pair(pair.with_K[kept], pair.without_K[kept])
@@ -245,7 +246,8 @@ def _require_valid(event: Mapping[str, Any]) -> None:
     if event["kind"] == "SecretTrials":
         if not 1 < event["expected_trials"] < math.inf or not -1 < event["eta"] < math.inf or not all(event["trials"]):
             raise ValueError(
-                "SecretTrials: expected finite expected_trials > 1 and eta > -1, and events in every trial"
+                "SecretTrials: expected finite expected_trials > 1 and eta > -1, and events in every trial; restore "
+                "the statement that contains this event"
             )
         for inner in (each for events in event["trials"] for each in events):
             if inner.get("kind") in ("SecretTrials", "PoissonGaussianLaplaces", "NeighbourVotes"):
@@ -267,13 +269,17 @@ def _require_valid(event: Mapping[str, Any]) -> None:
         if value is None and name == "threshold_stddev_votes":
             continue
         if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value) >= 0:
-            raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
+            raise ValueError(f"{event['kind']}.{name}: expected a number >= 0, got {value!r}; restore the statement")
     if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
-        raise ValueError(f"{event['kind']}: expected a whole number as count and 0 < sampling_rate <= 1")
+        raise ValueError(
+            f"{event['kind']}: expected a whole number as count and 0 < sampling_rate <= 1; restore the statement that "
+            "contains this event"
+        )
 
 
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
-    """Return the epsilon, in one direction, of all ``parts`` together: pairs, each with its number of repetitions."""
+    """Return the epsilon at ``delta``, in one direction, of all ``parts`` together: pairs of output distributions, each
+    with its number of repetitions."""
     if not parts:
         return 0.0
     # The interval of the composed loss, but for a mass of e^_LOG_LOST on either side, by Chernoff's bound at every
@@ -367,9 +373,10 @@ def _renyi_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
-    """Return the Renyi curve of a secret number of trials, by Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2.
+    """Return the Renyi curve of publishing the best of a secret number of trials, by Papernot and Steinke 2022 (arXiv
+    2110.03620), Theorem 2.
 
-    The formula is implemented independently, with other orders for the trial inside.
+    It is implemented independently of the first accountant, and evaluates the curve of a single trial at other orders.
     """
     mean, eta = float(event["expected_trials"]), float(event["eta"])
     # E[K] of the law, as a function of ln gamma < 0; it falls as gamma rises.
@@ -393,7 +400,7 @@ def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
-    """Return the Renyi curve of a SmoothRelease.
+    """Return the Renyi curve of a SmoothRelease, the publication of a data-dependent privacy cost.
 
     It is the largest divergence between normal variables whose standard deviations differ by a factor up to exp(beta)
     and whose means differ by the smaller of the two smooth sensitivities.
@@ -412,8 +419,8 @@ def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Return for each noisy step of an event of teachers' votes: how many counts one teacher changes by one, over all
-    queries, and the standard deviation of their noise."""
+    """Return a pair for each noisy step of an event of teachers' votes: how many counts one teacher changes by one,
+    over all queries, and the standard deviation of the noise on them."""
     count, kind = event["count"], event["kind"]
     if kind == "ThresholdChecks":
         return [(count, float(event["threshold_stddev_votes"]))]
@@ -478,6 +485,6 @@ def _pairs(event: Mapping[str, Any]) -> list[tuple[Pair, int]]:
 
 
 def _rounded(stddev: float, norm: float) -> Pair:
-    """Return a pair that bounds a vector of L2 norm ``norm`` with discrete Gaussian noise of ``stddev``: that of
-    rounded continuous noise."""
+    """Return a pair of output distributions that bounds a release of a vector of L2 norm ``norm`` under discrete
+    Gaussian noise of ``stddev``: the pair for rounded continuous noise."""
     return gaussian(math.sqrt(max(stddev**2 - _ROUNDING**2, 0.0)) / norm)

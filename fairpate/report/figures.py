@@ -1,7 +1,7 @@
 """Charts of a comparison: each is drawn once, as a Vega-Lite specification, for the page and for a paper.
 
-The page embeds a specification and changes its parameters (level of epsilon, hidden methods, frontier only). For a
-paper vl-convert turns the same specification into PDF, SVG or PNG; it needs neither a browser nor a network.
+The page embeds each specification and changes its parameters (level of epsilon, hidden methods, frontier only). For a
+paper, vl-convert turns the same specification into PDF, SVG or PNG; it needs neither a browser nor a network.
 
 A method looks the same in every chart: its family decides the shape, and within the family it has its own colour and
 dash. The seven colours differ for every kind of colour vision (least CIE76 distance above 25 under normal, protan,
@@ -51,9 +51,10 @@ SHAPES: Mapping[str, str] = _LOOKS["shapes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of similar methods, which share a shape in charts; ``methods`` maps each to the index of its colour.
+    """A family of similar methods, which have the same shape of mark in charts; ``methods`` maps each method to the
+    index of its colour.
 
-    ``take_when``: words for the use that the family suits, which complete "choose it for ...".
+    ``take_when``: words for the purpose for which the family is suitable, which complete "choose it for ...".
     """
 
     title: str
@@ -69,7 +70,7 @@ _OTHER_SHAPES = tuple(SHAPES[name] for name in ("star", "triangle-up", "triangle
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesStyle:
-    """The look of one series (the points of one method) in charts.
+    """The look in charts of one series, which is the points of one method: shape, colour and dash.
 
     ``place``: the index of its colour in ``COLOURS`` and of its dash in ``DASHES``.
     """
@@ -82,7 +83,7 @@ class SeriesStyle:
 
 
 def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
-    """Return the style of each series of ``points``, sorted by family.
+    """Return how charts draw each series (the points of one method) among ``points``, sorted by family.
 
     A method of this package always has the same style; methods of other packages get the remaining styles in
     alphabetical order.
@@ -115,7 +116,8 @@ _ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which 
 
 
 class EpsilonAxis:
-    """A logarithmic axis that shows every defined epsilon of some points; ``range`` are its ends as decimal logarithms.
+    """A logarithmic axis that shows every defined epsilon of the charted points; ``range`` are the axis's two ends as
+    decimal logarithms.
 
     Zero is placed left of the smallest value, infinity right of the largest. ``ticks`` are pairs of position and label:
     the epsilons themselves if they are few and far enough apart, otherwise round numbers.
@@ -156,8 +158,8 @@ class EpsilonAxis:
 
 
 def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
-    """Return the levels of epsilon of ``points``: their guaranteed epsilons in ascending order, where values up to 5 %
-    below a larger one are merged with it."""
+    """Return the levels of epsilon among which a page's reader may choose: the guaranteed epsilons of ``points`` in
+    ascending order, where values up to 5 % below a larger one are merged with it."""
     # Noise that is calibrated to 1 costs a little less, by method: these are one level.
     values = {frontier.rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
     levels: list[float] = []
@@ -168,8 +170,8 @@ def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
 
 
 def middle_level(points: Sequence[Point]) -> int:
-    """Return the index of the middle one of the finite levels of epsilon (of two, the lower), which pages show
-    first."""
+    """Return the index of the level of epsilon that pages show first: the middle one of the finite levels, and of two
+    middle ones the lower."""
     return max((sum(map(math.isfinite, epsilon_levels(points))) - 1) // 2, 0)
 
 
@@ -180,8 +182,8 @@ def level_of(point: Point, levels: Sequence[float]) -> int:
 
 
 def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Return, by series, the points that a chart joins by a line: the series' most accurate configuration at each level
-    of epsilon.
+    """Return, for each series (method), the points that a chart joins by a line: the most accurate configuration at
+    each level of epsilon.
 
     Degenerate and undefined points are left out; a series with one level has no line.
     """
@@ -198,7 +200,7 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
-    """Return the drawn coordinates (N, 4) of the points, one column each: position on the epsilon axis, disparity,
+    """Return the four drawn coordinates of each point as columns (N, 4): position on the epsilon axis, disparity,
     accuracy and coverage."""
     drawn_N4 = frontier.matrix(points, OBJECTIVES)
     drawn_N4[:, EPSILON] = [axis.position(epsilon) for epsilon in drawn_N4[:, EPSILON].tolist()]
@@ -207,7 +209,7 @@ def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
 
 
 def extents(drawn_N4: FloatArray, axis: EpsilonAxis, accuracies: Sequence[float] = ()) -> list[tuple[float, float]]:
-    """Return the pair of axis ends for each of the four drawn coordinates; the accuracy axis also includes
+    """Return the ends of the axis of each of the four drawn coordinates, as pairs; the accuracy axis also includes
     ``accuracies``.
 
     The disparity axis always begins at 0, and no axis of a share extends beyond 0 % or 100 %.
@@ -231,8 +233,8 @@ def _with_room(low: float, high: float) -> tuple[float, float]:
 def shifts(
     drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int], diameters_N: Sequence[float]
 ) -> list[int]:
-    """Return a horizontal shift for each mark of a chart, in thousandths of the axis's length, so that no mark covers
-    another.
+    """Return a horizontal shift for each mark of a chart, in thousandths of the axis's length, such that marks do not
+    cover each other.
 
     ``plane``: the indices of the two drawn coordinates of the chart; ``ends``: the axis ends of all four. In the order
     of the points, each mark takes the nearest free position, without random numbers. If no position within
@@ -291,7 +293,7 @@ PAIRS: tuple[tuple[Objective, Objective], ...] = (
 
 
 def titles(notion: NotionName) -> dict[Objective, str]:
-    """Return the axis title of each objective, with disparity measured by ``notion``."""
+    """Return the title that a chart's axis has for each objective, if disparity is measured by ``notion``."""
     measure = NOTIONS[notion].measure
     return {"epsilon": "privacy budget ε", "disparity": measure, "error": "accuracy", "refused": "coverage"}
 
@@ -302,14 +304,14 @@ def class_label(privacy: PrivacyClass) -> str:
 
 
 def sound(points: Sequence[Point]) -> list[Point]:
-    """Return the points whose predictors are not degenerate."""
+    """Return the points whose models are not degenerate (:mod:`fairpate.report.metrics`)."""
     # A degenerate predictor's gap is meaningless, so it must dominate no other point.
     return [point for point in points if not point.degenerate]
 
 
 def on_frontier(points: Sequence[Point]) -> set[int]:
-    """Return the ``id`` of every point on the frontier of its panel: those that are not degenerate and that no other
-    point dominates in the four objectives.
+    """Return the ``id`` of every point on the Pareto frontier of its panel (one data set and privacy class): those that
+    are not degenerate and that no other point dominates in the four objectives.
 
     An epsilon that depends on private votes is a weaker claim, so points with a publishable epsilon are compared only
     with each other.
@@ -323,8 +325,8 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
 
 
 def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> dict[str, Any]:
-    """Return all data for the script of a comparison's page, as strict JSON values: specifications and data of the
-    charts, and details of points.
+    """Return everything that the script on a comparison's page reads, as strict JSON values: specifications and data of
+    the charts, and details of points.
 
     Buttons and marks on the page refer to ``points[i]`` by its index. ``notions``: the notions of fairness among which
     the reader may choose.
@@ -452,14 +454,15 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return rows in a compact form: a list of column names, and for each row a list of its values."""
+    """Return ``rows`` as compact JSON values: a list of column names, and for each row a list of its values."""
     # Repeated names would be most of a page's data.
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
 
 
 def up_to_five(gap: float) -> float:
-    """Round a gap up to five digits, so that a gap above a limit stays above it, as in `fairpate specify`."""
+    """Return a fairness gap rounded up to five digits, so that a gap above a limit stays above it, as in `fairpate
+    specify`."""
     return gap if math.isnan(gap) else math.ceil(gap * 1e5 - 1e-4) / 1e5
 
 
@@ -471,8 +474,8 @@ def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_spread(point: Point, divisor: float = 1.0) -> list[str]:
-    """Return disparity, accuracy and coverage as texts: the mean ± the standard deviation over seeds divided by
-    ``divisor``, such as the root of their number for a standard error."""
+    """Return disparity, accuracy and coverage of a point as texts: the mean ± the standard deviation over seeds,
+    divided by ``divisor`` (for a standard error, the square root of the number of seeds)."""
     _, disparity, error, refused = point.mean_O.tolist()
     _, *spreads = (point.spread_O / divisor).tolist()
     gap = "" if math.isnan(spreads[0]) else f" ± {decimal(spreads[0])}"
@@ -520,8 +523,8 @@ class FigureStyle:
 class PanelView:
     """All that the charts of one panel (data set and privacy class) show: its points, axes, styles and baselines.
 
-    ``complete`` are the points without undefined values, and ``drawn_N4`` their coordinates. ``known``: the style of
-    every series, including those in other panels.
+    ``complete`` are the points without undefined values, and ``drawn_N4`` their drawn coordinates. ``known``: the style
+    of every series, including series of other panels.
     """
 
     def __init__(self, points: Sequence[Point], known: Mapping[str, SeriesStyle]) -> None:
@@ -537,7 +540,7 @@ class PanelView:
         self.ends = extents(self.drawn_N4, self.axis, tuple(self.lines.values()))
 
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
-        """Return a row of chart data for each point without undefined values, in the order in which they are drawn.
+        """Return the chart data of the points without undefined values: a row for each point, in the order of drawing.
 
         Columns: ``i`` index of the point (``index_of[id(point)]``, or without it its rank), ``s`` series, ``x0`` and so
         on its horizontal position in each chart, ``e``, ``d``, ``a`` and ``c`` its coordinates, ``l`` level of epsilon,
@@ -582,8 +585,8 @@ class PanelView:
         return sorted(rows, key=lambda row: (row["f"], -row["z"]))
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
-        """Return the chart data of each series' attainment surfaces: staircases that bound what all, half or one of its
-        seeds reach in the objectives ``pair``. There is a row for each corner.
+        """Return the chart data of each series' attainment surfaces: staircases that bound the values of two objectives
+        (``pair``) that its best seed, half of its seeds, or all of its seeds reach. There is a row for each corner.
 
         Columns: ``s`` series, ``k`` the surface ("best", "median" or "worst"), ``o`` the corner's rank on the surface,
         ``x`` and ``y`` its position.
@@ -619,9 +622,10 @@ _PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden":
 
 
 def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _ALL_LEVELS) -> dict[str, Any]:
-    """Return the Vega-Lite specification of chart ``number`` in ``PLANES``, over data named ``points``.
+    """Return the Vega-Lite specification of a chart of points in two coordinates, the pair ``PLANES[number]``, drawn
+    from the data set named ``points``.
 
-    ``level``: the largest level of epsilon that the chart shows.
+    ``level``: the index of the largest level of epsilon that the chart shows.
     """
     across, up = PLANES[number]
     place = {
@@ -691,8 +695,8 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
 def attained(
     view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], *, paper: bool = False
 ) -> dict[str, Any]:
-    """Return the Vega-Lite specification of the chart that shows which values of two objectives half of the seeds
-    reach, drawn from the rows ``stairs``."""
+    """Return the Vega-Lite specification of the chart of attainment surfaces, which shows the values of two objectives
+    that half of the seeds reach, drawn from the rows ``stairs`` (:meth:`PanelView.stairs`)."""
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):
@@ -729,7 +733,8 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
     """Return the Vega-Lite specification that draws ``layers`` from the data set named ``data``, with the parameters
     that a page may change.
 
-    ``shown``: the Vega expression that selects the rows to draw. ``values``: parameters whose value is not the default.
+    ``shown``: the Vega expression that selects the rows to draw. ``values``: the values of those parameters that differ
+    from the default.
     """
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
@@ -746,8 +751,8 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 
 
 def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) -> dict[str, dict[str, Any]]:
-    """Return the Vega-Lite encoding channels by which series differ, such as colour, shape and dash; ``size`` scales
-    dashes."""
+    """Return the Vega-Lite encoding channels (colour, shape and dash) by which charts distinguish series; ``size``
+    scales dashes."""
     names = list(known)
 
     def channel(values: Sequence[Any], *, is_shown: bool = True) -> dict[str, Any]:
@@ -769,7 +774,8 @@ def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) 
 
 
 def _marks(series: Mapping[str, Mapping[str, Any]], scale: float) -> dict[str, Any]:
-    """Return the Vega-Lite encoding of marks: filled, with an outline in the background colour, or hollow."""
+    """Return the Vega-Lite encoding channels for marks: filled with an outline in the background colour, or hollow if
+    epsilon depends on private votes."""
     width = math.sqrt(scale)
     return {
         "fill": series["fill"],
@@ -782,8 +788,8 @@ def _marks(series: Mapping[str, Mapping[str, Any]], scale: float) -> dict[str, A
 def _axis(
     view: PanelView, coordinate: int, *, paper: bool, field: str, ends: tuple[float, float] | None = None
 ) -> dict[str, Any]:
-    """Return the Vega-Lite encoding channel of one drawn coordinate, read from the column ``field``, on an axis from
-    ``ends[0]`` to ``ends[1]``; without ``ends`` the axis covers the panel's points."""
+    """Return the Vega-Lite encoding channel of one drawn coordinate, whose values are in the column ``field``, on an
+    axis from ``ends[0]`` to ``ends[1]``; without ``ends`` the axis covers the panel's points."""
     names = titles(view.points[0].notion)
     title = ["ε" if paper else names["epsilon"], names["disparity"], names["error"], names["refused"]]
     axis: dict[str, Any] = {"tickCount": 5}
@@ -800,7 +806,8 @@ def _axis(
 
 
 def chart_config(font_size: float, *, paper: bool = False) -> dict[str, Any]:
-    """Return the Vega configuration of all charts of a page or for a paper; all text has size ``font_size``."""
+    """Return the Vega configuration that all charts of a page, or of a paper, share; all text has size
+    ``font_size``."""
     labels, text = {"labelFontSize": font_size, "titleFontSize": font_size}, {"fontSize": font_size}
     sizes = {"axis": labels, "legend": labels, "title": text, "text": text}
     return merge(merge(_LOOKS["chart"], _LOOKS["paper"] if paper else {}), sizes)
@@ -815,8 +822,9 @@ _SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 
 
 def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
-    """Draw the figures for a paper: for each panel its slices (accuracy and coverage over the other objectives) and
-    what seeds attain. Return the contents of the files, one per figure and format of ``style``, by name."""
+    """Draw the figures for a paper: for each panel (data set and privacy class) accuracy and coverage over the other
+    objectives, and attainment surfaces. Return the contents of the files, one per figure and format of ``style``, by
+    file name."""
     style = style or FigureStyle()
     # Of all points: a method looks the same in every picture.
     known = looks(points)
@@ -845,16 +853,16 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
 
 
 def slices_picture(points: Sequence[Point]) -> bytes:
-    """Return a PNG for a notebook that shows the slices of one panel: three charts of accuracy and coverage over
-    epsilon and disparity."""
+    """Return a PNG for a notebook with three charts of one panel's points: accuracy over epsilon, accuracy over
+    disparity, and coverage over epsilon."""
     style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
     view = PanelView(points, looks(points))
     return _pictures(view, _slices(view, style), style.width, style)["png"]
 
 
 def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
-    """Return the Vega-Lite specification of the slices, three charts: accuracy over epsilon, accuracy over disparity up
-    to the middle level of epsilon, and coverage over epsilon."""
+    """Return the Vega-Lite specification of a panel's three charts side by side: accuracy over epsilon, accuracy over
+    disparity up to the middle level of epsilon, and coverage over epsilon."""
     level = middle_level(view.points)
     budget = f"ε up to {epsilon_text(epsilon_levels(view.points)[level])}" if view.complete else ""
     planes = [plane(view, number, paper=True, level=level if number == 1 else _ALL_LEVELS) for number in range(3)]
@@ -877,7 +885,7 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
 
 
 def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -> list[str]:
-    """Return the lines of a figure's caption: data set, guarantee and meaning of the marks (``words``)."""
+    """Return the lines of a figure's caption: data set, guarantee, and what the marks mean (``words``)."""
     has_hollow = any(look.hollow for look in view.looks.values())
     dagger = "; †, hollow: ε depends on private votes, operator only" if has_hollow else ""
     seeded = "; noise from a seed: not private" if any(point.is_seeded for point in view.points) else ""
@@ -891,8 +899,8 @@ def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -
 def _pictures(
     view: PanelView, specification: Mapping[str, Any], width_in: float, style: FigureStyle
 ) -> dict[str, bytes]:
-    """Return the picture of a Vega-Lite specification in each format of ``style``, by the format's name, ``width_in``
-    inches wide; one unit of the drawing is one point on paper."""
+    """Draw a Vega-Lite specification in each format of ``style``; return the contents of the files by the format's
+    name. The pictures are ``width_in`` inches wide; one unit of the drawing is one point on paper."""
     import vl_convert
 
     planes = specification.get("hconcat") or specification.get("vconcat") or [specification]

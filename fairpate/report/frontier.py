@@ -52,13 +52,13 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One cell of a comparison: a configuration that was run, and its record or the cause of its failure.
+    """One run of a comparison: its configuration, and its results or the cause of its failure.
 
-    ``digest`` identifies the configuration. ``record`` is None exactly if the run failed; then ``error`` is the cause
-    in one line. ``command`` repeats the run in a shell. ``minutes`` is the wall-clock time of the run alone, NaN if
-    unknown. ``has_guarantee``: whether the configuration guarantees any privacy, even if the run failed. ``minutes``
-    and ``error`` depend on private records: in a published row ``minutes`` is NaN, and every error is the text
-    ``FAILED``.
+    ``digest`` identifies the configuration. ``record`` has the results; it is None exactly if the run failed, and then
+    ``error`` is the cause in one line. ``command`` repeats the run in a shell. ``minutes`` is the wall-clock time of
+    the run alone, NaN if unknown. ``has_guarantee``: whether the configuration guarantees any privacy, even if the run
+    failed. ``minutes`` and ``error`` depend on private records: in a published row ``minutes`` is NaN, and every error
+    is the text ``FAILED``.
     """
 
     digest: str
@@ -78,18 +78,19 @@ class Row:
 
     @property
     def is_private(self) -> bool:
-        """True if the row must not be published, because its epsilon depends on private votes."""
+        """True if this row must not be published, because its epsilon depends on private votes."""
         return self.record is not None and self.record.epsilon_is_data_dependent
 
     @property
     def is_unprotected(self) -> bool:
-        """True if the run has no privacy guarantee."""
+        """True if the run of this row has no privacy guarantee."""
         return not self.has_guarantee or (self.record is not None and math.isinf(self.record.epsilon))
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class PrivacyClass:
-    """The unit, relation and delta for which an epsilon holds. Epsilons of different classes are not comparable."""
+    """The privacy unit, neighbouring relation and delta for which an epsilon holds. Epsilons of different classes are
+    not comparable."""
 
     unit: Unit
     relation: Relation
@@ -98,7 +99,8 @@ class PrivacyClass:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Panel:
-    """The set within which points are compared: one privacy class on one data set."""
+    """The key of the set within which points are compared: one privacy class (unit, relation and delta) on one data
+    set."""
 
     privacy: PrivacyClass
     data: str
@@ -115,7 +117,7 @@ class Point:
     the sample standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an
     undefined objective. ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
     repeats run s with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same
-    records, NaN if unknown. ``degenerate`` has words for the predictors, of any seed, whose gaps are meaningless;
+    records, NaN if unknown. ``degenerate`` says in words why, for any seed, the gaps of the model are meaningless;
     ``groups`` counts the seeds in which a constant prediction would serve a group better, or a group had no answered
     test record.
     """
@@ -156,7 +158,7 @@ class Point:
 
     @property
     def is_seeded(self) -> bool:
-        """True if the noise of its runs comes from a seed: they are reproducible and not private."""
+        """True if the noise of this point's runs comes from a seed: the runs are reproducible and not private."""
         return math.isfinite(self.value("epsilon")) and is_seeded(self.settings)
 
     @property
@@ -167,7 +169,7 @@ class Point:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """Sentences on why a small gap is weak evidence of fairness for these predictors."""
+        """Sentences on why a small gap of this point is weak evidence of fairness, such as a degenerate model."""
         return (*self.degenerate, *self.groups.words("seed"))
 
     def value(self, objective: Objective) -> float:
@@ -175,7 +177,7 @@ class Point:
         return float(self.mean_O[OBJECTIVES.index(objective)])
 
     def seen_by(self, notion: NotionName) -> Point:
-        """Return the same point with its disparity by another notion of fairness, NaN if that was not recorded."""
+        """Return the same point with disparity measured by another notion of fairness, NaN if that was not recorded."""
         if notion == self.notion:
             return self
         values_SO = self.values_SO.copy()
@@ -185,8 +187,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """The points of one panel, sorted into three fields: those in the Pareto set (``members``), those dominated by
-    another point, and those with an undefined objective."""
+    """The points of one panel (data set and privacy class), sorted into three fields: those in the Pareto set
+    (``members``), those dominated by another point, and those with an undefined objective."""
 
     members: tuple[Point, ...]
     dominated: tuple[Point, ...]
@@ -197,11 +199,12 @@ class Frontier:
 def points_of(
     records: Sequence[RunRecord], *, commands: Sequence[str] = (), notion: NotionName = DEFAULT
 ) -> list[Point]:
-    """Return a point for each configuration, which joins the records of all its seeds, in order of first appearance.
+    """Return one point for each configuration, in order of first appearance; a point joins the records of all seeds of
+    its configuration.
 
-    Disparity is that of ``notion``. ``commands[i]`` repeats ``records[i]``; the commands of a point draw fresh noise.
-    Of two records with the same configuration and seeds the later one is used. ValueError if there are commands, but
-    not one per record.
+    Disparity is measured by ``notion``. ``commands[i]`` repeats ``records[i]``; the commands of a point draw fresh
+    noise. Of two records with the same configuration and seeds the later one is used. ValueError if there are commands,
+    but not one per record.
     """
     if commands and len(commands) != len(records):
         raise ValueError(f"Expected one command per record, got {len(commands)} for {len(records)} records.")
@@ -260,7 +263,7 @@ def points_of(
 
 
 def notion_value(record: RunRecord, notion: NotionName) -> float | None:
-    """Return the value of a notion of fairness in a record, None if it is undefined."""
+    """Return the value of a notion of fairness in the record of a run; None if it is undefined."""
     # A record that was made by hand may hold the default notion as disparity alone.
     return record.disparity if notion == DEFAULT else record.fairness.get(notion, {}).get("value")
 
@@ -279,7 +282,7 @@ def is_seeded(config: Mapping[str, Any]) -> bool:
 
 
 def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
-    """Group the points by panel, sorted by unit, relation, delta and data set."""
+    """Return the points grouped by panel (data set and privacy class), sorted by unit, relation, delta and data set."""
     panels: dict[Panel, list[Point]] = {panel: [] for panel in sorted({point.panel for point in points})}
     for point in points:
         panels[point.panel].append(point)
@@ -287,8 +290,8 @@ def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
 
 
 def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Group the points by the name of their series: the method, where points whose epsilon depends on private votes are
-    a series of their own."""
+    """Return the points grouped by the name of their series: the method, where points whose epsilon depends on private
+    votes form a series of their own."""
     series: dict[str, list[Point]] = {}
     for point in points:
         series.setdefault(point.series, []).append(point)
@@ -296,8 +299,8 @@ def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def matrix(points: Sequence[Point], objectives: Sequence[Objective], *, guaranteed: bool = False) -> FloatArray:
-    """Return the values (N, O) of the ``objectives`` of the points; with ``guaranteed``, epsilons are rounded up to
-    hundredths."""
+    """Return the values of ``objectives`` for each point, as a matrix (N, O); with ``guaranteed``, epsilons are rounded
+    up to hundredths."""
     columns = [OBJECTIVES.index(objective) for objective in objectives]
     values_NO = np.array([point.mean_O[columns] for point in points], dtype=np.float64).reshape(-1, len(columns))
     if guaranteed and "epsilon" in objectives:
@@ -319,7 +322,8 @@ def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[l
 
 
 def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIVES) -> Frontier:
-    """Return the Pareto set of one panel's points. ValueError for points of several panels or notions."""
+    """Return which of the points of one panel (data set and privacy class) are in the Pareto set. ValueError for points
+    of several panels or notions."""
     require_one_panel(points)
     have, lacking = defined(points, objectives)
     mask_N = pareto_mask(matrix(have, objectives, guaranteed=True))
@@ -345,7 +349,8 @@ def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def require_one_panel(points: Sequence[Point]) -> None:
-    """Raise ValueError for points of several panels or notions, which may not be compared."""
+    """Raise ValueError if ``points`` are from several panels (data set and privacy class) or notions of fairness,
+    because these are not comparable."""
     notions = sorted({point.notion for point in points})
     if len(notions) > 1:
         raise ValueError(f"Expected the disparities of one notion, got {', '.join(notions)}; choose one with seen_by.")
@@ -367,12 +372,13 @@ THEN: tuple[Objective, ...] = ("error", "disparity", "epsilon", "refused")
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionRule:
-    """The thresholds with which a configuration is chosen in the FairPATE paper's three settings. They are ours, as the
-    paper states none.
+    """The thresholds by which a configuration is chosen in each of the FairPATE paper's three settings. They are this
+    package's own, as the paper states none.
 
-    A configuration is eligible if its coverage is at least ``min_coverage``, its accuracy at most ``max_accuracy_loss``
-    below the best that a finite epsilon reaches in its panel, and if it is not degenerate. Values of the setting's
-    first objective within its ``tolerance`` of the best count as equal; among those the highest accuracy wins.
+    A configuration is eligible if its coverage is at least ``min_coverage``, its accuracy is at most
+    ``max_accuracy_loss`` below the best that a finite epsilon reaches in its panel, and it is not degenerate. Values of
+    the setting's first objective within its ``tolerance`` of the best count as equal; among those the highest accuracy
+    wins.
     """
 
     # Without thresholds, the smallest disparity or epsilon would reward models that refuse or answer all records alike.
@@ -391,7 +397,8 @@ class SelectionRule:
 
 
 def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, best_error: float) -> Point | None:
-    """Return the best of one method's ``points`` in one of the paper's settings; None if none is eligible.
+    """Return the best of one method's ``points`` in one of the FairPATE paper's three settings, by the thresholds of
+    ``rule``; None if no point meets them.
 
     ``best_error``: the least error in the panel (:func:`best_error`). Undefined points are not eligible.
     """
@@ -407,8 +414,8 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
 
 
 def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: float) -> frozenset[Threshold]:
-    """Return the thresholds of ``rule`` that exclude a method from all of the paper's settings: those that every one of
-    its ``points`` misses, or, if there is none, all that any point misses.
+    """Return the thresholds of ``rule`` because of which a method is chosen in none of the paper's settings: those that
+    every one of its ``points`` misses, or, if there is none, all that any point misses.
 
     Empty if a point is eligible; ``definition`` means that an objective is undefined.
     """
@@ -430,8 +437,8 @@ def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> f
 
 
 def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
-    """Return the least error among those of a panel's configurations whose coverage is at least ``rule.min_coverage``;
-    inf if there are none.
+    """Return the least error among the configurations of a panel (data set and privacy class) whose coverage is at
+    least ``rule.min_coverage``; inf if there are none.
 
     Configurations without a privacy guarantee count only if there are no others.
     """
@@ -447,7 +454,7 @@ def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """The accuracies that a panel's points are compared with; NaN if unknown.
+    """The accuracies with which the points of a panel (data set and privacy class) are compared; NaN if unknown.
 
     ``majority``: accuracy of the most common class, mean over seeds. ``unprotected``: the best accuracy of a run
     without privacy among the points that may be published, and ``unprotected_method`` its method.
@@ -459,7 +466,8 @@ class Baselines:
 
 
 def baselines(points: Sequence[Point]) -> Baselines:
-    """Return the baselines of one panel; the majority accuracy is taken from the point with the highest coverage."""
+    """Return the baseline accuracies of one panel's points; the majority accuracy is taken from the point with the
+    highest coverage."""
     # With a reject option the majority is that of answered records, so the point that answers most is used.
     known = [point for point in points if not math.isnan(point.majority_accuracy)]
     widest = min(known, key=lambda point: point.value("refused"), default=None)
@@ -486,8 +494,8 @@ class Dominance:
 
 
 def dominance(points: Sequence[Point]) -> list[Dominance]:
-    """Return, for each ordered pair of series in one panel, how many points of the second series are dominated by some
-    point of the first."""
+    """Return, for each ordered pair of series (methods) in one panel, how many points of the second are dominated by
+    some point of the first."""
     require_one_panel(points)
     series = by_series(defined(points, OBJECTIVES)[0])
     values = {name: matrix(found, OBJECTIVES, guaranteed=True) for name, found in series.items()}
@@ -512,8 +520,8 @@ def dominance(points: Sequence[Point]) -> list[Dominance]:
 
 
 def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> float:
-    """Return the exact volume of the region that the points dominate, up to the point ``reference_O``, in 1 to 4
-    objectives.
+    """Return the exact volume of the region that is dominated by the points (rows of ``values_NO``) and bounded by
+    ``reference_O``, in 1 to 4 objectives.
 
     A point that is not below the reference in every objective (for example with infinite epsilon) adds nothing. Only
     volumes with the same reference point are comparable.
@@ -547,7 +555,7 @@ def reference_point(points: Sequence[Point]) -> FloatArray:
 
 def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> FloatArray:
     """Return the corners (P, 2) of the staircase that bounds the pairs of objectives which at least ``num_seeds`` of
-    the sets attain. ``sets_SN2`` has the points of each seed.
+    the seeds attain. ``sets_SN2`` has for each seed the pairs of its points.
 
     Corners are sorted by their first objective. ``num_seeds`` 1 is the best case over seeds, ``len(sets_SN2)`` the
     worst. Empty if no pair is attained that often; infinite values are never attained.
@@ -563,8 +571,8 @@ def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> Flo
 
 
 def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective]) -> list[FloatArray]:
-    """Return a list with, for each seed, the pairs (N, 2) of objectives that its runs reached, without undefined
-    ones."""
+    """Return, for each seed, the pairs (N, 2) of two objectives that its runs reached, as a list over seeds; pairs with
+    undefined values are left out."""
     require_one_panel(points)
     columns = [OBJECTIVES.index(objective) for objective in objectives]
     seed_N = np.array([seed for point in points for seed in point.seeds])

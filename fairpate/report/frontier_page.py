@@ -38,7 +38,7 @@ _RULE = frontier.SelectionRule()
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetFindings:
-    """The best configurations within one level of epsilon: a sentence, and a table row for each method.
+    """The best configurations whose epsilon is within one budget: a sentence, and a table row for each method.
 
     A row has the method, its number of seeds, its highest mean accuracy, and its smallest mean fairness gap with the
     accuracy of the configuration that has this gap; means have standard errors.
@@ -51,11 +51,11 @@ class BudgetFindings:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The sentences on one panel.
+    """The sentences about one panel (data set and privacy class) on the page of a comparison.
 
-    ``budgets``: the best configurations within each level of epsilon, the middle level first. ``left_out``: sentences
-    on points that are not compared, with the reason. ``unsaid``: sentences on groups for which a small gap is weak
-    evidence.
+    ``budgets``: the best configurations within each level of epsilon, starting with the middle level. ``left_out``:
+    sentences on points that are not compared, with the reason. ``unsaid``: sentences on groups for which a small gap is
+    weak evidence.
     """
 
     budgets: tuple[BudgetFindings, ...]
@@ -64,12 +64,12 @@ class Findings:
 
 
 def findings(points: Sequence[Point]) -> Findings:
-    """Return the sentences on one panel's points: on the middle level of epsilon as a budget, then on up to four other
-    levels."""
+    """Return the sentences about the points of one panel: on the best configurations within the middle level of
+    epsilon, then within up to four other levels."""
 
     def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
-        """Return the most accurate point and the fairest one; ties in accuracy are broken by disparity, and the
-        reverse."""
+        """Return the most accurate and the fairest of the points ``found``. Ties in accuracy are broken by disparity,
+        and ties in disparity by accuracy."""
         pairs: tuple[tuple[Objective, Objective], ...] = (("error", "disparity"), ("disparity", "error"))
         accurate, fair = (min(found, key=lambda each: [each.value(name) for name in pair]) for pair in pairs)
         return accurate, fair
@@ -150,7 +150,8 @@ def _accuracy_words(point: Point) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names as text, ``a, b and c``, each once; of many names the first three and the number of others."""
+    """Return the different ``names`` as text, ``a, b and c``; of many names only the first three, and the number of
+    others."""
     names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
@@ -158,8 +159,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def ranked(points: Sequence[Point]) -> list[Point]:
-    """Return the points among which the page's limits choose, the most accurate first, as `fairpate specify` ranks
-    them.
+    """Return the points among which a reader of the page can choose by limits, the most accurate first, as `fairpate
+    specify` ranks them.
 
     Points that are degenerate, whose epsilon depends on votes, with an undefined value, or whose gap leaves out a group
     are omitted.
@@ -174,8 +175,8 @@ def ranked(points: Sequence[Point]) -> list[Point]:
 
 
 def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
-    """Return, for each of the FairPATE paper's three settings, the best configuration of every method of a panel, the
-    best method first."""
+    """Return, for each of the FairPATE paper's three settings, the best configuration of every method, the best method
+    first; ``points`` are those of one panel."""
     least = frontier.best_error(points, _RULE)
     chosen = {}
     for setting, first in frontier.FIRST.items():
@@ -189,7 +190,7 @@ def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
 
 
 def baseline_words(found: frontier.Baselines) -> str:
-    """Return the baselines of a panel in a sentence; empty if none is known."""
+    """Return a sentence on the accuracies of the baselines of a panel; empty if none is known."""
     words = [] if math.isnan(found.majority) else [f"always the most common class: {percent(found.majority)}"]
     if not math.isnan(found.unprotected):
         words.append(f"best without privacy: {percent(found.unprotected)} ({found.unprotected_method})")
@@ -197,8 +198,8 @@ def baseline_words(found: frontier.Baselines) -> str:
 
 
 def left_out_words(points: Sequence[Point]) -> str:
-    """Return a sentence that names the series of which no configuration is chosen in any of the paper's settings, with
-    the thresholds that they miss; empty if there is no such series."""
+    """Return a sentence that names the methods of which no configuration is chosen in any of the paper's settings, with
+    the thresholds that they miss; empty if there is no such method."""
     least = frontier.best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(_RULE.min_coverage)}",
@@ -216,7 +217,8 @@ def left_out_words(points: Sequence[Point]) -> str:
 
 
 def cells(point: Point) -> list[tuple[str, str]]:
-    """Return epsilon, disparity, accuracy and coverage of a configuration as texts, each with its spread over seeds."""
+    """Return the table cells of a configuration: epsilon, disparity, accuracy and coverage as pairs of texts, the value
+    and its spread over seeds."""
     dagger = " †" if point.epsilon_is_data_dependent else ""
     parts = [words.partition(" ± ") for words in figures.with_spread(point)]
     spreads = [(value.removesuffix(_PERCENT), plus + spread) for value, plus, spread in parts]
@@ -248,17 +250,17 @@ class FrontierReport:
 
     @property
     def shown(self) -> list[Row]:
-        """The rows that this page may show."""
+        """The rows that this page (the operator's or the public one) may show."""
         return [row for row in self.rows if self.for_operator or self.is_public(row)]
 
     def points(self) -> list[Point]:
-        """Return the points of the page: the finished rows, joined over seeds."""
+        """Return the points that the page shows: the successful runs among its rows, joined over seeds."""
         done = [(row.record, row.command) for row in self.shown if row.record is not None]
         records, commands = [record for record, _ in done], [command for _, command in done]
         return frontier.points_of(records, commands=commands, notion=self.notion)
 
     def is_public(self, row: Row) -> bool:
-        """Return True if the row may be published."""
+        """Return True if ``row`` may appear on a page that is published."""
         return not row.is_private and (self.publish_unprotected or not row.is_unprotected)
 
 
@@ -369,8 +371,8 @@ def _library() -> str:
 def _class_view(
     privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
 ) -> dict[str, Any]:
-    """Return the template values for the page's section on one privacy class: its panels, and in ``seen``, for each
-    notion of fairness in ``by_notion``, the values that depend on the notion."""
+    """Return the template values for the section of the page on one privacy class: its panels, and in ``seen``, for
+    each notion of fairness in ``by_notion``, the values that depend on the notion."""
     panels: list[dict[str, Any]] = []
     # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):

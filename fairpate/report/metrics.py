@@ -85,11 +85,11 @@ class GroupResult:
 
 @dataclass(frozen=True, kw_only=True)
 class GapResult:
-    """One fairness gap with its bootstrap percentile interval, widened to include the gap.
+    """One fairness gap with its bootstrap percentile interval, which is widened if necessary to include the gap itself.
 
     ``min_cell_size``: the size of the smallest compared cell (a group, or a group and class). ``n_undefined``: the
-    number of cells left out. ``where``: the cell whose rates differ most, in words. If a cell has too few records, the
-    gap is undefined and its ``min_cell_size`` is 0.
+    number of cells left out. ``where``: words for the cell in which rates differ most between groups. If a cell has too
+    few records, the gap is undefined and its ``min_cell_size`` is 0.
     """
 
     value: float
@@ -108,7 +108,8 @@ NOT_MEASURED = GapResult(
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """One number that was estimated from a noisy table, with its interval; NaN if it is undefined."""
+    """One number estimated from a noisy table that was released, with its confidence interval; NaN if it is
+    undefined."""
 
     name: str
     kind: Literal["share", "ratio", "count"]
@@ -119,7 +120,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutPrivacy:
-    """The accuracy of a logistic model that was trained on ``num_records`` private records without noise.
+    """A baseline: the accuracy of a logistic model that was trained on ``num_records`` private records without noise.
 
     It is measured on the test records that the evaluated model answered, and must not be published.
     """
@@ -131,8 +132,9 @@ class WithoutPrivacy:
 class EvaluationWords(TypedDict):
     """The words with which all pages describe measured numbers.
 
-    ``noun``: "records" or "persons", which are counted. ``intervals``: the kind of confidence intervals. ``covered``:
-    whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; without meaning if some were.
+    ``noun``: "records" or "persons", the units that numbers count. ``intervals``: the kind of confidence intervals.
+    ``covered``: whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; not to be read if
+    some records were evaluated.
     """
 
     noun: str
@@ -150,12 +152,12 @@ class Evaluation:
     prediction k in group z.
 
     ``majority_accuracy`` is the accuracy of always predicting ``majority_class``, the most common true label of the
-    same answered records; NaN and None if none was answered. ``degenerate`` holds predicates, such as "predicts 'no'
-    for every record", that make a predictor's gaps meaningless; it is empty for a model that answers, is better than a
-    constant prediction, and distinguishes records within every group. ``underserved`` holds predicates on
-    ``underserved_groups``, for which their own most common class would be right more often, by more than chance: a
-    model may reach equal errors by being equally bad for all. ``perfect_gap`` is the demographic-parity gap of the true
-    labels, and so of a model that is always right.
+    same answered records; NaN and None if none was answered. ``degenerate`` holds words such as "predicts 'no' for
+    every record" that say why the model's gaps are meaningless; it is empty for a model that answers, is better than a
+    constant prediction, and distinguishes records within every group. ``underserved`` holds words on
+    ``underserved_groups``, for which always predicting the group's most common class would be right more often, by more
+    than chance: a model may reach equal errors by being equally bad for all. ``perfect_gap`` is the demographic-parity
+    gap of the true labels, and so of a model that is always right.
 
     Only records in cells of at least ``least_cell`` records or persons count: smaller groups are in no number, and a
     number that would reveal a smaller cell is None or NaN; with more than two classes ``perfect_gap`` is then rounded
@@ -194,7 +196,7 @@ class Evaluation:
 
     @property
     def words(self) -> EvaluationWords:
-        """The words with which all pages describe these numbers."""
+        """The words with which all pages describe the numbers of this evaluation."""
         measured = "Measured on test records with their true labels and groups"
         people = " Every person counts as one, divided among the person’s records." if self.per_person else ""
         covered: Mapping[MetricsKind, str] = {
@@ -220,7 +222,7 @@ class Evaluation:
 
     @property
     def disparity(self) -> float:
-        """The demographic-parity gap, which pages state first."""
+        """The demographic-parity gap, which is the fairness number that pages state first."""
         return self.measured("demographic_parity").value
 
     def measured(self, notion: NotionName) -> GapResult:
@@ -230,7 +232,7 @@ class Evaluation:
 
     @property
     def judged(self) -> GapResult:
-        """The gap or rate that the user's rule of fairness limits."""
+        """The gap or rate that the user's definition of fair (``fair_at``) limits."""
         return self.measured(self.fair_at.notion)
 
     def gaps_of(self, kind: Literal["gap", "rate"]) -> dict[str, GapResult]:
@@ -240,7 +242,7 @@ class Evaluation:
 
     @property
     def fairness(self) -> dict[str, dict[str, float | None]]:
-        """The value of every notion by its name, with its interval; None if undefined."""
+        """A mapping from the name of every notion of fairness to its value and interval; None if undefined."""
         ends = ("value", "low", "high")
         return strict({name: {end: getattr(self.measured(name), end) for end in ends} for name in NOTIONS})
 
@@ -252,7 +254,7 @@ class Evaluation:
 
     @property
     def not_measured(self) -> tuple[str, ...]:
-        """The groups without an answered record, or with too few, which every gap leaves out."""
+        """The names of the groups that have no answered record, or too few, so that every gap leaves them out."""
         return tuple(
             group.name
             for group in self.groups
@@ -260,7 +262,8 @@ class Evaluation:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, and the property ``not_measured``, as plain JSON values; undefined numbers are null."""
+        """Return all fields of the evaluation, and its property ``not_measured``, as plain JSON values; undefined
+        numbers are null."""
         return strict(asdict(self) | {"not_measured": self.not_measured})
 
     @classmethod
@@ -285,14 +288,15 @@ def evaluate(
     num_replicates: int = 1000,
     level: float = 0.95,
 ) -> Evaluation:
-    """Return the evaluation of predictions: labels (N,), or probabilities (N, C).
+    """Return the evaluation (accuracy, coverage and fairness gaps) of ``predictions``: labels (N,), or probabilities
+    (N, C).
 
     Records for which ``answered_N`` is False affect only coverage; their predictions are not read. ``generator`` draws
-    the bootstrap replicates for the gaps' intervals. If a reject option with the gate ``rule`` decided which records
-    are answered, it decides anew in every replicate; fewer replicates are then drawn. With ``persons_N``, the person of
-    each record, whole persons are resampled. Numbers from fewer than ``least_cell`` records, or persons, are left out;
-    ``apart_N`` marks records that another published evaluation of the same records leaves out. ValueError for lengths
-    or values that do not fit.
+    the bootstrap replicates for the gaps' intervals. If a reject option by a demographic-parity gate with the ``rule``
+    decided which records are answered, it decides anew in every replicate; fewer replicates are then drawn. With
+    ``persons_N``, the person of each record, whole persons are resampled. Numbers from fewer than ``least_cell``
+    records, or persons, are left out; ``apart_N`` marks records that another published evaluation of the same records
+    leaves out. ValueError for lengths or values that do not fit.
     """
     groups, labels = np.asarray(groups_N), np.asarray(labels_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
@@ -390,8 +394,8 @@ def evaluate(
 def _drawn_apart(
     predictions_N: npt.NDArray[Any], records: Mapping[str, Any], drawn: Mapping[str, Any], num_replicates: int
 ) -> dict[str, FloatArray]:
-    """Return bootstrap replicates (R,) by notion, for an evaluation that hides counts by group and true label: only for
-    those gaps that can be computed from the counts that it shows."""
+    """Return bootstrap replicates (R,) of fairness gaps by notion, for an evaluation that hides counts by group and
+    true label. Only those gaps are included that can be computed from the counts that it shows."""
     # A seed may be public. Few tables agree with the shown counts, and the ends of an interval that was drawn from the
     # whole table would reveal which of them it was.
     if predictions_N.ndim != 1:
@@ -421,9 +425,9 @@ def _drawn_apart(
 
 
 def with_words(measured: Evaluation) -> Evaluation:
-    """Return ``measured`` with the fields that are computed from its tables: the accuracy of the most common class, the
-    gap of the true labels, and words on what makes the model degenerate, or worse than a constant prediction for a
-    group."""
+    """Return ``measured`` with the fields that are computed from its tables of counts: the accuracy of the most common
+    class, the gap of the true labels, and words on what makes the model degenerate, or worse than a constant prediction
+    for a group."""
     table_GYC = np.asarray(measured.confusion_GYC)
     label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
@@ -461,8 +465,8 @@ def with_words(measured: Evaluation) -> Evaluation:
 
 
 def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
-    """Yield the predicates, such as "answers no record", that describe why a model's gaps are meaningless; nothing if
-    no record was evaluated."""
+    """Yield words, such as "answers no record", that say why a model's gaps are meaningless; nothing if they are
+    meaningful, or if no record was evaluated."""
     if not measured.num_answered:
         yield from ["answers no record"] if measured.is_measured else []
         return
@@ -500,11 +504,11 @@ def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
 
 
 def _only_class(counts_YC: FloatArray) -> tuple[int | None, float, bool]:
-    """Return the class with nearly all predictions, the share of the most predicted class, and whether this class has
-    all predictions.
+    """Return the class that has nearly all predictions, the share of the most predicted class, and whether that class
+    has all predictions.
 
-    The first is None if no class has nearly all predictions, or if true labels are nearly as uneven. ``counts_YC``:
-    counts by true label and prediction.
+    The class is None if none has nearly all predictions, or if true labels are nearly as uneven. ``counts_YC``: counts
+    by true label and prediction.
     """
     predicted_C, label_C = counts_YC.sum(axis=0), counts_YC.sum(axis=1)
     share = float(predicted_C.max() / predicted_C.sum())
@@ -519,8 +523,8 @@ def _percent(share: float) -> str:
 
 
 def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
-    """Return words for the rates that ``cell`` compares, such as "predicted 3, given true 5: red against green";
-    "undefined" for None."""
+    """Return words for a cell of which a fairness gap compares rates, such as "predicted 3, given true 5: red against
+    green"; "undefined" if ``cell`` is None."""
     if cell is None:
         return "undefined"
     negated = "" if cell.label_is else "not "
@@ -535,11 +539,11 @@ def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], c
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Which numbers of an evaluation may be shown. Public numbers may describe only the records ``kept_N`` (a mask),
-    which exclude the groups ``small_G`` (a mask).
+    """Which numbers of an evaluation may be published without revealing a small cell. Public numbers may describe only
+    the records ``kept_N`` (a mask), which exclude the groups ``small_G`` (a mask).
 
-    ``by_label`` and ``totals_by_label``: whether counts by true label may be shown for each group, and for all groups
-    together.
+    ``by_label``: whether counts by true label may be shown for each group; ``totals_by_label``: whether they may be
+    shown for all groups together.
     """
 
     kept_N: BoolArray
@@ -558,7 +562,8 @@ def shown_records(
     persons_N: npt.ArrayLike | None = None,
     apart_N: BoolArray | None = None,
 ) -> Shown:
-    """Choose which of the records ``answered_N`` public numbers may describe, so that no number reveals a small cell.
+    """Choose which of the answered records (mask ``answered_N``) public numbers may describe, so that no number reveals
+    a small cell.
 
     ``least``: a cell of fewer records, or persons, is small. ``apart_N`` marks records that another published
     evaluation of the same records leaves out.
@@ -567,8 +572,8 @@ def shown_records(
     published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
 
     def small(cells_N: _Array, num_cells: int, of: list[BoolArray]) -> BoolArray:
-        """Return a mask of the cells that have too few records (or persons) in any of the sets of records ``of``, given
-        as masks. ``cells_N``: the cell of each record."""
+        """Return a mask of the cells with too few records (or persons) in any of the sets of records in ``of``, which
+        are given as masks. ``cells_N``: the index of each record's cell."""
         found = np.zeros(num_cells, np.bool_)
         for part in of:
             # Each unit once per cell: a person with ten records in a cell is one.
@@ -610,7 +615,8 @@ def shown_records(
 
 
 def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence[FloatArray]) -> Evaluation:
-    """Return ``measured`` without the numbers that would reveal a small cell's size.
+    """Return ``measured`` without the numbers from which the size of a small cell could be computed; ``shown`` says
+    which these are.
 
     ``published``: the counts (G, Y, C) by group, true label and prediction of all published evaluations of these
     records.
@@ -671,11 +677,11 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
 
 
 def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
-    """Return True if the predictions by group, and the accuracies of all groups except ``hidden``, nearly reveal how
-    many records have some true label.
+    """Return True if an outsider who knows the predictions by group, and the accuracies of all groups except
+    ``hidden``, can nearly compute how many records have some true label.
 
-    They do if they restrict this number to a range narrower than half of ``least``. ``with_totals``: the accuracy and
-    most common class of all groups together are known too.
+    "Nearly" means: within a range narrower than half of ``least``. ``with_totals``: the accuracy and most common class
+    of all groups together are known too.
     """
     # One more record of each kind of error, and one less of each kind of right prediction, changes the size of a class
     # by 2.
@@ -695,8 +701,9 @@ def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, wit
 
 
 def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
-    """Return True if predictions by group, and the accuracy and most common class of all groups together, nearly reveal
-    how many records have some true label, as in :func:`_labels_follow`. False for more than two classes."""
+    """Return True if an outsider who knows the predictions by group, and the accuracy and most common class of all
+    groups together, can nearly compute how many records have some true label, as in :func:`_labels_follow`. False for
+    more than two classes."""
     if joint_GYC.shape[-1] != 2:
         return False
     moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
@@ -704,8 +711,8 @@ def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
 
 
 def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
-    """Return, for each group, the largest minus the smallest possible value of its count, if the sum of the counts
-    ``count_G`` is known and no count is negative or exceeds ``most_G``."""
+    """Return, for each group, the range (largest minus smallest possible value) of its unknown count, if only the sum
+    of the counts ``count_G`` is known, and that no count is negative or exceeds ``most_G``."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
     return up_G + np.minimum(count_G, room_G.sum() - room_G)
@@ -714,10 +721,10 @@ def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
 @dataclass(frozen=True, kw_only=True)
 class GroupsTold:
     """The groups for which a small gap is weak evidence of fairness, each with the number of runs, out of ``num_runs``,
-    in which it is.
+    in which this holds.
 
-    In the runs of ``underserved`` a constant prediction would serve the group better; in those of ``unmeasured`` the
-    group was not measured.
+    For the groups ``underserved``, a constant prediction would be more accurate in these runs; the groups
+    ``unmeasured`` were not measured in these runs.
     """
 
     num_runs: int = 0
@@ -733,7 +740,8 @@ class GroupsTold:
         )
 
     def words(self, noun: str) -> tuple[str, ...]:
-        """Return up to two sentences about these groups; ``noun`` names one run, such as "seed"."""
+        """Return up to two sentences about the groups ``underserved`` and ``unmeasured``; ``noun`` names one run, such
+        as "seed"."""
         sentences = []
         for words, groups in (
             ("Served worse than by a constant", self.underserved),
@@ -747,13 +755,13 @@ class GroupsTold:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderResult:
-    """The results of a reject option for one order of the records; gaps are demographic-parity gaps ``dp_one_vs_rest``
-    over the records that were answered so far.
+    """The results of a reject option (IDP3) for one order of the records. Its gaps are the demographic-parity gaps
+    ``dp_one_vs_rest`` over the records answered so far.
 
-    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number ``max_gap_from``
-    (from 1) on: by then every group that has records has got ``rule.min_count`` answers, and enough answers to be
-    shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets that many, or if there is
-    only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
+    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap after a number of answers,
+    ``max_gap_from``, by which every group with records has got ``rule.min_count`` answers, and enough answers to be
+    shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets so many answers, or if
+    there is only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
     """
 
     accuracy: float
@@ -766,9 +774,10 @@ class OrderResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The mean, least and greatest value of a metric over several orders of the records, NaN if no order has a value.
+    """The mean, least and greatest value of a metric over several orders of the records; NaN if the metric is undefined
+    for every order.
 
-    ``n_undefined``: the number of orders without a value, which were left out.
+    ``n_undefined``: the number of orders for which the metric is undefined; they are left out.
     """
 
     mean: float
@@ -779,8 +788,8 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class RejectOptionSpread:
-    """The results of a reject option over several orders of the same ``num_records`` records: those of each order, and
-    their spread.
+    """The results of a reject option (IDP3) for several orders of the same ``num_records`` records, and their spread
+    over these orders.
 
     ``answers_needed``: the number of answers that every group must have before ``max_gap`` is measured.
     """
@@ -874,8 +883,8 @@ def resampled_reject_option(
     persons_N: npt.ArrayLike | None = None,
     num_replicates: int = 200,
 ) -> FloatArray:
-    """Pass bootstrap samples of the predicted ``labels_N`` through a reject option; return the counts (R, G, Y, C) of
-    answers by replicate, group, true label and prediction.
+    """Pass bootstrap samples of the predicted ``labels_N`` through a reject option (a demographic-parity gate by
+    ``rule``); return the counts (R, G, Y, C) of answers by replicate, group, true label and prediction.
 
     With ``persons_N``, the person of each record, persons are drawn, each with all of its records.
     """

@@ -65,12 +65,12 @@ _UNITS: Mapping[Unit, tuple[str, str]] = {
 class GuaranteeWords(TypedDict):
     """The words with which all pages describe a guarantee.
 
-    ``epsilon``: epsilon as text. ``noise``: the source of the noise, or why it is not private. ``why_not_private``:
-    without meaning for a private model. ``protected``: what is protected, in terms of the privacy unit.
-    ``several_records``: a sentence on persons with several records. ``attested``: what the operator attests, empty
-    unless the operator declared the unit. ``uncharged_tuning``: a warning, empty if epsilon covers the choice of
-    settings. ``with_earlier``: a sentence on epsilon together with earlier releases of the same data, empty if there
-    were none.
+    ``epsilon``: epsilon as text. ``noise``: the source of the noise, or why it is not private. ``why_not_private``: the
+    reason why the model is not private; without meaning for a private one. ``protected``: what is protected, in terms
+    of the privacy unit. ``several_records``: a sentence on persons with several records. ``attested``: what the
+    operator vouches for, empty unless the operator declared the privacy unit. ``uncharged_tuning``: a warning that
+    epsilon does not cover the choice of settings, empty if it does. ``with_earlier``: a sentence on epsilon together
+    with earlier releases of the same data, empty if there were none.
     """
 
     epsilon: str
@@ -91,8 +91,8 @@ class Guarantee:
     ``not_protected``: what the model may reveal without noise. ``remarks`` qualify the guarantee. ``tells_size``: the
     guarantee reveals the number of private records. ``epsilon_with_earlier``: the epsilon of this release together with
     ``earlier_releases`` earlier ones of the same private data, if all were fixed beforehand;
-    ``epsilon_adaptive_with_earlier``: the least limit that admits them if each was chosen after seeing the earlier
-    ones. Either is None if not finite.
+    ``epsilon_adaptive_with_earlier``: the least limit of a privacy filter that admits all of them if each was chosen
+    after seeing the earlier ones. These two are None if not finite.
     """
 
     unit: Unit
@@ -113,7 +113,7 @@ class Guarantee:
 
     @classmethod
     def of(cls, statement: PrivacyStatement) -> Guarantee:
-        """Return the guarantee of a published statement, with its events in words."""
+        """Return the guarantee that a published privacy statement makes, with its events in words."""
         queries, events = statement.queries, statement.events
         touched = described_events(events, statement.part_events)
         # For queries their number is worded, not the parameters of the mechanism, which are in the events.
@@ -136,12 +136,12 @@ class Guarantee:
 
     @property
     def protects(self) -> bool:
-        """True if what was published has a privacy guarantee: epsilon is finite and the noise is not seeded."""
+        """True if the published output has a privacy guarantee: epsilon is finite and the noise is not seeded."""
         return math.isfinite(self.epsilon) and self.noise == "os_entropy"
 
     @property
     def strength(self) -> tuple[str, Mood]:
-        """A word for the strength of the guarantee, and the mood that decides the word's colour."""
+        """A word for how strong the guarantee is, and the mood (good or bad news) that decides the word's colour."""
         return STRENGTHS[pages.strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
 
     @property
@@ -180,7 +180,7 @@ class Guarantee:
 
     @property
     def limits(self) -> list[str]:
-        """Sentences that qualify the guarantee; what is not protected comes first, as it matters most."""
+        """Sentences that qualify the guarantee. What is not protected is stated first, because it matters most."""
         limits = [remark for remark in self.remarks if remark != types.REMARKS["in_parallel"]]  # it extends the claim
         if self.noise != "os_entropy":
             limits.insert(0, f"Noise: {self.noise}. This model is not private; ε is what fresh noise would give.")
@@ -190,8 +190,8 @@ class Guarantee:
 
     @property
     def meaning(self) -> str:
-        """Sentences on how much an attacker can learn about one privacy unit; if the noise is not private, on the bound
-        that fresh noise would give."""
+        """Sentences on how much an attacker can learn about one privacy unit. If the noise is not private, they state
+        the bound that fresh noise would give."""
         seen = "all that is published"
         bound = pages.meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
@@ -201,7 +201,7 @@ class Guarantee:
 
     @property
     def row(self) -> tuple[str, str]:
-        """A heading and a sentence for the guarantee, which a terminal or a notebook shows in one line."""
+        """The guarantee as a pair of heading and sentence, which a terminal or a notebook shows in one line."""
         words = self.words
         if not math.isfinite(self.epsilon):
             return "epsilon", f"none: no guarantee ({words['noise']})"
@@ -212,8 +212,8 @@ class Guarantee:
 def described_events(
     events: Sequence[Mapping[str, Any]], part_events: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[str]:
-    """Return a line of words for each privacy event of a statement; ``part_events``: the events on test or validation
-    records."""
+    """Return a line of words for each privacy event in a privacy statement; ``part_events``: the events on test or
+    validation records."""
     parts = [(part, event) for part, of_part in part_events.items() for event in of_part]
     return [
         *map(described_event, events),
@@ -222,7 +222,7 @@ def described_events(
 
 
 def described_event(event: Mapping[str, Any]) -> str:
-    """Return a line of words for one privacy event of a statement."""
+    """Return a line of words for one privacy event in a privacy statement."""
     # Four digits would show a large count in scientific notation.
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {f'{value:,.0f}' if 1e4 <= abs(value) < math.inf else f'{value:.4g}'}"
@@ -241,8 +241,8 @@ def described_event(event: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One number on which the verdict is based: its ``name`` and ``value``, a ``word`` that judges it, and further
-    sentences (``details``).
+    """One number that supports the verdict on a model: its ``name`` and ``value``, a ``word`` that judges it, and
+    further sentences (``details``).
 
     ``mood`` sets the colour of the word.
     """
@@ -256,8 +256,8 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredClaims:
-    """The claims about one model that rest on measurements; ``without_privacy`` is a baseline that is not to be
-    published."""
+    """The claims about one model that rest on measurements. ``without_privacy`` is a baseline trained without noise,
+    which must not be published."""
 
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
@@ -266,7 +266,7 @@ class MeasuredClaims:
 
     @property
     def fairness(self) -> Fairness:
-        """The verdict on fairness by the user's rule, from the interval on test records."""
+        """The verdict on fairness by the user's definition, from the confidence interval of a gap on test records."""
         gap, limit = self.measured.judged, self.measured.fair_at.limit
         # First, because the gap of a degenerate model is small for that reason alone.
         if self.measured.degenerate:
@@ -282,8 +282,8 @@ class MeasuredClaims:
 
     @property
     def _too_few(self) -> str:
-        """The reason, such as too few records, why a small gap does not suffice to call the model fair; empty if there
-        is none."""
+        """The reason why a small gap does not suffice to call the model fair, such as too few records; empty if there
+        is no such reason."""
         # A few answers may be alike across groups just because the other records are refused.
         if self.measured.coverage < 0.5:
             return f"It is of the {percent(self.measured.coverage)} of the test records that the model answers."
@@ -297,7 +297,7 @@ class MeasuredClaims:
 
     @property
     def fairness_words(self) -> str:
-        """The verdict on fairness in words, with the groups that it covers if not all are measured."""
+        """The verdict on fairness in words, with the names of the groups that it covers if some are not measured."""
         unknown = listed(self.measured.not_measured)
         if self.fairness == "unknown":
             return f"fairness not known for {unknown}" if unknown else "fairness undefined"
@@ -310,7 +310,7 @@ class MeasuredClaims:
 
     @property
     def accuracy_words(self) -> str:
-        """The difference between the accuracy and the best baseline, in words."""
+        """The difference between the model's accuracy and that of the best baseline, in words."""
         measured, baseline = self.measured, self.without_privacy
         if math.isnan(measured.accuracy):
             return "an accuracy that is not shown"
@@ -331,7 +331,7 @@ class MeasuredClaims:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """The numbers on which the verdict is based: fairness, accuracy and coverage."""
+        """The numbers that support the verdict on the model: fairness, accuracy and coverage."""
         measured, fair, limit = self.measured, self.fairness, self.measured.fair_at.limit
         notion = rates.NOTIONS[measured.fair_at.notion]
         names = (upper(notion.measure), "Accuracy", "Coverage")
@@ -412,7 +412,7 @@ class MeasuredClaims:
 
     @property
     def measured_rows(self) -> Rows:
-        """The measurements on test records as pairs of heading and words, or the reason why there are none."""
+        """The measurements on test records as pairs of heading and words; if there are none, the reason."""
         measured = self.measured
         if not measured.is_measured:
             return [("accuracy", f"unknown: {measured.words['why_unknown']}")]
@@ -446,7 +446,7 @@ class MeasuredClaims:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatement(MeasuredClaims):
-    """All claims about the model of a run: its guarantee, and what was measured."""
+    """All claims about the model of a run: its privacy guarantee, and its measurements on test records."""
 
     guarantee: Guarantee
     no_baseline: ClassVar[str] = (
@@ -456,7 +456,7 @@ class RunStatement(MeasuredClaims):
 
     @property
     def line(self) -> str:
-        """The verdict in one line: private or not, fair or not, and how accurate."""
+        """The verdict on the model in one line: private or not, fair or not, and how accurate."""
         guarantee, measured = self.guarantee, self.measured
         private, _ = guarantee.strength
         alone = " (the sensitive attribute alone)" if guarantee.protects and guarantee.not_protected else ""
@@ -482,7 +482,7 @@ class RunStatement(MeasuredClaims):
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """The numbers on which the verdict is based: privacy, fairness, accuracy and coverage."""
+        """The numbers that support the verdict on the model: privacy, fairness, accuracy and coverage."""
         guarantee, words = self.guarantee, self.guarantee.words
         private, mood = guarantee.strength
         held = f"{words['protected']}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
@@ -513,15 +513,15 @@ def upper(words: str) -> str:
 
 
 def fair_words(rule: FairRule) -> str:
-    """Return the user's rule of fairness in words, as a noun phrase."""
+    """Return the user's definition of fair in words, as a noun phrase."""
     measure = rates.NOTIONS[rule.notion].measure
     named = ", the four-fifths rule" if rule == types.FOUR_FIFTHS else ""
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
 
 
 def _number(measured: Evaluation, number: int, which: str = "") -> str:
-    """Return words for a number of test records or persons, such as "about 300 test records"; with private metrics it
-    is an estimate."""
+    """Return words for a number of test records or persons, such as "about 300 test records"; "about" is added if
+    metrics are private, because numbers are then estimates."""
     return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.words['noun'])}"
 
 
@@ -531,12 +531,13 @@ def listed(names: Sequence[str]) -> str:
 
 
 def interval_words(gap: GapResult) -> str:
-    """Return the interval of a gap and its confidence level in words."""
+    """Return words for the confidence interval of a fairness gap, with its confidence level."""
     return "interval undefined" if math.isnan(gap.low) else f"{interval(gap)} ({percent(gap.level, digits=0)})"
 
 
 def majority_words(measured: Evaluation) -> str:
-    """Return in words the accuracy of always predicting the most common class, to compare the model's with."""
+    """Return in words the accuracy of always predicting the most common class, with which pages compare the model's
+    accuracy."""
     if measured.majority_class is None:
         return "nothing to compare with"
     return f"always “{measured.majority_class}”, the most common class: {percent(measured.majority_accuracy)}"
@@ -568,8 +569,8 @@ class GroupEstimate:
     """Estimates for one group of private records: its number of ``records``, and shares of them.
 
     ``coverage``: the share that gets an answer. Of answered records: the share predicted correctly (``accuracy``), the
-    share with each prediction (``predicted``), and the recall of each true label (``found``: the share of its records
-    that are predicted correctly).
+    share with each prediction (``predicted``), and the recall of each true label (``found``), which is the share of the
+    records with this label that are predicted correctly.
     """
 
     name: str
@@ -593,8 +594,8 @@ class GapBetweenGroups(PopulationEstimate):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivatePopulation:
-    """Estimates of how a model treats the groups of the population of private records, computed from a release whose
-    sums are by group.
+    """Estimates of how a model treats the groups of the population from which the private records come. They are
+    computed from a release of noisy sums by group.
 
     The estimates are post-processing of what was released (:mod:`fairpate.fairness.rates`): they have no privacy cost
     and may be published, unlike metrics on test records. Each has an interval at ``level``; gaps are over answered
@@ -617,7 +618,7 @@ class PrivatePopulation:
 
     @property
     def words(self) -> str:
-        """Two sentences: the main estimates, and the assumption on which they rest."""
+        """Two sentences: the main estimates, and the assumption on which the estimates rest."""
         parity, level = self.gaps["dp_one_vs_rest"], percent(self.level, digits=0)
         gap = "undefined" if math.isnan(parity.value) else f"{decimal(parity.value)} ({interval(parity)})"
         accuracies = (
@@ -641,8 +642,8 @@ class PrivatePopulation:
 def private_population(
     population: Population, *, group_names: Sequence[str], class_names: Sequence[str]
 ) -> PrivatePopulation:
-    """Return estimates of how a model treats the groups of private records, from their estimated counts by group, true
-    label and outcome (``population``); the last outcome is a refusal."""
+    """Return estimates of how a model treats the groups of the population, computed from ``population``, the estimated
+    counts by group, true label and outcome; the last outcome is a refusal."""
     joint, draws = population.joint_GYJ, population.draws_RGYJ
     # Rates and gaps are over answered records: all outcomes but the last.
     answered = joint[..., :-1], draws[..., :-1]
@@ -698,8 +699,8 @@ Course = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQueries(QueryOutcomes):
-    """The publishable facts about the queries that teachers voted on: the numbers by outcome of the privacy statement,
-    and more.
+    """The publishable facts about the queries that were submitted to teachers: the numbers by outcome in the privacy
+    statement, and more.
 
     At most ``num_teachers`` vote on a query; ``voters`` is the word for them, ``teachers`` or ``neighbours``.
     ``mechanism`` describes how labels are released. ``epsilon_course`` is the data-independent epsilon after submitted
@@ -722,12 +723,12 @@ class AnsweredQueries(QueryOutcomes):
 class PublicReport:
     """The contents of the public report, for a run of any method.
 
-    ``title`` names the data set. ``voting`` is None for a method whose teachers, if it has any, answer no queries.
+    ``title`` names the data set. ``voting``, the facts on answered queries, is None for a method without queries.
     ``evaluations`` maps each set of predictions on the test records to its result; the first is the headline.
-    ``reject_option`` has the results of a model that may refuse, over other orders of the test records; None for one
-    that answers everything. ``num_training_labels`` counts the released labels that the student was trained on, which
-    may be fewer than the ledger has; None if not known. ``private_population`` are estimates from a release by group.
-    ``made`` states when and by which version of this package the report was made.
+    ``reject_option`` has the results, over other orders of the test records, of a model that may refuse to answer; it
+    is None for a model that answers everything. ``num_training_labels`` counts the released labels that the student was
+    trained on, which may be fewer than were released; None if not known. ``private_population`` are estimates from a
+    release by group. ``made`` states when and by which version of this package the report was made.
     """
 
     title: str
@@ -746,7 +747,7 @@ class PublicReport:
 
     @property
     def model(self) -> str:
-        """The name of the published model: "student" if teachers answered queries."""
+        """The word that sentences use for the published model: "student" if teachers answered queries."""
         return "student" if self.voting else "model"
 
 
@@ -755,9 +756,9 @@ class PrivateReport:
     """The contents of the private report of a run with votes, in addition to those of the public one.
 
     Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
-    Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The courses
-    are data-dependent epsilons as they grow with the queries: ``epsilon_data_dependent_course`` charges every query for
-    which noise was drawn, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate.
+    Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The two
+    courses are data-dependent epsilons after each number of queries: ``epsilon_data_dependent_course`` charges every
+    query for which noise was drawn, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate.
     ``plurality_votes_Q`` counts the voters for the most popular label, ``runner_up_votes_Q`` those for the next,
     ``num_votes_Q`` all who voted. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known),
     ``callers_Q`` the callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that

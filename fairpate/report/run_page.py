@@ -53,7 +53,8 @@ _HATCH = (
 
 
 def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, y_label: str, title: str) -> Markup:
-    """Return an SVG drawing of up to three lines, given by name as points (x, y), on linear axes from 0.
+    """Return an SVG drawing of up to three lines on linear axes from 0; ``lines`` maps each line's name to its points
+    (x, y).
 
     The name of a single line is at its end; names of several lines are in a legend below the chart.
     """
@@ -102,8 +103,8 @@ def histogram(
 ) -> Markup:
     """Return an SVG drawing of a stacked histogram.
 
-    ``edges``: the ends of the bins. ``stacks``: for each part of the stack, by the name of its colour (a variable of
-    the style sheet), the counts in the bins.
+    ``edges``: the ends of the bins. ``stacks`` maps the colour of each part of the bars (a variable of the style sheet)
+    to its counts in the bins.
     """
     rows = [
         {"stack": name, "order": order, "left": left, "right": right, "number": number}
@@ -192,7 +193,7 @@ _SCOPES = {
 
 
 def public_report(report: PublicReport) -> str:
-    """Return the public report as one HTML document, with sections about votes only if there were votes."""
+    """Return the public report of a run as one HTML document; it has sections about votes only if teachers voted."""
     guarantee, voting = report.guarantee, report.voting
     budget_curve: Markup | str = ""
     released_CG: list[list[float]] = []
@@ -222,8 +223,8 @@ def public_report(report: PublicReport) -> str:
 
 
 def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
-    """Return the values for the template ``run.html``, with which the public and the private report open;
-    ``without_privacy`` is for the private report alone."""
+    """Return the values for the template ``run.html``, with which both the public and the private report begin;
+    ``without_privacy``, a baseline that must not be published, is for the private report alone."""
     voting, trained = report.voting, report.num_training_labels
     # The noise on votes is exact, that of training is in floating point.
     exact = "exact, " if voting and report.guarantee.noise == "os_entropy" else ""
@@ -255,10 +256,10 @@ def answered_words(measured: Evaluation) -> str:
 
 
 def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]:
-    """Return the template values with which pages show how a model treats groups: names and marks, the end of the axis
-    of gaps, and for each of ``evaluations`` functions and sentences on its records and predictions.
+    """Return the template values with which pages show how a model treats groups: names and marks of groups, the end of
+    the axis of fairness gaps, and for each of ``evaluations`` functions and sentences on its records and predictions.
 
-    ``model``: what the sentences call the model.
+    ``model``: the word that the sentences use for the model.
     """
     gaps = [gap for found in evaluations.values() for gap in found.gaps_of("gap").values()]
     predictions = {}
@@ -347,8 +348,8 @@ def private_report(report: PrivateReport) -> str:
 
 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
-    """Return the template values on single queries: charts and words on the privacy cost of each query as a share of
-    its worst case, and on how many voters agreed."""
+    """Return the template values on single queries for the private report: charts and words on the data-dependent
+    privacy cost of each query as a share of its worst case, and on how many voters agreed."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
     # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
@@ -457,7 +458,7 @@ _KINDS = {"image": "pictures", "tabular": "rows of numbers"}
 class CardModel:
     """The published model as its card describes it: its method, its input and its output.
 
-    ``reject_option`` None: the model answers everything. ``sha256``: the digest of the published file.
+    If ``reject_option`` is None, the model answers everything. ``sha256``: the digest of the published file.
     ``num_training_labels``: the number of released labels on which it was trained, if recorded. ``method_title``: the
     method's readable name. ``made_on``: an ISO 8601 date.
     """
@@ -480,7 +481,7 @@ class CardModel:
 class CardData:
     """The data set as its publisher describes it, and the options with which it was read.
 
-    Of a data set that was passed in from Python (``given_from_python``) only name and kind are known.
+    Only the name and kind are known of a data set that was passed in from Python (``given_from_python``).
     """
 
     name: str
@@ -505,8 +506,8 @@ class IntendedUse:
 
 @dataclass(frozen=True, kw_only=True)
 class CardRefusals:
-    """The results of a model that may refuse: lowest and highest values over ``num_orders`` orders of the test records,
-    and the evaluation without refusals (``unrefused``)."""
+    """The results of a model that may refuse to answer: lowest and highest values over ``num_orders`` orders of the
+    test records, and the evaluation of the same model without refusals (``unrefused``)."""
 
     num_orders: int
     accuracy: tuple[float | None, float | None]
@@ -516,7 +517,8 @@ class CardRefusals:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The contents of a model card, with the sentences of ``card.json`` and the rows of its page."""
+    """The contents of a model card (a description of the published model), with the sentences of ``card.json`` and the
+    table rows of its page."""
 
     model: CardModel
     privacy: Guarantee
@@ -532,13 +534,13 @@ class Card:
 
     @property
     def protected_records(self) -> str:
-        """The private records that the guarantee covers, in words."""
+        """Words for the private records that the privacy guarantee covers."""
         parts = [part for part in ("validation", "test") if part in self.privacy.parts]
         return f"private {records.listed(['training', *parts])} records"
 
     @property
     def sentences(self) -> dict[str, Any]:
-        """The sentences that the page and ``card.json`` share.
+        """The sentences that a model card's page and its file ``card.json`` share, by topic.
 
         ``description``: input, output, method and groups of the model. ``publishable``: the items that may be published
         with the model, and ``not_publishable``: those that must stay with the operator. ``limits``: cautions for
@@ -670,33 +672,34 @@ _bound = lru_cache(epsilon_lower_bound)
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """The result of an attack: the attacker's ``guesses`` which canaries were included, and, if scores are Gaussian,
-    how far the scores of included and excluded canaries lie apart (``separation``)."""
+    """The result of a membership-inference attack on canaries (records added to test privacy): the attacker's
+    ``guesses`` which canaries were included, and, if scores are Gaussian, the distance between scores of included and
+    excluded canaries (``separation``)."""
 
     guesses: Guesses
     separation: Separation | None = None
 
     def bounds(self, delta: float, confidence: float = 0.95) -> tuple[float, ...]:
-        """Return the lower bounds on epsilon: one without assumptions, and, if scores are Gaussian, one that assumes
-        this."""
+        """Return lower bounds on epsilon that the attack proves: one without assumptions, and, if scores are Gaussian,
+        one that assumes this."""
         free = _bound(self.guesses, delta=delta, confidence=confidence)
         if self.separation is None:
             return (free,)
         return free, gaussian_epsilon(self.separation.mu_lower_bound(confidence), delta)
 
     def words(self, delta: float) -> str:
-        """Return the lower bounds on epsilon in words."""
+        """Return in words the lower bounds on epsilon that the attack proves."""
         free, *gaussian = (f"{bound:.2f}" for bound in self.bounds(delta))
         return f"{free} without assumptions" + (f", {gaussian[0]} if scores are Gaussian" if gaussian else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedRelease:
-    """The results of the attack on one kind of release of the run.
+    """The results of an audit's attack on one kind of release of the run, such as noisy sums.
 
-    ``part``: the records that the release reads, ``private`` or ``test``. ``planned``: the median result of the ideal
-    attack. ``found``: the result of this attack. ``control``: the attack's result on releases that have only the share
-    ``control_noise`` of the noise, about half. ``canaries_each``: the number of canaries per release.
+    ``part``: the records that the release reads, ``private`` or ``test``. ``planned``: the median result that an ideal
+    attack would have. ``found``: the result of this attack. ``control``: the attack's result on releases that have only
+    the share ``control_noise`` of the noise, about half. ``canaries_each``: the number of canaries per release.
     """
 
     part: str
@@ -717,8 +720,8 @@ class AuditedRelease:
 
     @property
     def noise_words(self) -> str:
-        """Words for the noise of the control, the releases with too little noise that should fail the audit, such as
-        "half the noise"."""
+        """Words for the noise of the control, which is a release with too little noise that should fail the audit, such
+        as "half the noise"."""
         return (
             "half the noise" if abs(self.control_noise - 0.5) < 0.01 else f"{percent(self.control_noise)} of the noise"
         )
@@ -726,7 +729,8 @@ class AuditedRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The results of an audit of the claim ``epsilon`` at ``delta`` for ``unit`` and ``relation``.
+    """The results of an audit, which attacks releases to test the claimed ``epsilon`` at ``delta`` for ``unit`` and
+    ``relation``.
 
     ``settings``: the digest of the settings that were audited. ``records``: whether the records other than canaries
     were ``made`` up or are the ``private`` ones; an audit with private ones must not be published. ``not_attacked``:
@@ -744,19 +748,19 @@ class Audit:
     releases: tuple[AuditedRelease, ...]
 
     def proved(self, confidence: float = 0.95) -> float:
-        """Return the largest lower bound on epsilon that an attack on the run's releases reached."""
+        """Return the largest lower bound on epsilon that any attack on the run's releases proves at this confidence."""
         return max(max(each.found.bounds(self.delta, confidence)) for each in self.releases)
 
     @property
     def refuted(self) -> bool:
-        """True if a lower bound exceeds the claim at a confidence of 99 %."""
+        """True if a lower bound exceeds the claimed epsilon at a confidence of 99 %."""
         # At 95 %, a nearly ideal attack would exceed the claim of one in twenty correct releases.
         return self.proved(SURE) > self.epsilon
 
     @property
     def has_power(self) -> bool:
-        """True if the attack's lower bound exceeds the claim in every control, which has about half the noise: then the
-        audit could find a fault."""
+        """True if the audit could find a fault: in every control, a release with about half the noise, the attack's
+        lower bound exceeds the claimed epsilon."""
         return all(max(each.control.bounds(self.delta)) > self.epsilon for each in self.releases)
 
     @property
@@ -788,7 +792,8 @@ class Audit:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values, with the bounds, the verdict and the sentence that follow from them."""
+        """Return all fields as JSON values, together with the bounds, the verdict and the sentence, which are computed
+        from the fields."""
         plain = asdict(self)
         for values, each in zip(plain["releases"], self.releases, strict=True):
             for name in _SERIES:
@@ -800,7 +805,9 @@ class Audit:
     def from_json(cls, values: Mapping[str, Any]) -> Audit:
         """Return the audit that :meth:`to_json` wrote; ValueError, TypeError or KeyError for anything else."""
         if values["format"] != AUDIT_FORMAT:
-            raise ValueError(f"audit.json: expected format {AUDIT_FORMAT}, got {values['format']!r}.")
+            raise ValueError(
+                f"audit.json: expected format {AUDIT_FORMAT}, got {values['format']!r}; run the audit again."
+            )
         # Fields alone: bounds and verdict follow from them and are computed again, so that a file cannot state others.
         plain = {name: values[name] for name in cls.__dataclass_fields__}
         plain["releases"] = [
@@ -815,5 +822,5 @@ class Audit:
 
 
 def audit_page(audit: Audit) -> str:
-    """Return the page of an audit as one HTML document."""
+    """Return the page that reports an audit as one HTML document."""
     return render("audit.html", audit=audit)

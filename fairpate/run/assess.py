@@ -61,9 +61,9 @@ OUTSIDE = (
 class GroupSelection:
     """The selection rate and the impact ratio of one group, with intervals; NaN where undefined.
 
-    ``num_records`` counts records that were not refused. For a group with too few records to be shown, ``num_records``
-    and ``num_selected`` are None and the shares NaN. ``is_rare``: the group has less than ``LEAST_SHARE`` of the
-    records.
+    ``num_records`` is the number of the group's records whose prediction is not a refusal, ``num_selected`` how many of
+    them are selected. For a group with too few records to be shown both are None, and the rate and ratio are NaN.
+    ``is_rare``: the group has less than ``LEAST_SHARE`` of all records, so it has no impact ratio.
     """
 
     name: str
@@ -75,7 +75,8 @@ class GroupSelection:
 
     @property
     def remark(self) -> str:
-        """The reason why the report points out this group; empty if it does not."""
+        """The reason why the report points out this group, such as an impact ratio below four fifths; empty if there is
+        no reason to."""
         if self.num_records is None:
             return "too few records to be shown"
         if self.is_rare:
@@ -87,10 +88,10 @@ class GroupSelection:
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """The results by group for one division of the records: by one column of groups, or by the intersections of
-    several.
+    """The results by group for one division of the records: by one column of groups, or by the intersections of several
+    columns.
 
-    ``measured``: accuracy and the fairness gaps of all notions; None without true labels.
+    ``measured``: accuracy and the fairness gaps of all notions of fairness; None if the table has no true labels.
     """
 
     name: str
@@ -99,13 +100,15 @@ class Division:
 
     @property
     def least(self) -> GroupSelection | None:
-        """The group with the smallest impact ratio; None if no two groups can be compared."""
+        """The group with the smallest impact ratio (its selection rate over the highest group's); None if no two groups
+        can be compared."""
         known = [group for group in self.groups if not math.isnan(group.ratio.value)]
         return min(known, key=lambda group: group.ratio.value) if len(known) > 1 else None
 
     @property
     def below(self) -> tuple[str, ...]:
-        """The groups whose impact ratio lies below four fifths."""
+        """The names of the groups whose impact ratio (their selection rate over the highest group's) lies below four
+        fifths."""
         return tuple(group.name for group in self.groups if group.ratio.value < FOUR_FIFTHS)
 
     @property
@@ -124,10 +127,10 @@ class Division:
 class AssessedPredictions:
     """The fairness report of a table of predictions; displays as a table in a terminal and as a page in a notebook.
 
-    ``selected`` says in words what counts as being selected. ``num_unknown`` records have no known group.
-    ``num_left_out`` records are in groups that are too small to be shown, or were left out to protect these.
-    ``finest_alone``: only the division by all columns together has numbers by true label, because those of other
-    divisions would have revealed hidden numbers.
+    ``selected`` says in words which prediction counts as being selected. ``num_unknown`` records have no known group.
+    ``num_left_out`` records are not shown: their groups are too small, or the numbers of small groups could be computed
+    from theirs. ``finest_alone``: only the division by all columns together has numbers by true label, because hidden
+    numbers could be computed from those of the other divisions.
     """
 
     title: str
@@ -142,8 +145,9 @@ class AssessedPredictions:
 
     @property
     def judged(self) -> tuple[Division, MeasuredClaims] | None:
-        """The division of the records whose verdict by the user's rule of fairness is the worst (of several such
-        divisions, the finest), and its measurements; None without true labels."""
+        """The division of the records (by one column of groups, or by several) that has the worst verdict under the
+        user's rule of fairness, and its measurements; None without true labels. Among equal verdicts it is the finest
+        division."""
         # Finest first: among equal verdicts `min` returns the first one.
         found = [
             (each, MeasuredClaims(measured=each.measured))
@@ -165,7 +169,8 @@ class AssessedPredictions:
 
     @property
     def left_out(self) -> str:
-        """A sentence on records and numbers that the report leaves out, with the reason; empty if it shows all."""
+        """A sentence on the records and numbers that the report leaves out, with the reason; empty if it leaves out
+        nothing."""
         words = []
         if self.num_unknown:
             words.append(f"{counted(self.num_unknown, 'record')} without a known group")
@@ -210,7 +215,8 @@ class AssessedPredictions:
         )
 
     def html(self, *, made_on: str | None = None) -> str:
-        """Return the report as one self-contained HTML document; ``made_on``: the date that it states."""
+        """Return the report as one self-contained HTML document; ``made_on``: the date that the document states as its
+        own."""
         evaluations = {
             f"by {each.name}": each.measured for each in self.divisions if each.measured and each.measured.is_measured
         }
@@ -282,7 +288,7 @@ def assess_predictions(
     if score is not None and label is not None:
         raise UsageError("--label: needs predicted classes, but --score was given; leave out one of the two options.")
     if least_cell < 1:
-        raise UsageError(f"--least-cell: expected 1 or more, got {least_cell}.")
+        raise UsageError(f"--least-cell: expected 1 or more, got {least_cell}; give 1 to show groups of any size.")
     rule = fair_rule(FairRule() if fair_at is None else fair_at)
     columns = list(dict.fromkeys([*groups, score or prediction, *filter(None, (label, person))]))
     title, text = _text_columns(table, columns)
@@ -295,16 +301,23 @@ def assess_predictions(
     text = {name: values[known_N] for name, values in text.items()}
     answered_N = text[score or prediction] != ""
     if not answered_N.any():
-        raise UsageError(f"{score or prediction}: empty in every record of {title}; name a column with values.")
+        raise UsageError(
+            f"--prediction or --score: column {score or prediction} is empty in every record of {title}; name a "
+            "column with values."
+        )
     for name, option in ((label, "--label"), (person, "--person")):
         if name is not None and (missing := int((text[name] == "").sum())):
-            raise UsageError(f"{option}: {count(missing)} records have no {name}; complete or remove them.")
+            raise UsageError(
+                f"{option}: {count(missing)} records have no {name}; complete this column or remove the records."
+            )
     classes: tuple[str, ...] = ()
     if score is not None:
         try:
             scores_N = text[score].astype(np.float64)
         except ValueError as error:
-            raise UsageError(f"--score: expected a number in every row of column {score!r}: {error}.") from None
+            raise UsageError(
+                f"--score: expected a number in every row of column {score!r} ({error}); name a column of scores."
+            ) from None
         if not np.isfinite(scores_N).all():
             raise UsageError(
                 f"--score: expected finite numbers in column {score!r}; remove rows with NaN or infinite scores."
@@ -315,9 +328,15 @@ def assess_predictions(
         named = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
         found = sorted(set(named.tolist()))
         if selected is None and len(found) > 2:
-            raise UsageError(f"--selected: {prediction} has {len(found)} classes; name the one that is the selection.")
+            raise UsageError(
+                f"--selected: missing, but column {prediction} has {len(found)} classes; name the class that counts "
+                "as being selected."
+            )
         if selected is not None and selected not in found:
-            raise UsageError(f"--selected: no {prediction} is {selected!r}{nearest(selected, found)}.")
+            raise UsageError(
+                f"--selected: {selected!r} is not a class of column {prediction}{nearest(selected, found)}; name one "
+                "of its classes."
+            )
         # The class that selects stands last: of two classes it is the positive one.
         chosen_class = found[-1] if selected is None else selected
         classes = (*(each for each in found if each != chosen_class), chosen_class)
@@ -395,12 +414,12 @@ def _hidden_follows(
     *,
     least: int,
 ) -> bool:
-    """Return True if a number by true label that one division of the records hides can be computed from numbers that
-    are shown.
+    """Return True if a number by true label that one division of the records hides, because it counts few records, can
+    be computed from the numbers that all divisions show.
 
-    ``evaluations``: the results of each division. ``codes``: for each division the group of every record (N,). In both
-    the finest division is last. ``units_N``: the record or person that a row belongs to. ``least``: numbers of fewer
-    units are hidden.
+    ``evaluations``: the results of each division. ``codes``: for each division the group of every record (N,). The
+    finest division is the last entry of both. ``units_N``: the record or person that a row of the table belongs to.
+    ``least``: numbers of fewer records or persons are hidden.
     """
     first_K = np.unique(codes[-1], return_index=True)[1]  # a record of each group of the finest division
     # Totals over all records are shown too.
@@ -429,8 +448,8 @@ def _hidden_follows(
 
 
 def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, npt.NDArray[np.str_]]]:
-    """Read ``columns`` of a table; return the table's name, and the columns as text by name: whole numbers without a
-    decimal point, and empty where a value is missing."""
+    """Read ``columns`` of a table; return the table's name and a mapping from each column's name to its values as text.
+    Whole numbers are written without a decimal point, and a missing value is empty text."""
     if isinstance(table, str | Path):
         path = Path(table)
         if not path.is_file():
@@ -456,8 +475,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
 
 
 def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Return the code of each record's group, and the names of all groups. Each combination of values of ``columns``
-    that occurs is a group."""
+    """Return the number of each record's group, and the names of all groups. Each combination of values that occurs in
+    ``columns`` is a group."""
     joined = [" · ".join(parts) for parts in zip(*(column.tolist() for column in columns), strict=True)]
     names, codes_N = np.unique(np.array(joined, dtype=np.str_), return_inverse=True)
     return codes_N.astype(np.int64), tuple(names.tolist())
@@ -471,10 +490,11 @@ def _selections(
     persons_N: npt.NDArray[np.int64] | None,
     generator: np.random.Generator,
 ) -> tuple[GroupSelection, ...]:
-    """Return selection rate and impact ratio of each group in ``names``, with intervals.
+    """Return the selection rate and impact ratio of each group in ``names``, with intervals.
 
-    ``selected_N`` and ``groups_N`` describe the records that are shown; a group that was left out has none of them.
-    With ``persons_N`` the intervals are over persons.
+    ``selected_N`` and ``groups_N`` say of each shown record whether it is selected, and the index of its group; records
+    of groups that the report leaves out are not among them. With ``persons_N``, the person of each record, the
+    intervals are from a bootstrap over persons.
     """
     sizes: dict[str, Any] = {"num_groups": len(names), "num_classes": 2}
     joint_GYC = rates.joint_table(selected_N.astype(np.int64), groups_N, **sizes)

@@ -77,16 +77,18 @@ _EVENTS_ALIKE = 0.01  # relative; a repeated search for the noise may end at a s
 
 
 class AuditError(UsageError):
-    """Raised if a run cannot be audited, or if the audit could prove nothing; the message gives reason and remedy."""
+    """Raised if a run cannot be audited, or if its audit could prove nothing; the message gives reason and remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shadows:
-    """An attack on simulated ("shadow") releases of one kind, such as noisy tables; ``attack`` describes it in words.
+    """An attack on simulated ("shadow") releases of one kind, such as noisy tables; ``attack`` describes the attack in
+    words.
 
-    ``play(coins)`` draws one release that includes the canaries whose coins (M,) are true, and returns the attack's
-    score (M,) of every canary. ``events``: the accountant's events of one release. ``is_gaussian``: the scores are
-    normally distributed, or sums of many terms. ``is_pure``: the noise is Laplace.
+    ``play(coins)`` draws one shadow release that includes those canaries (records that the attacker looks for) whose
+    coins (M,) are true, and returns the attack's score (M,) of every canary. ``events``: the accountant's privacy
+    events of one release. ``is_gaussian``: the scores are normally distributed, or sums of many terms. ``is_pure``: the
+    noise of the releases is Laplace.
     """
 
     attack: str
@@ -100,17 +102,19 @@ class Shadows:
 def audit_run(
     root: Path, *, reporter: Reporter, num_canaries: int = CANARIES, on_private: bool = False
 ) -> tuple[Audit, Path]:
-    """Audit the finished run in ``root``; write ``audit.json`` and ``audit.html``, and return the audit and its page.
+    """Audit the finished run in the folder ``root``: attack simulated releases, and compare the proven lower bound on
+    epsilon with the run's claim. Write ``audit.json`` and ``audit.html``, and return the audit and the path of its
+    page.
 
-    Both files are written to ``public/``, or with ``on_private``, which adds the canaries to the private records, to
-    ``private/``. AuditError for a run without a guarantee, for a method whose releases no attack here applies to, and
-    for too few canaries to detect half the noise.
+    Both files are written to ``public/``. With ``on_private``, which adds the canaries to the private records instead
+    of made-up ones, they are written to ``private/``. AuditError for a run without a guarantee, for a method without a
+    known attack, and for too few canaries to detect that half the noise is missing.
     """
     run, config = finished_run(root)
     statement = context.read_statement(run) if run.statement.is_file() else None
     if not config.is_private or statement is None or statement.noise != OS_ENTROPY or not statement.epsilon:
         raise AuditError(
-            f"{root}: has no privacy guarantee (method {config.method}, noise "
+            f"{root}: this run has no privacy guarantee (method {config.method}, noise "
             f"{'none' if statement is None else statement.noise}), so there is nothing to audit; give a run with a "
             f"finite epsilon and noise {OS_ENTROPY}."
         )
@@ -124,8 +128,8 @@ def audit_run(
         drawn = [event_json(event) for event in shadows.events]
         if not alike(expected, drawn, _EVENTS_ALIKE):
             raise AuditError(
-                f"statement.json: states {expected}, but the run's settings now give {drawn}; audit it with the "
-                "version that made it (environment.json)."
+                f"statement.json: states {expected}, but the run's settings now give {drawn}; audit the run with the "
+                "version of FairPATE that made it (see environment.json)."
             )
         audited.append(_attacked(shadows, control, statement, part, num_canaries, reporter, centred=on_private))
     found = Audit(
@@ -156,12 +160,12 @@ def _attacked(
     *,
     centred: bool,
 ) -> AuditedRelease:
-    """Plan the number of guesses, draw the releases of audit (``shadows``) and control, and return how many guesses are
-    right.
+    """Plan how many coins the attack guesses, draw the shadow releases of the audit (``shadows``) and of its control,
+    which has half the noise (``control``), and return how many guesses are right in each.
 
-    ``statement``: the claim. ``part``: the records that the releases read, "private" or "test". ``centred``: subtract
-    from each canary's score its mean over releases. AuditError if ``num_canaries`` are too few to detect half the
-    noise.
+    ``statement``: the run's privacy claim. ``part``: the records that the releases read, "private" or "test".
+    ``centred``: subtract from each canary's score its mean over releases. AuditError if ``num_canaries`` are too few to
+    detect half the noise.
     """
     assert statement.epsilon is not None
     delta, num_releases = statement.delta, -(-num_canaries // shadows.num_canaries)
@@ -188,8 +192,8 @@ def _attacked(
         needed *= 2
     if needed > total:
         raise AuditError(
-            f"--canaries: {total:,} are too few: even the ideal attack would not detect that half the noise is "
-            f"missing; give {needed:,}."
+            f"--canaries: {total:,} canaries are too few, as even an ideal attack would not detect that half the noise "
+            f"is missing; give {needed:,}."
         )
     reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
 
@@ -233,7 +237,8 @@ def _attacked(
 
 
 def _noises(event: Any) -> dict[str, float]:
-    """Return the noise scales of a privacy event by field name; for Laplace noise 1/epsilon."""
+    """Return the noise scales of a privacy event by the name of their field; for Laplace noise the scale is
+    1/epsilon."""
     if isinstance(event, LaplaceReleases):
         return {"epsilon": 1 / event.epsilon}
     return {
@@ -260,7 +265,8 @@ def shadows_of(
     noise_share: float = 1.0,
     on_private: bool = False,
 ) -> Shadows:
-    """Return an attack on shadow releases of a run, drawn with ``noise_share`` times its noise.
+    """Return an attack on shadow releases of a run: releases that its method draws for the audit, with ``noise_share``
+    times the run's noise.
 
     ``part``: the records that the releases read, "private" or "test". AuditError if no attack is known for the method.
     """
@@ -289,14 +295,14 @@ def shadows_of(
         case Postprocessing() if config.dp_postprocessing.base == "sgd":
             return _counts(facts, config, loaded)
     raise AuditError(
-        f"{config.method}: no attack on its releases is known; audit a run of record_votes, weighted_votes, "
+        f"method: no attack on the releases of {config.method} is known; audit a run of record_votes, weighted_votes, "
         "residual_votes, ada_ssp, a method with teachers, DP-SGD, or dp_postprocessing with base=sgd."
     )
 
 
 def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
-    """Return the features of ``count`` made-up records, which have the form of the run's records (``facts``) and are
-    random with a fixed seed."""
+    """Return the features of ``count`` made-up records: random, with a fixed seed, and of the shape and kind that
+    ``facts`` gives for the run's records."""
     generator, shape = np.random.default_rng(0), (count, *facts.record_shape)
     if facts.kind == "image":
         return torch.from_numpy(generator.integers(256, size=shape).astype(np.uint8))
@@ -304,7 +310,8 @@ def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
 
 
 def _records(x: Tensor, y: IntArray, z: IntArray, *, name: str, unit: str = "record", copies: int = 1) -> Split:
-    """Return made-up records; where ``unit`` is "person", each is a person with ``copies`` equal records."""
+    """Return made-up records with features ``x``, labels ``y`` and groups ``z``. If ``unit`` is "person", each of them
+    becomes a person with ``copies`` equal records."""
     names = [f"{name}-{number}" for number in range(len(x)) for _ in range(copies)]
     index = np.repeat(np.arange(len(x)), copies)
     return Split(
@@ -335,8 +342,8 @@ class ShadowData:
     copies: int
 
     def with_canaries(self, included_M: Coins) -> Dataset:
-        """Return the data set with those canaries whose coins ``included_M`` are true, and all other private
-        records."""
+        """Return the data set whose private records are all ordinary ones (``others``) and those canaries whose coins
+        in ``included_M`` are true."""
         rows = np.flatnonzero(np.repeat(included_M, self.copies))
         return replace(self.dataset, private=_joined(self.others, self.canaries.take(rows.tolist())))
 
@@ -350,9 +357,9 @@ def _setting(
     loaded: Dataset | None,
     is_embedded: bool,
 ) -> ShadowData:
-    """Return the data of shadow releases: public records with features ``public_x``, ``canaries`` (their features,
-    labels and groups), and other private records, which are those of ``loaded`` or, if None, ``num_others`` made-up
-    ones."""
+    """Return the data from which shadow releases are drawn: public records with features ``public_x``, the ``canaries``
+    (their features, labels and groups), and other private records. These are the run's own records in ``loaded`` or, if
+    it is None, ``num_others`` made-up ones."""
     sizes = len(facts.label_names), len(facts.group_names)
 
     def made(x: Tensor, name: str, **options: Any) -> Split:
@@ -387,7 +394,8 @@ def _setting(
 
 
 def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = None) -> Training:
-    """Return the context in which a method draws a release that is neither charged to the odometer nor stored."""
+    """Return the context in which a method draws a shadow release, which is neither charged to the odometer nor
+    stored."""
     return Training(
         dataset=dataset,
         model=model or torch.nn.Identity(),
@@ -398,7 +406,8 @@ def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = 
 
 
 def _declared_size(config: Method) -> int:
-    """Return the declared number of private records or persons; 1000 if none is declared."""
+    """Return the number of private records or persons that the data set's declaration states; 1000 if it states
+    none."""
     try:
         return entry_for(config.data).protected(config.data.options, config.data.unit)[0]
     except UserError:  # records that came from Python, or a declaration that is gone
@@ -406,14 +415,14 @@ def _declared_size(config: Method) -> int:
 
 
 def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
-    """Return the log-likelihood ratio between ``released`` numbers with and without ``added`` in them, under Gaussian
-    noise of standard deviation ``stddev``, summed over the first axis."""
+    """Return the log-likelihood ratio of the numbers ``released``: that ``added`` is in them, against that it is not,
+    under Gaussian noise of standard deviation ``stddev``, summed over the first axis."""
     return ((released - added / 2) * added / stddev**2).sum(axis=0)
 
 
 def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Dataset | None) -> Shadows:
-    """Return an attack on the tables of record_votes: one canary for each prototype (a centre of public records) and
-    each label, and for each group if the method reads groups."""
+    """Return an attack on the noisy tables of the method record_votes, with one canary for each cell of a table: a
+    prototype (a centre of public records), a label, and the group if the method reads groups."""
     kept = read_release(run.released)[0].arrays
     num_classes, num_rows = len(facts.label_names), len(facts.label_names)
     if config.reads_groups:
@@ -461,8 +470,8 @@ def _sums(
     events: Sequence[Event],
     loaded: Dataset | None,
 ) -> Shadows:
-    """Return an attack on noisy sums of feature vectors, of their products and of residuals: for each coordinate, one
-    canary whose features lie along it."""
+    """Return an attack on noisy sums of feature vectors, of their products and of residuals. For each coordinate of the
+    feature vectors there is one canary, whose features lie along this coordinate."""
     if isinstance(config, ResidualVotes):
         # The run's released sums chose the curvature; those of a shadow release might choose the other.
         kind = "private" if any(isinstance(event, mechanism_events.MomentSums) for event in events) else "public"
@@ -508,8 +517,8 @@ def _sums(
 def _sums_and_gains(
     config: WeightedVotes | ResidualVotes | AdaSsp, released: Released, canaries: Dataset
 ) -> list[tuple[Numbers, Numbers, float]]:
-    """Return three things for each released sum: its released values, what all canaries add to it given the earlier
-    released sums, and the standard deviation of its noise."""
+    """Return three things for each sum in ``released``: its released values, what all canaries together add to it if
+    the earlier sums are as released, and the standard deviation of its noise."""
     arrays, parts = released.arrays, list[tuple[Numbers, Numbers, float]]()
     if isinstance(config, AdaSsp):
         sums, moments, _ = (event.noise_stddev_votes for event in config.events())
@@ -543,7 +552,7 @@ def _sums_and_gains(
 
 def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
     """Return an attack on published models of the DP-SGD family: each canary has a feature of its own, which is 0 in
-    every other record."""
+    every other record, so that the model's weight of this feature depends on the canary alone."""
     rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
@@ -564,7 +573,7 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
     replaced = getattr(events[0], "relation", "") == "replace one"
 
     def odds(model: torch.nn.Module) -> FloatArray:
-        """Return the log odds of every canary's label under ``model``."""
+        """Return the log odds that ``model`` gives to every canary's label."""
         with torch.no_grad():
             logits_MC = model.eval()(scale_bytes(canary_x)).double()
         own_M = logits_MC.gather(1, torch.from_numpy(label_M)[:, None])
@@ -601,8 +610,9 @@ def _votes(
     noise_share: float,
     on_private: bool,
 ) -> Shadows:
-    """Return an attack on answers to queries: in every query a canary changes its teacher's vote from one of two
-    classes to the other. Which of the two it changes to is random for each query and known to the attacker."""
+    """Return an attack on the answers to queries of teachers. A canary changes its teacher's vote in every query from
+    one of two classes to the other; which of the two it changes to is random for each query, and known to the
+    attacker."""
     mechanism, target = config.mechanism, config.target
     if target.epsilon is not None:
         mechanism = mechanism_within(
@@ -664,8 +674,8 @@ def _votes(
 
 
 def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:
-    """Return an attack on the counts of DP-postprocessing: for every label and prediction there are canaries, and the
-    coin of each decides to which of two groups it belongs."""
+    """Return an attack on the noisy counts of DP-postprocessing by group, label and prediction. For every label and
+    prediction there are canaries, and a fair coin for each canary decides to which of two groups it belongs."""
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     epsilon, pairs = config.target.epsilon, num_groups // 2
     pair_M, label_M, said_M = np.indices((pairs, num_classes, num_classes)).reshape(3, -1)
@@ -709,8 +719,8 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
 def _metrics(
     run: RunDirectory, facts: DataRecord, event: PredictionTables, config: Method, loaded: Dataset | None
 ) -> Shadows:
-    """Return an attack on the noisy table of private metrics: a canary for every combination of group, true label and
-    prediction that the model makes."""
+    """Return an attack on the noisy table of test records from which private metrics are computed, with a canary for
+    every combination of group, true label and prediction that the model makes."""
     # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     tried_x = _varied(facts, _MOST_EACH, scale=_LOUD)

@@ -74,12 +74,11 @@ _SENSELESS = (UserError, OSError, LookupError, TypeError, ValueError, AttributeE
 
 
 def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
-    """Write all published files of the run in ``root`` to the zip file ``out`` (None: ``root / "bundle.zip"``); return
-    its path and the digest in its ``head.json``.
+    """Write all published files of the run in the folder ``root`` to the zip file ``out`` (None: ``bundle.zip`` in that
+    folder). Return the path of the zip file and the digest in its file ``head.json``, which identifies the content.
 
     The model card is written first if it is missing or does not match the privacy statement. RunFolderError for a
-    folder without a run, RunDirectoryError for a run that published nothing, PlaceError where ``out`` cannot be
-    written.
+    folder without a run, RunDirectoryError for a run that published nothing, PlaceError if ``out`` cannot be written.
     """
     run = run_at(root)
     out = root / "bundle.zip" if out is None else out
@@ -138,17 +137,17 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
 
 
 def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of a bundle's ``head.json``: the privacy claim, the SHA-256 of every file by name (``files``),
-    and one digest over both."""
+    """Return the content of a bundle's ``head.json``: the run's privacy claim, the mapping ``files`` from the name of
+    every file to its SHA-256, and one digest over both."""
     plain = asdict(statement)
     bound = {"format": FORMAT, "claim": {name: plain[name] for name in CLAIM}, "files": dict(sorted(files.items()))}
     return bound | {"digest": hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()}
 
 
 def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict[str, Any]]:
-    """Return the privacy events of the statement as JSON values, or with ``part`` ("test" or "validation") those on
-    these records, each with kind, unit and relation. Events of a kind that another package defines are returned
-    unchanged."""
+    """Return the privacy events that the statement lists for private records, or with ``part`` ("test" or "validation")
+    for these records, as JSON values. Each has a kind, a unit and a relation. Events of a kind that another package
+    defines are returned unchanged."""
     found = []
     for values in statement.events if part is None else statement.part_events[part]:
         try:
@@ -161,8 +160,8 @@ def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return ``value`` as the bytes of a strict JSON document, in the format of every JSON file that is made for a
-    bundle."""
+    """Return ``value`` as the bytes of a strict JSON document in the format that all JSON files made for a bundle
+    have."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
@@ -171,8 +170,8 @@ def published_statement(run: RunDirectory) -> PrivacyStatement:
     published."""
     if not run.statement.is_file():
         raise RunDirectoryError(
-            f"{run.statement}: missing, so there is nothing to bundle. A run of a method without privacy publishes "
-            "nothing; to finish an interrupted run, repeat its command."
+            f"{run.statement}: missing, so this run has published nothing. Repeat the command of an interrupted run to "
+            "finish it; a run of a method without privacy publishes nothing, so give another run."
         )
     statement = read_statement(run)
     if statement.noise != OS_ENTROPY:
@@ -189,8 +188,8 @@ def published_statement(run: RunDirectory) -> PrivacyStatement:
 
 
 def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
-    """Write the model card, unless both of its files (HTML and JSON) match this statement and the run's student. The
-    new card repeats the intended use that an earlier one states."""
+    """Write the model card of ``run``, unless both of its files (HTML and JSON) exist and match ``statement`` and the
+    run's student. The new card repeats the intended use that an earlier card states."""
     use: Mapping[str, Any] = {}
     if run.card.is_file():
         card = read_json(run.card)
@@ -208,16 +207,17 @@ def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
 
 
 class BundleError(UsageError):
-    """Raised for a path that is not that of a bundle."""
+    """Raised if a path that should be a bundle, the zip file or folder of a run's published files, is something
+    else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of checking a bundle.
+    """The result of checking a bundle, the published files of a run.
 
-    ``differs`` lists every difference between the bundle and what verification expects; the claim holds if there is
-    none. ``recomputed`` is the independent accountant's epsilon, None if it could not compute one. ``not_checked``
-    lists what cannot be checked from a bundle.
+    ``differs`` lists every difference between the bundle and what verification expects; the privacy claim holds if the
+    list is empty. ``recomputed`` is the independent accountant's epsilon, None if that accountant could not compute
+    one. ``not_checked`` lists what cannot be checked from a bundle.
     """
 
     digest: str
@@ -236,7 +236,7 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """The verdict as one line."""
+        """Return the verdict on the bundle as one line of text."""
         if not self.holds or self.recomputed is None or self.stated is None or self.delta is None:
             return f"refused: {len(self.differs)} {'thing differs' if len(self.differs) == 1 else 'things differ'}"
         compared = "<=" if self.recomputed <= self.stated else f"within {TOLERANCE:.1%} of"
@@ -248,7 +248,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Unpacked(RunDirectory):
-    """An unpacked bundle, read as the folder of its run: all of its files are public."""
+    """An unpacked bundle, read as if it were the folder of the run: all of its files are public."""
 
     public = PathIn("root", ".")
 
@@ -256,7 +256,8 @@ class Unpacked(RunDirectory):
 def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
     """Check the bundle at ``path``, a zip file or the folder that it was unpacked to, and return the verdict.
 
-    ``head``: the head's digest as the operator published it elsewhere. BundleError if ``path`` is not a bundle.
+    ``head``: the digest of the bundle's ``head.json`` that the operator published elsewhere; None does not compare it.
+    BundleError if ``path`` is not a bundle.
     """
     with _unpacked(path) as bundle:
         found = _Check(bundle)
@@ -283,7 +284,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
 
 @dataclass
 class _Check:
-    """The checks of one bundle, and their results so far."""
+    """The checks of one bundle, and the differences and values that they have found so far."""
 
     bundle: RunDirectory
     checked: list[str] = field(default_factory=list)
@@ -296,8 +297,8 @@ class _Check:
     """The statement too, for the checks that run only after it was read, so that they need not ask for None."""
 
     def run(self, check: Callable[[], str | None]) -> None:
-        """Run one check and store what it returns; a malformed file counts as a difference. Until the statement is
-        read, only the checks ``files`` and ``claim`` run."""
+        """Run one check of the bundle and store what it returns; a malformed file counts as a difference. Until the
+        privacy statement has been read, all checks but ``files`` and ``claim`` are skipped."""
         if self.statement is None and check not in (self.files, self.claim):
             return
         before = len(self.differs)
@@ -317,15 +318,16 @@ class _Check:
     def require_claim(
         self, file: str, values: Mapping[str, Any], statement: PrivacyStatement, names: Iterable[str] = CLAIM[:-1]
     ) -> None:
-        """Record a difference for each of the fields ``names`` in which ``values``, the content of ``file``, do not
-        equal the statement."""
+        """Record a difference for each of the fields ``names`` that has another value in ``values``, the content of
+        ``file``, than in the privacy statement."""
         # By default without the noise, which record.json and audit.json do not state.
         for name in names:
             found, stated = values.get(name), getattr(statement, name)
             self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
 
     def files(self) -> str:
-        """Check that the bundle has exactly the files that its head lists, each with the digest listed there."""
+        """Check that the bundle has exactly the files that its ``head.json`` lists, each with the SHA-256 listed
+        there."""
         self.head = _json(self.bundle, HEAD)
         listed = self.head["files"]
         present = {entry.name for entry in self.bundle.public.iterdir()} - {HEAD}
@@ -343,7 +345,8 @@ class _Check:
         return f"{len(listed)} files are those of {HEAD}"
 
     def claim(self) -> str:
-        """Check that the statement is of a private run, and that ``head.json`` and ``record.json`` claim the same."""
+        """Check that the statement is of a private run, and that ``head.json`` and ``record.json`` (the run as a row of
+        a comparison) state the same privacy claim."""
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
@@ -355,7 +358,8 @@ class _Check:
         return f"{HEAD} and record.json claim what the statement claims"
 
     def epsilon(self) -> str | None:
-        """Recompute epsilon from the events with the independent accountant, under their unit and relation."""
+        """Recompute epsilon from the statement's privacy events with the independent accountant, under their unit and
+        relation."""
         statement = self.said
         events = events_of(statement)
         self.require(_json(self.bundle, EVENTS) == events, f"{EVENTS}: not the events of the statement")
@@ -386,7 +390,8 @@ class _Check:
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
     def queries(self) -> str | None:
-        """Check that as many queries were charged as submitted, or more, and that no label lacks an answered query."""
+        """Check that the run charged at least as many queries as it submitted, and that it did not release more labels
+        than it answered queries."""
         statement, queries = self.said, self.said.queries
         if statement.earlier_releases:
             for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
@@ -407,7 +412,8 @@ class _Check:
         return f"{queries.submitted} queries submitted, {priced} priced"
 
     def student(self) -> str:
-        """Check that the student is readable and complete, and that card and ONNX graph were made from it."""
+        """Check that the student (the published model) is readable and complete, and that model card and ONNX graph
+        were made from it."""
         from student.student import load_student  # imports torch, which writing a bundle does not need
 
         card = load_student(self.bundle.student).card
@@ -425,7 +431,8 @@ class _Check:
         return f"the student {digest[:12]} is that of card and head"
 
     def release(self) -> str | None:
-        """Check that the statement lists all privacy events of the release that the student learned from."""
+        """Check that the privacy statement lists all privacy events of the released arrays from which the student
+        learned."""
         if not self.bundle.released.is_file():
             return None
         released, _ = read_release(self.bundle.released)
@@ -436,8 +443,8 @@ class _Check:
         return "the release's events are in the statement"
 
     def metrics(self) -> str | None:
-        """Check that private metrics equal those computed here from the released noisy table, and that the statement
-        lists the table's privacy event."""
+        """Check that the private metrics equal those computed here from the released noisy table of test records, and
+        that the statement lists the privacy event of that table."""
         measured, card = read_evaluation(self.bundle), read_card(self.bundle.student)
         stated = {"record.json": _json(self.bundle, "record.json").get("metrics", "outside")}
         stated["statement.json"] = "private" if "test" in self.said.part_events else measured.metrics
@@ -465,8 +472,8 @@ class _Check:
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
 
     def choice(self) -> str | None:
-        """Check that the run's settings are those that a private choice selected, and that the statement covers the
-        choice."""
+        """Check that the run's settings are the ones that a private choice among several selected, and that the
+        statement includes the cost of this choice."""
         made, is_stated = self.bundle.choice, "validation" in self.said.part_events
         self.require(made.is_file() == is_stated, "choice.safetensors: the statement and this file go together")
         self.require(is_stated or not self.said.tuning_accounted, "statement.json: no choice that is accounted for")
@@ -492,8 +499,8 @@ class _Check:
         return f"the settings are those that were chosen among {len(candidates)}"
 
     def audit(self) -> str | None:
-        """Check that an audit is of the run's settings, that its lower bounds follow from its counts, and that none
-        exceeds the stated epsilon."""
+        """Check that the audit in the bundle is of this run's settings, that its lower bounds on epsilon follow from
+        its counts of right guesses, and that none of them exceeds the stated epsilon."""
         if not self.bundle.audit.is_file():
             self.require(not self.bundle.audit_page.is_file(), "audit.html: a page without audit.json")
             return None
@@ -513,7 +520,7 @@ class _Check:
         return f"an audit of these settings by made records: {audit.proved():.2f} is proved of the stated epsilon"
 
     def card(self) -> str:
-        """Check that the model card and its page equal those that are computed here from statement, metrics and
+        """Check that the model card and its page equal the card and page computed here from statement, metrics and
         student."""
         given = _json(self.bundle, "card.json")
         fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
@@ -546,8 +553,8 @@ class _Check:
 
 
 def alike(one: Any, other: Any, rel_tol: float = 1e-9) -> bool:
-    """Return True if two JSON values are equal up to ``rel_tol`` in floats, whose last digits depend on the
-    processor."""
+    """Return True if two JSON values are equal, where floats may differ by the relative difference ``rel_tol``, because
+    their last digits depend on the processor."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(alike(one[name], other[name], rel_tol) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -561,14 +568,14 @@ def _json(bundle: RunDirectory, name: str) -> Any:
     # Bundles come from others: nothing is read that could fill the memory.
     path = bundle.public / name
     if path.stat().st_size > _MOST_TEXT:
-        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the most that is read of a file")
+        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the limit of a bundle; ask for another bundle")
     return json.loads(path.read_bytes()) if name == EVENTS else read_json(path)
 
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[RunDirectory]:
-    """Context manager: inside the ``with`` block the bundle at ``path`` is a folder, which is yielded. BundleError for
-    anything that is not a bundle."""
+    """Context manager: inside the ``with`` block the files of the bundle at ``path`` are in a folder, which is yielded;
+    a zip file is unpacked for this time. BundleError for anything that is not a bundle."""
     if path.is_dir():
         if not (path / HEAD).is_file():
             raise BundleError(
@@ -578,8 +585,8 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
             # A link may lead to any file of this machine, and a pipe or a device has no end.
             if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
                 raise BundleError(
-                    f"{entry}: expected plain files in a bundle, got a link, pipe or device; remove it, or give the "
-                    "zip file."
+                    f"{entry}: expected plain files in a bundle, got a link, pipe or device; remove this entry, or "
+                    "give the bundle's zip file instead of its folder."
                 )
         yield Unpacked(root=path)
         return
@@ -589,7 +596,7 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
                 names, entries = bundle.namelist(), bundle.infolist()
                 # Of two entries with one name, programs differ in which they extract.
                 faults = {
-                    f"no {HEAD}, or a name twice": HEAD not in names or len(set(names)) < len(names),
+                    f"{HEAD} missing, or two files of one name": HEAD not in names or len(set(names)) < len(names),
                     f"unknown entries {sorted(set(names) - _NAMES - {HEAD})}": set(names) - _NAMES - {HEAD},
                     # As declared: zipfile reads no more of an entry than that.
                     f"more than {_MOST_BYTES} bytes": sum(entry.file_size for entry in entries) > _MOST_BYTES,
@@ -619,8 +626,9 @@ class DossierError(UserError):
 class Line:
     """One line of a dossier: its name or section in the form (``place``) and its ``value``.
 
-    The value is computed only from the fields ``read_from``, each written ``FILE:NAME.NAME``. It is None if no file has
-    these fields or only the operator knows the value; the ``note`` of an open line says what would fill it.
+    The value is computed only from the fields of public files that ``read_from`` lists, each written
+    ``FILE:NAME.NAME``. It is None if no file has these fields, or if only the operator knows the value. The ``note`` of
+    an open line says which file would fill it.
     """
 
     place: str
@@ -631,8 +639,8 @@ class Line:
 
 
 def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Return the paths of a run's public files from which dossiers are filled in, and the contents of the JSON files
-    among them, both by file name."""
+    """Return the public files of the run in ``root`` from which a dossier, a form about the run, is filled in: their
+    paths by file name, and the contents of the JSON files among them by file name."""
     run = run_at(root)
     require_card(run, published_statement(run))
     names = ("card.json", "metrics.json", "record.json", "statement.json", "audit.json")
@@ -643,7 +651,8 @@ def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
 
 
 def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
-    """Return the lines of a form, filled in from ``values``, the contents of the public files by name."""
+    """Return the lines of a form about a run, filled in from ``values``, the contents of the run's public files by
+    name."""
     forms = read_yaml(Path(__file__).with_name("dossier.yaml"))
     lines = []
     for each in forms[form]:
@@ -669,14 +678,16 @@ def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
 
 
 def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the kinds of those privacy events whose noise is floating-point."""
+    """Return the kinds of those privacy events in ``events`` whose noise is floating-point numbers instead of
+    integers."""
     kinds = {"PoissonGaussians", "PoissonGaussianLaplaces", "AttributeGaussians", "SecretBatchAttributeGaussians"}
     flat = [each for event in events for of in event.get("trials", [[event]]) for each in of]
     return sorted({event["kind"] for event in flat} & kinds)
 
 
 def _other_content(epsilon: float, delta: float, relation: str) -> float:
-    """Return the least share of wrong guesses of an attacker who guesses which of two contents one privacy unit has."""
+    """Return the smallest possible share of wrong guesses of an attacker who guesses which of two equally likely
+    contents one privacy unit has, under the guarantee (``epsilon``, ``delta``) for ``relation``."""
     if relation == _ADDED:  # another content: one unit is taken out, and another one put in
         epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     return least_wrong(epsilon, delta)
@@ -699,11 +710,12 @@ _template = cache(_WORDS.from_string)
 def make_dossier(
     root: Path, form: Form, *, sign: Callable[[bytes], Mapping[str, str]] | None = None, out: Path | None = None
 ) -> tuple[dict[str, Path], dict[Kind, int]]:
-    """Write the dossier of the published run in ``root`` as JSON and as text; return both paths, and the number of
-    lines of each kind (filled, operator, open).
+    """Write the dossier, a form about the published run in ``root``, as JSON and as text. Return the paths of both
+    files, and the number of lines of each kind (filled, operator, open).
 
     ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``. The text is written next to it. ``sign`` maps the
-    content to the operator's public ``key`` and ``ed25519`` signature. Errors as in :func:`write_bundle`.
+    content of the dossier to the operator's public ``key`` and ``ed25519`` signature. Errors as in
+    :func:`write_bundle`.
     """
     files, values = dossier_values(root)
     lines = dossier_lines(form, values)
@@ -752,7 +764,7 @@ def make_dossier(
 def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dict[str, Any]:
     """Return the dossier in ``path`` if its signature is valid, that is, if ``signed(signature, content)`` is true.
 
-    DossierError for a damaged file, for one without a signature, and for a signature by another key or of other
+    DossierError for a damaged file, for a dossier without a signature, and for a signature by another key or of another
     content.
     """
     try:
@@ -765,14 +777,17 @@ def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dic
         )
     signature = plain.pop("signature", None)
     if not isinstance(signature, Mapping):
-        raise DossierError(f"{path}: not signed; ask the operator for a signed one (`fairpate dossier --key`).")
+        raise DossierError(
+            f"{path}: not signed; ask the operator for a dossier with a signature (`fairpate dossier --key`)."
+        )
     try:
         is_signed = signed(bytes.fromhex(str(signature.get("ed25519"))), _bytes(plain))
     except ValueError:  # no hexadecimal digits, or a number that JSON does not have
         is_signed = False
     if not is_signed:
         raise DossierError(
-            f"{path}: not signed by this key, or changed after signing; ask the operator for the original."
+            f"{path}: not signed by this key, or changed after signing; give the operator's key, or ask the operator "
+            "for the original dossier."
         )
     return plain
 

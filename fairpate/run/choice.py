@@ -65,13 +65,14 @@ def select_settings(
     reporter: Reporter,
     group_shares: Mapping[str, float] | None = None,
 ) -> RunDirectory:
-    """Choose one of several settings that learn from one release, and run it in ``out / "model"``; resumable.
+    """Choose one of several settings whose models learn from one release, by private validation records, and run it in
+    ``out / "model"``; a repeated call resumes.
 
-    ``configs`` are the settings. The release and the choice are stored in ``out / "release"``, so that a repeated
-    command makes no second one. ``epsilon``: the privacy cost of the choice.
-    ``group_shares``: a public population share for each group's name, so that the score weights all groups equally;
-    None weights all records equally. ConfigError for candidates that do not share a release, and for a data set without
-    separate validation records; other errors as in :func:`fairpate.run.run.run_method`.
+    ``configs`` are the settings. The release and the result of the choice are stored in ``out / "release"``, so that a
+    repeated command draws neither again. ``epsilon``: the privacy cost of the choice. ``group_shares``: a public
+    population share for each group's name, so that the score of a model weights all groups equally; None weights all
+    records equally. ConfigError for settings that do not share a release, and for a data set without separate
+    validation records; other errors as in :func:`fairpate.run.run.run_method`.
     """
     candidates = _candidates(
         configs,
@@ -114,13 +115,16 @@ def select_settings(
         model = RunDirectory(root=out / "model")
         if model.choice.exists() and not RunDirectory(root=out / "release").choice.exists():
             raise RunDirectoryError(
-                f"{out / 'release'}: the choice stated by {model.root} is missing; copy {model.choice.name} back to it."
+                f"{out / 'release'}: the file of the choice that {model.root} states is missing; copy "
+                f"public/{model.choice.name} from there to the folder public of the release."
             )
         made = log.of_part("validation").step(draw, settings=settings, pool="", noise=source.label, events=(event,))
     chosen = candidates[int(made.arrays["chosen"][0])]
     run = run_method(chosen.model_copy(update={"out": out / "model"}), reporter, release_of=out / "release")
     if not run.choice.exists():  # then the statement would not price it
-        raise RunDirectoryError(f"{run.root}: holds a model other than the chosen one; give a new folder with --out.")
+        raise RunDirectoryError(
+            f"{run.root}: contains another model than that of the chosen settings; give a new folder with --out."
+        )
     return run
 
 
@@ -135,33 +139,38 @@ def _candidates(
     of_all: Callable[[AnyMethod], dict[str, Any]],
     why: str,
 ) -> list[AnyMethod]:
-    """Check the settings to choose from, and return them with the checksums of the files of their initial weights.
+    """Check the settings to choose from, ``configs``, and return them with the checksums of their files of initial
+    weights.
 
-    ConfigError if there are fewer than two, if a method is not of the class ``kind`` (``words`` describes the class),
-    if ``of_all(config)`` is not the same for all (``why``: the reason, for the message), and without separate
-    validation records.
+    ConfigError for fewer than two settings, for a method that is not of the class ``kind`` (``words`` describes the
+    class in the message), for settings of which ``of_all(config)`` differs (``why`` is the reason in the message), and
+    for a data set without separate validation records.
     """
     # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
     found = [with_pinned_weights(config) for config in configs if isinstance(config, kind)]
     if len(found) < 2 or len(found) < len(configs):
         others = sorted({config.method for config in configs} - {config.method for config in found})
         got = ", ".join(others) or f"{len(configs)} of them"
-        raise ConfigError(f"methods: expected at least two settings, all of methods {words}; got {got}.")
+        raise ConfigError(
+            f"methods: expected at least two settings to choose from, all of methods {words}; got {got}. Change "
+            "methods or grids in CONFIG."
+        )
     first = found[0]
     for config in found[1:]:
         if changes := changed_fields(of_all(first), of_all(config)):
-            raise ConfigError(f"{'; '.join(changes.values())}: {why}.")
+            raise ConfigError(f"methods: settings differ in {'; '.join(changes.values())}; {why}.")
     if first.data.split is None or not first.data.split.validation_share:
         raise ConfigError(
-            "data.split: a choice needs validation records apart from all others; set data.split.validation_share to a "
-            "share above 0."
+            "data.split: a choice of settings needs validation records that nothing else reads; set "
+            "data.split.validation_share to a share above 0."
         )
     return found
 
 
 def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntArray:
-    """Return the weight (G,) that a right prediction on a record of each group adds to a score, at most ``WEIGHT``:
-    inversely proportional to the group's share in the population, or the same for all groups without ``shares``.
+    """Return, for each group, the weight (G,) that a correct prediction on one of its records adds to the score of a
+    model: at most ``WEIGHT``, and inversely proportional to the group's population share in ``shares``. Without
+    ``shares`` every group has the weight ``WEIGHT``.
 
     ConfigError unless ``shares`` has a share in (0, 1] for exactly the groups of the data.
     """
@@ -169,7 +178,8 @@ def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntAr
         return np.full(dataset.num_groups, WEIGHT, np.int64)
     if set(shares) != set(dataset.group_names) or not all(0 < share <= 1 for share in shares.values()):
         raise ConfigError(
-            f"--share: expected a number in (0, 1] for each of {', '.join(dataset.group_names)}, got {dict(shares)}."
+            "--share: expected a number above 0 and at most 1 for each of the groups "
+            f"{', '.join(dataset.group_names)}, got {dict(shares)}; give --share GROUP=SHARE once for each group."
         )
     # The smallest group weighs the most: WEIGHT, the bound of what one unit adds to a score.
     least = min(shares.values())
@@ -177,8 +187,8 @@ def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntAr
 
 
 def score_of(student: Student, validation: Split, weights_G: IntArray, source: NoiseSource) -> int:
-    """Return the summed weights of the validation records that ``student`` predicts correctly; the records of a person
-    share one weight."""
+    """Return the score of ``student`` in a choice among models: the summed weights of the validation records that it
+    predicts correctly. The records of one person share the weight of one record."""
     labels_N, _ = lone_predictions(student, validation, source)
     right_N = labels_N == validation.y.numpy()
     # Rounded down record by record: those of a person never add up to more than one weight.
@@ -186,7 +196,9 @@ def score_of(student: Student, validation: Split, weights_G: IntArray, source: N
 
 
 def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSource) -> Released:
-    """Draw the index of one candidate by the exponential mechanism, exactly, at the privacy cost of ``event``."""
+    """Draw the index of one of several models by the exponential mechanism, from their scores ``scores_M``, at the
+    privacy cost of ``event``. The draw has exactly the mechanism's probabilities: no floating-point number is
+    involved."""
     # The textbook mechanism halves the exponent, which scores that change in one direction do not need.
     sensitivity = Fraction(WEIGHT, 2) if event.relation == "add or remove one" else Fraction(WEIGHT)
     # Exact fractions: probabilities in floating point would leak through their rounding (Ilvento 2020).
@@ -196,17 +208,18 @@ def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSour
 
 
 class TrialsError(UserError):
-    """Raised if every trial failed, so that there is no model; the privacy cost was charged."""
+    """Raised if every trial (training of a choice among settings) failed, so that there is no model; the privacy cost
+    was charged nevertheless."""
 
 
 MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
-"""Errors that noise may cause in a trial: it then counts as the worst, as showing the error would reveal the trial."""
+"""Errors that noise may cause in a trial: the trial then counts as the worst, as an error message would reveal it."""
 
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Context manager: suppress progress, warnings and logs inside the ``with`` block, as they would reveal the number
-    of trials or a losing trial."""
+    """Context manager: suppress progress, warnings and logs inside the ``with`` block, in which secret trials run,
+    because these messages would reveal the number of trials or a trial that was not chosen."""
     # Restored afterwards, as the caller may have disabled some levels itself.
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -219,11 +232,11 @@ def unheard() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """The plan of a choice among trainings: the ``epsilon`` of one training, all ``trainings`` as one privacy event,
-    and all ``scores`` as another.
+    """The plan of a choice among trainings (trials), of which a secret number is run: the ``epsilon`` of one training,
+    all ``trainings`` as one privacy event, and the noisy scores of all trained models, ``scores``, as another.
 
-    Each of the two events costs the epsilon that the user asked for; they read disjoint records. Each score has noise
-    of standard deviation ``noise_stddev_records``, in records.
+    Each of the two events costs the epsilon that the user asked for; the costs do not add up, because the events read
+    disjoint records. Each score has noise of standard deviation ``noise_stddev_records``, in records.
     """
 
     epsilon: float
@@ -232,23 +245,25 @@ class Trials:
     noise_stddev_records: float
 
     def with_noise(self, exact: int, source: NoiseSource) -> int:
-        """Return the integer score ``exact`` plus the planned noise, drawn from ``source``."""
+        """Return the integer score ``exact`` of a trained model plus noise of the planned standard deviation, drawn
+        from ``source``."""
         return exact + discrete_gaussian.sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
 
 
 def with_epsilon(config: PrivateMethod, epsilon: float) -> PrivateMethod:
-    """Return the settings of one trial, with target ``epsilon``."""
+    """Return the settings ``config`` with ``epsilon`` as their target, for the training of one trial."""
     return config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
 
 
 def plan_trials(
     candidates: Sequence[tuple[Any, Dataset]], *, epsilon: float, delta: float, expected_trials: float
 ) -> Trials:
-    """Return a plan of trials that together cost at most ``epsilon`` at ``delta``, and at least 99.5 % of it.
+    """Return a plan of secretly many trainings (trials) that together cost at most ``epsilon`` at ``delta``, and at
+    least 99.5 % of it.
 
-    ``candidates``: the settings that trials draw from, each with its data set. ConfigError for a method whose events
-    are not known before training, for events without Renyi curves, and if even the least epsilon of one trial makes all
-    trials exceed the target.
+    ``candidates``: the settings that trials draw from, each with its data set. ConfigError for a method whose privacy
+    events are not known before training, for events without Renyi curves, and if all trials exceed ``epsilon`` even
+    when each of them trains at the least possible epsilon.
     """
     of_one = epsilon
     # Step by step: no formula gives the cost of one trial from that of all.
@@ -293,14 +308,15 @@ def plan_trials(
 
 @dataclass(frozen=True, kw_only=True)
 class _TrialsFolder(RunDirectory):
-    """The paths of trials for their release log. The receipt (the record of what was charged) is in ``workplace``,
-    because ``root``, the folder of the published run, is created only after the last trial."""
+    """The paths of a choice among trainings (trials), for their release log. The receipt, the record of what was
+    charged, is in ``workplace``, because ``root``, the folder of the published run, is created only after the last
+    trial."""
 
     receipt = PathIn("workplace", "release.json")
 
     @property
     def workplace(self) -> Path:
-        """The folder of the trials, not to be published; erased in the end."""
+        """The folder with the files of all trials; it must not be published, and is erased after the last trial."""
         return self.root.parent / "trials"
 
 
@@ -319,12 +335,14 @@ def select_by_trials(
     group_shares: Mapping[str, float] | None = None,
     load: Callable[[Any], Dataset] = load_data,
 ) -> RunDirectory:
-    """Publish the model of the best of a secret number of trials in ``out / "model"``; resumable.
+    """Train settings drawn at random a secret number of times (trials), and publish the model with the best noisy score
+    in ``out / "model"``; a repeated call resumes.
 
     ``configs``: the settings that trials draw from; their own ``target.epsilon`` is not read. ``epsilon``: the privacy
     cost of all trainings together, and also the cost of all scores, at the settings' ``target.delta``. ``group_shares``
-    as in :func:`select_settings`. ConfigError for settings whose events are not known before training or that read
-    different records, TrialsError if every trial failed; other errors as in :func:`fairpate.run.run.run_method`.
+    as in :func:`select_settings`. ``load`` reads a data set. ConfigError for settings whose privacy events are not
+    known before training or that read different records, TrialsError if every trial failed; other errors as in
+    :func:`fairpate.run.run.run_method`.
     """
     run = RunDirectory(root=out / "model")
     candidates = _candidates(
@@ -340,7 +358,9 @@ def select_by_trials(
         why="all trials are charged together; give these fields one value",
     )
     if candidates[0].noise != OS_ENTROPY:
-        raise ConfigError(f"noise: a secret number of trials needs {OS_ENTROPY}, got {candidates[0].noise}; change it.")
+        raise ConfigError(
+            f"noise: a choice by --trials needs {OS_ENTROPY}, got {candidates[0].noise}; leave out the field noise."
+        )
     datasets: dict[str, Dataset] = {}
 
     def data_of(config: Method) -> Dataset:
@@ -383,7 +403,7 @@ def select_by_trials(
             kept, origin = read_release(run.choice)
             if changed_fields(origin.settings, settings):
                 raise RunFolderError(
-                    f"{run.root}: holds a choice made under other settings; give another folder with --out."
+                    f"{run.root}: contains the result of a choice among other settings; give another folder with --out."
                 )
             shutil.rmtree(folder.workplace, ignore_errors=True)
             return run_method(planned[int(kept.arrays["chosen"][0])], reporter)
@@ -418,8 +438,8 @@ def select_by_trials(
         changes = changed_fields(state["settings"], settings)
         if changes:
             raise RunFolderError(
-                f"{out}: trials were charged under other settings ({'; '.join(changes.values())}); set them back, or "
-                "give another folder with --out."
+                f"{out}: the trials in this folder were charged under other settings ({'; '.join(changes.values())}); "
+                "set these fields back, or give another folder with --out."
             )
         reporter.note("trials", f"a secret number of them, {expected_trials:g} expected; nothing is shown of them")
         best, outcome = _best_trial(state["drawn"], planned, data_of, plan, weights, folder.workplace)
@@ -452,11 +472,12 @@ def charge_trials(
     is_own: bool,
     also_tests: bool = False,
 ) -> None:
-    """Announce the ``cost`` of ``plan`` on the data set ``data``, then charge all trainings and all scores.
+    """Announce the privacy cost ``cost`` of the planned trials on the data set ``data``, then charge all trainings and
+    all scores to the odometer.
 
-    ``logs``: the release logs of trainings and of scores. ``also_tests``: private metrics on test records follow, at
-    the same ``cost``. ``is_own``: the data set is the user's own. LimitReachedError, with nothing charged, if a limit
-    of the odometer would be exceeded.
+    ``logs``: the release logs of trainings and of scores. ``also_tests``: private metrics on test records will follow,
+    at the same cost, so their limit is checked too. ``is_own``: the data set is the user's own. LimitReachedError, with
+    nothing charged, if a limit of the odometer would be exceeded.
     """
     counted = list(zip(logs, (plan.trainings, plan.scores), strict=True))
     # All limits before the first charge: a refusal later would leave charges without a model.
@@ -477,9 +498,10 @@ def _best_trial(
     weights_G: IntArray,
     folder: Path,
 ) -> tuple[int, dict[str, Any]]:
-    """Run the trials whose outcome is not stored in ``folder`` yet; return the index and the outcome of the best trial.
+    """Run those trials whose outcome is not stored in ``folder`` yet; return the index and the outcome of the trial
+    with the best noisy score.
 
-    ``drawn[i]`` is the index in ``planned`` of the settings that trial i trains with.
+    ``drawn[i]`` is the index of the settings in ``planned`` with which trial i trains.
     """
     source, outcomes = OsEntropy(), []
     with unheard():
@@ -507,14 +529,16 @@ def _best_trial(
     best = scores.index(max(scores))
     if outcomes[best]["score"] is None:
         raise TrialsError(
-            "select: no trial gave a model, and the privacy cost was charged; try the settings on made-up records."
+            "select: every trial failed, so there is no model, and the privacy cost was charged; try the settings on "
+            "made-up records, correct them, and select again."
         )
     return best, outcomes[best]
 
 
 def require_planned(events: Sequence[Event], trainings: SecretTrials) -> None:
-    """Raise RuntimeError if a trial's ``events`` are not among those that were charged."""
+    """Raise RuntimeError if a trial has privacy events (``events``) that are not among those charged for one of the
+    planned ``trainings``."""
     if not any(covering(each, events) == each for each in trainings.trials):
         raise RuntimeError(
-            f"A trial performed events that were not charged: {events}; report this fault of the method."
+            f"A trial had privacy events that were not charged: {events}; report this as a defect of the method."
         )

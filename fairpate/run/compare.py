@@ -57,7 +57,7 @@ from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
 Handed = VoteBatch | bytes | None
-"""What cells share: teachers' votes, or the bytes of a release's file; None for a cell that shares nothing."""
+"""What a cell gets from other cells: teachers' votes, or the bytes of a release's file; None if it shares nothing."""
 Compute = Callable[[Cell, Path, Handed, int], list[Row]]
 
 # Between two looks at the cluster, and before cells that still run after an interrupt are cancelled.
@@ -68,7 +68,8 @@ _ASSEMBLED_EVERY = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The outcome of a sweep: its ``folder``, and the rows of its tables, which are read on first access.
+    """The outcome of a comparison of methods: its ``folder``, and the rows of its results tables, which are read on
+    first access.
 
     ``changed``: whether this call changed the tables. ``notion``: the notion of fairness that the pages show first.
     ``fair_at``: the rule by which the user calls a model fair.
@@ -83,24 +84,26 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows that may be published. The row of a failed cell omits the cause."""
+        """The rows of the results table that may be published. The row of a failed cell does not state the cause."""
         return read_rows(self.folder.results)
 
     @cached_property
     def operators_rows(self) -> list[Row]:
-        """All rows, not to be published: with run times, causes of failures, data-dependent epsilons and non-private
-        results."""
+        """All rows of the results table, not to be published: they include run times, causes of failures,
+        data-dependent epsilons and results without privacy."""
         return read_rows(self.folder.private_results)
 
     @property
     def withheld(self) -> list[Row]:
-        """The rows of methods without privacy, which the public table leaves out; empty if the sweep publishes them."""
+        """The rows of methods without privacy that the public table leaves out; empty if the comparison publishes
+        them."""
         unprotected = [row for row in self.operators_rows if row.is_unprotected and row.record is not None]
         return [] if self.folder.publish_unprotected else unprotected
 
     @property
     def failed(self) -> list[Row]:
-        """The rows of cells that have no result, with the cause; not to be published."""
+        """The rows of cells (a method with its settings, a data set and a seed) that failed, with the cause; not to be
+        published."""
         return [row for row in self.operators_rows if row.record is None]
 
     _repr_html_ = comparison_html
@@ -115,10 +118,12 @@ def compare_methods(
     title: str = "comparison",
     reporter: Reporter | None = None,
 ) -> Comparison:
-    """Run `fairpate compare`: check the sweep, run the missing cells, write tables, pages and figures.
+    """Compare methods as `fairpate compare` does: check the configuration ``sweep``, run those of its cells (a method
+    with its settings, a data set and a seed) that have no result, and write tables, pages and figures.
 
-    ``folder``: the folder to which paths in the sweep are relative (None: the working directory). ``out``: the sweep's
-    folder (None: the one that it names, or ``runs/TITLE``). ConfigError lists every fault before anything runs.
+    ``folder``: the folder to which paths in the sweep are relative (None: the working directory). ``out``: the folder
+    for the results (None: the one that the sweep names, or ``runs/TITLE``). ConfigError lists every fault before
+    anything runs.
     """
     folder = folder or Path()
     config = sweep if isinstance(sweep, SweepConfig) else sweeps.parse_sweep(dict(sweep))
@@ -132,18 +137,19 @@ def compare_methods(
 def compare(
     sweep: SweepConfig, cells: Sequence[Cell], root: Path, reporter: Reporter, *, compute: Compute | None = None
 ) -> Comparison:
-    """Run the cells that have no result yet, and write the tables of all cells in the folder ``root``.
+    """Run those ``cells`` (a method with its settings, a data set and a seed) that have no result yet, and write the
+    tables of all cells in the folder ``root``.
 
     ``cells`` come from :func:`cells_of`. ``compute`` trains and measures one cell (None: :func:`run_cell`). A cell that
-    fails is recorded with its cause, and run again by the next call. However the sweep ends, the tables have the
-    results of finished cells. PoolError if no node is large enough for a cell, and none joins in time. ``reporter`` may
-    ask the user to confirm the spending (:meth:`Reporter.consent`).
+    fails is recorded with its cause, and run again by the next call. The tables have the results of all finished cells
+    even if the comparison is interrupted. PoolError if no node of the cluster is large enough for a cell, and none
+    joins in time. ``reporter`` may ask the user to confirm the privacy cost (:meth:`Reporter.consent`).
     """
     rules = list(dict.fromkeys(cell.config.evaluation.rule for cell in cells)) or [FairRule()]
     if len(rules) > 1:
         raise ConfigError(
-            "evaluation.fair_at: expected the same rule for every cell, as the report page states one; set it once, in "
-            "the sweep's settings."
+            "evaluation.fair_at: expected the same rule for every cell, as the report page states one rule; set the "
+            "field once, in the section `settings` of the sweep."
         )
     # A notion that the sweep names stands first, or else the one that the user's rule limits.
     notion = sweep.notion if "notion" in sweep.model_fields_set else rules[0].notion
@@ -179,11 +185,11 @@ def compare(
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
-    """Yield a sentence for each data set: how many releases ``cells`` make, what they may cost, and what was spent
-    before.
+    """Yield a sentence for each data set: how many releases ``cells`` make of it, what these may cost, and what earlier
+    releases cost.
 
-    A shared release is counted once. Seeded noise, which is not private, and methods without privacy are left out. If
-    the total is above a limit, ``reporter`` asks the user to confirm it.
+    A release that several cells share is counted once. Methods without privacy and runs with seeded noise, which is not
+    private, are left out. If the total of a data set is above a limit, ``reporter`` asks the user to confirm it.
     """
     of_data: dict[str, dict[str, Cell]] = {}
     for cell in cells:
@@ -209,24 +215,24 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
-    """Return whether a node of the Ray cluster is large enough for a cell; PoolError if there is still none
-    ``ray.wait_for_nodes_s`` seconds after ``since``, a time of ``time.monotonic``."""
+    """Return whether a node of the Ray cluster is large enough for a cell of ``sweep``. PoolError if there is no such
+    node ``ray.wait_for_nodes_s`` seconds after ``since``, a time of ``time.monotonic``."""
     tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:
         raise PoolError(
             f"tasks: no node is large enough for a cell of tasks.num_cpus={tasks.num_cpus:g} and "
-            f"tasks.num_gpus={tasks.num_gpus:g}: the cluster has {cluster}. Lower them, add nodes, or, if nodes start "
-            f"on demand, raise ray.wait_for_nodes_s, now {wait_s:g}."
+            f"tasks.num_gpus={tasks.num_gpus:g}: the cluster has {cluster}. Lower the two fields, add nodes, or, if "
+            f"nodes start on demand, raise ray.wait_for_nodes_s, now {wait_s:g}."
         )
     return fitting > 0
 
 
 def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
-    """Return the path of the file that the cell may share with other cells: a release, or votes (a ``.parquet``); None
-    if it shares neither.
+    """Return the path of the file that the cell may share with other cells: a release, or teachers' votes (then it ends
+    in ``.parquet``); None if it shares neither.
 
-    The file name is a digest of the settings that determine the content.
+    The file name is a digest of the settings that determine the file's content.
     """
     config = cell.config
     if isinstance(config, ReleasingMethod):
@@ -250,10 +256,11 @@ def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
 def collect_shared_votes(
     cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter, cluster: RayConfig
 ) -> dict[Path, str]:
-    """Train missing teachers and collect their votes, one ensemble after the other, each on the whole cluster.
+    """Train missing teachers and store their votes for all ``cells`` that share them, one ensemble after the other,
+    each on the whole cluster.
 
-    Votes and checkpoints must not be published. After an error the next ensemble is tried. Return the error messages by
-    the path of the votes file that could not be made.
+    Votes and checkpoints must not be published. After an error the next ensemble is tried. Return a mapping from the
+    path of each votes file that could not be written to its error message.
     """
     cell_of = {shared_file(cell, folder): cell for cell in cells}
     missing = {
@@ -275,9 +282,10 @@ def collect_shared_votes(
 
 
 def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPool | None = None) -> VoteBatch:
-    """Train the teachers of a cell and return their votes; checkpoints are stored in the folder ``teachers``.
+    """Train the teachers of ``cell`` and return their votes on its queries; checkpoints are stored in the folder
+    ``teachers``.
 
-    ``pool`` runs the training; None opens one by the cell's ``ray`` settings.
+    ``pool`` runs the training; None starts a pool by the cell's ``ray`` settings.
     """
     config = cell.config
     assert isinstance(config, PateFamily)
@@ -288,11 +296,12 @@ def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPo
 def collect_shared_releases(
     cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter, sweep: SweepConfig
 ) -> dict[Path, str]:
-    """Draw the missing releases, each as a task on a node that is large enough, and charge each once.
+    """Draw the missing releases of all ``cells``, each as a task on a node that is large enough, and charge each
+    release once.
 
-    A release has a run directory of its own in the sweep's folder, without a model. If a release was deleted, the next
-    sweep draws and charges another one. After an error the next release is tried. Return the error messages, by the
-    path of the file of the release that could not be drawn.
+    A release has a run directory of its own, without a model, in the folder of the comparison. If a release was
+    deleted, the next comparison draws and charges another one. After an error the next release is tried. Return a
+    mapping from the path of each release's file that could not be written to its error message.
     """
     import ray
 
@@ -330,8 +339,8 @@ def collect_shared_releases(
 
 
 def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
-    """Draw the release of ``config`` in ``out``, or read it if it exists; return the bytes of the release's file and
-    its row in the odometer."""
+    """Draw the release of the method ``config`` in the folder ``out``, or read the release if it exists there. Return
+    the bytes of its file, and its row in the odometer (the database of privacy costs)."""
     run = make_release(config.release_alone.model_copy(update={"out": out}), Reporter(quiet=True))
     release = read_receipt(run)
     assert release is not None
@@ -339,10 +348,10 @@ def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
 
 
 def count_cell(release: Release) -> None:
-    """Charge the release of a cell to this machine's odometer, because the worker that ran the cell has an odometer of
-    its own.
+    """Charge the release that a cell made to the odometer of this machine, because the worker that ran the cell has an
+    odometer of its own.
 
-    LimitReachedError if it exceeds a limit that the worker did not know; the release is charged nevertheless.
+    LimitReachedError if the release exceeds a limit that the worker did not know; it is charged nevertheless.
     """
     odometer = Odometer()
     try:
@@ -358,12 +367,13 @@ class CellTimeoutError(RuntimeError):
 
 
 def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what ``work(*arguments)`` returns; after ``tasks.max_minutes`` a CellTimeoutError interrupts it. Runs in a
-    worker's main thread."""
+    """Return what ``work(*arguments)`` returns, interrupting it by a CellTimeoutError after ``tasks.max_minutes``. Must
+    be called in the main thread of a Ray worker."""
 
     def interrupt(*_: object) -> None:
         raise CellTimeoutError(
-            f"the cell ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise this limit, or train less."
+            f"the cell ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise this limit, or lower the "
+            "number of epochs."
         )
 
     # A signal rather than a thread: it also interrupts a loop that never waits.
@@ -387,12 +397,13 @@ def run_cells(
     *,
     compute: Compute,
 ) -> None:
-    """Run the ``missing`` cells on the running Ray; each result is written and charged as soon as it arrives.
+    """Run the ``missing`` cells as tasks on Ray, which has been started; each result is written and charged as soon as
+    it arrives.
 
-    A cell fails at once if the file that it shares could not be made: ``faults`` has the messages by path. The tables
-    of all ``cells`` are written from time to time, so that after a killed driver only few results have to be read from
-    files of single cells. Cells are submitted before there is room for them, so that an autoscaler sees the demand;
-    PoolError as in :func:`compare`.
+    A cell fails without being run if the file that it shares could not be made: ``faults`` maps the paths of such files
+    to error messages. The tables of all ``cells`` are written from time to time, so that few results have to be read
+    from the files of single cells after this process was killed. Cells are submitted before there is room for them, so
+    that an autoscaler sees the demand. ``compute`` trains and measures one cell. PoolError as in :func:`compare`.
     """
     import ray
 
@@ -472,8 +483,12 @@ def _compute(
 
 
 def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> list[Row]:
-    """Train and measure one cell in ``out``, without Ray. Return its public row of results, and, if its privacy cost
-    depends on votes, a second row with that cost, which must not be published."""
+    """Train and measure one cell (a method with its settings, a data set and a seed) in the folder ``out``, without
+    Ray. Return its public row of results, and, if its privacy cost depends on votes, a second row with that cost, which
+    must not be published.
+
+    ``shared``: the votes or the release that the cell shares with other cells; None if it shares nothing.
+    """
     torch.set_num_threads(torch_threads)
     started = time.monotonic()
     config = with_pinned_weights(cell.config.model_copy(update={"out": out}))
@@ -500,8 +515,8 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
 
 
 def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
-    """Write a comparison's public page, the figures of that page, and its private page, unless both pages are newer
-    than the tables."""
+    """Write the public page of a comparison with its figures, and its private page, unless both pages are newer than
+    the results tables."""
     folder = comparison.folder
     pages, tables = (folder.report, folder.private_report), (folder.results, folder.private_results)
     if not comparison.changed and all(page.exists() for page in pages):
@@ -616,7 +631,7 @@ def _identity(row: Row) -> dict[str, Any]:
 
 
 def _range(values: Iterable[float | None]) -> list[float] | None:
-    """Return the least and the greatest value; None if no value is defined."""
+    """Return the least and the greatest of those ``values`` that are defined; None if none of them is."""
     there = [value for value in values if value is not None]
     return [min(there), max(there)] if there else None
 
@@ -631,11 +646,12 @@ def _range_words(found: Sequence[float] | None, *, is_epsilon: bool = False) -> 
 def write_figures(
     results: Path, *, style: FigureStyle, notion: NotionName = DEFAULT, out: Path | None = None
 ) -> tuple[Path, ...]:
-    """Draw the frontier figures of every data set and privacy class in ``results``; nothing is run.
+    """Draw the frontier figures of every data set and privacy class in ``results``, and return their paths; nothing is
+    run.
 
-    ``results`` is a results.parquet, or the folder of a sweep. No figure shows what depends on private votes; figures
-    from a table that is not to be published leave out results without a privacy guarantee too. ``out`` None: the folder
-    ``paper`` next to the table. UsageError if there is nothing to draw.
+    ``results`` is a results.parquet, or the folder of a comparison. No figure shows what depends on private votes;
+    figures from a table that must not be published leave out results without a privacy guarantee too. ``out``: the
+    folder for the figures; None: the folder ``paper`` next to the table. UsageError if there is nothing to draw.
     """
     table = results / "results.parquet" if results.is_dir() else results
     rows = read_rows(table)
@@ -645,7 +661,10 @@ def write_figures(
     )
     points = FrontierReport(title="", rows=rows, publish_unprotected=not is_operators, notion=notion).points()
     if not points:
-        raise UsageError(f"{table}: no finished run that may be published; let `fairpate compare` finish, then repeat.")
+        raise UsageError(
+            f"{table}: no finished run that may be published; run `fairpate compare` again to finish it, then draw the "
+            "figures."
+        )
     folder = out or table.parent / "paper"
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {folder / name: content for name, content in frontier_figures(points, style).items()}
@@ -664,12 +683,12 @@ group is refused much more often than another. This takes about a minute."""
 
 
 def demo(sweep: Path, out: Path) -> Output:
-    """Compare the methods of the file ``sweep`` in the folder ``out``, or read the results of an earlier demo there,
-    and report them.
+    """Compare the methods in the file ``sweep`` in the folder ``out``, or read the results of an earlier demo in this
+    folder; return a report of the comparison.
 
-    The private model with the highest validation accuracy is measured again with a reject option: a rule that refuses
-    some predictions; it reads no private record, so it has no privacy cost. Each number of the table and of the
-    sentences below it is read from what the runs published.
+    The private model with the highest validation accuracy is measured a second time with a reject option, a rule that
+    refuses some predictions; the rule reads no private record, so it has no privacy cost. Each number of the report's
+    table and sentences is read from what the runs published.
     """
     say(_DEMO)
     comparison = compare_methods(sweeps.load_sweep(sweep), out=out, title="demo")
@@ -741,11 +760,11 @@ def demo(sweep: Path, out: Path) -> Output:
 def claims_in_words(
     claims: RunStatement, without: RunStatement, rejecting: RunStatement, *, method: str, why: str
 ) -> list[str]:
-    """Return two sentences about the chosen ``method``; ``why`` says why it was chosen.
+    """Return two sentences about the model of the chosen ``method``; ``why`` says why this method was chosen.
 
-    The first is on its guarantee and accuracy (``claims``), compared with the accuracy of the same model ``without``
-    privacy. The second is on its demographic-parity gap without and with a reject option (``rejecting``), each with the
-    verdict of the user's rule of fairness.
+    The first states its guarantee and accuracy (``claims``), and the accuracy of a model trained ``without`` privacy.
+    The second states its demographic-parity gap without and with a reject option, a rule that refuses some predictions
+    (``rejecting``), each with the verdict of the user's rule of fairness.
     """
     guarantee, measured, less = claims.guarantee, claims.measured, rejecting.measured.measured(DEFAULT)
     gap = measured.measured(DEFAULT)

@@ -30,7 +30,7 @@ _ENSEMBLE = b"ensemble"
 
 
 class RunDirectoryError(UserError):
-    """Raised for a file of a run that is missing or damaged; nothing in the folder was changed."""
+    """Raised for a file of a run that is missing or damaged; nothing in the run's folder was changed."""
 
 
 class RunFolderError(RunDirectoryError, UsageError):
@@ -43,19 +43,20 @@ class RunDirectory:
 
     root: Path
     states_all_draws: ClassVar[bool] = False
-    """Whether a release that is drawn again, because its file was deleted, also lists the events of its first draw."""
+    """Whether a release that is drawn again, because its file was deleted, also lists the privacy events of the first
+    draw."""
 
     public = PathIn("root", "public", "Files that may be published.")
     private = PathIn("root", "private", "Files that must not be published.")
     teachers = PathIn("private", "teachers", "Checkpoints of the teachers.")
     votes = PathIn("private", "votes.parquet", "Votes per query and class.")
-    ledger = PathIn("private", "ledger.sqlite", "The ledger: reservations of queries and their outcomes.")
-    ledger_place = PathIn("private", "ledger.json", "Place of a ledger outside the folder, and of its anchor, if any.")
+    ledger = PathIn("private", "ledger.sqlite", "The ledger: queries, charged before they are answered.")
+    ledger_place = PathIn("private", "ledger.json", "Where the ledger is, if outside the folder, and its anchor.")
     ledger_backup = PathIn("private", "ledger.backup", "An empty file, touched by each backup of the ledger.")
-    actions = PathIn("private", "actions.jsonl", "Operators' actions: tokens, reading, copies, restores, take-overs.")
+    actions = PathIn("private", "actions.jsonl", "What operators did to the run's tokens and ledger.")
     tokens = PathIn("private", "tokens.json", "Tokens of the run's service.")
     receipt = PathIn("private", "release.json", "The run's id in the odometer, and the events charged under it.")
-    journal = PathIn("private", "sites.sqlite", "Messages that this site or the coordinator sent for a joint sum.")
+    journal = PathIn("private", "sites.sqlite", "Messages sent for a sum over several sites.")
     released = PathIn("public", "released.safetensors", "The first released arrays, from which the student learns.")
     embedding = PathIn("public", "embedding.safetensors", "The embedding of records, computed from public ones alone.")
     labels = PathIn("public", "labels.parquet", "Released labels.")
@@ -65,15 +66,15 @@ class RunDirectory:
     statement = PathIn("public", "statement.json", "The published privacy statement.")
     metrics = PathIn("public", "metrics.json", "The student's metrics.")
     metrics_table = PathIn("public", "metrics.safetensors", "The noisy table of test records, for private metrics.")
-    choice = PathIn("public", "choice.safetensors", "The choice of the run's settings, if a private mechanism made it.")
+    choice = PathIn("public", "choice.safetensors", "Which settings a private mechanism chose, if one did.")
     audit = PathIn("public", "audit.json", "Lower bounds on epsilon from attacks on shadow releases.")
     audit_page = PathIn("public", "audit.html", "The bounds of the audit as a page.")
-    private_population = PathIn("public", "private_population.json", "Rates of private groups, by the release.")
+    private_population = PathIn("public", "private_population.json", "Rates of private groups, from the release.")
     card = PathIn("public", "card.json", "The model card.")
     card_page = PathIn("public", "card.html", "The model card as a page.")
     public_report = PathIn("public", "report.html", "The published report.")
     record = PathIn("public", "record.json", "The run as one row of a comparison, at its published epsilon.")
-    private_record = PathIn("private", "record.json", "The same row at its data-dependent cost; not to be published.")
+    private_record = PathIn("private", "record.json", "The run's row at its data-dependent cost; not public.")
     costs = PathIn("private", "costs.json", "The data-dependent privacy cost; not to be published.")
     without_privacy = PathIn("private", "without_privacy.json", "Accuracy of training without noise; not public.")
     private_report = PathIn("private", "report.html", "The report with data-dependent costs; not to be published.")
@@ -82,29 +83,30 @@ class RunDirectory:
     environment = PathIn("root", "environment.json", "Versions, machine and revision.")
 
     def release_files(self) -> list[Path]:
-        """Return the files of all releases of arrays in the folder."""
+        """Return the paths of all files in the run's folder that contain released arrays."""
         # Each later file appends a name to that of the first.
         return sorted(self.released.parent.glob(f"{self.released.stem}*.safetensors"))
 
     @property
     def made_on(self) -> str | None:
-        """The date on which the run began, in UTC; None if an earlier version did not record it."""
+        """The date on which the run began, in UTC; None if an earlier version of this package, which recorded no date,
+        made the run."""
         return read_json(self.environment).get("made_on") if self.environment.is_file() else None
 
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
-        """Raise RunDirectoryError if the run's statement is missing, or its student with metrics, its ledger, or its
-        votes, as far as the arguments ask for them."""
+        """Raise RunDirectoryError unless the run has its privacy statement and, as the arguments ask for them, its
+        student with metrics, its ledger and its votes."""
         # Of a ledger in a database, only its place is in the folder.
         ledger = self.ledger_place if self.ledger_place.exists() and not self.ledger.exists() else self.ledger
         of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
         of_student = (self.student, self.metrics) if with_student else ()
         for path in (*of_votes, self.statement, *of_student):
             if not path.is_file():
-                raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")
+                raise RunDirectoryError(f"{path}: missing; finish this run first, by repeating its command.")
 
 
 def run_at(root: Path) -> RunDirectory:
-    """Return the run in ``root``; RunFolderError if there is none."""
+    """Return the run in the folder ``root``; RunFolderError if this folder holds no run."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
         reason = "no config.yaml" if root.is_dir() else "a file" if root.is_file() else "no such folder"
@@ -114,14 +116,17 @@ def run_at(root: Path) -> RunDirectory:
 
 @contextmanager
 def sole_worker(folder: Path, command: str) -> Iterator[None]:
-    """Context manager: lock ``folder``, to which ``command`` writes, inside the ``with`` block; RunDirectoryError if
-    another process has locked it."""
+    """Context manager: lock ``folder`` inside the ``with`` block, so that no other process writes to it. ``command`` is
+    the command that writes there, for the message of the RunDirectoryError that is raised if another process has locked
+    the folder."""
     with (folder / LOCK).open("a") as lock:  # not "w", which would empty a file that a link points to
         try:
             # The lock belongs to the open file: it ends with its process, so that a crash leaves no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunDirectoryError(f"{folder}: another `{command}` is running here; wait until it ends.") from None
+            raise RunDirectoryError(
+                f"{folder}: another `{command}` is running in this folder; wait until it ends, or give another folder."
+            ) from None
         yield
 
 
@@ -152,8 +157,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields in which two configurations differ, as a mapping from dotted names, sorted, to texts ``name:
-    before -> now``; a missing value is shown as None."""
+    """Return the fields in which two configurations, ``before`` and ``now``, differ: a mapping from their dotted names,
+    sorted, to texts of the form ``name: before -> now``. A missing value is shown as None."""
     # Earlier versions may not have written empty sections.
     old, new = ({path: leaf for path, leaf in flattened(values).items() if leaf != {}} for values in (before, now))
     names = sorted(old.keys() | new.keys())
@@ -161,7 +166,7 @@ def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def read_statement(run: RunDirectory) -> PrivacyStatement:
-    """Return the published privacy statement; RunDirectoryError if it is missing or damaged."""
+    """Return the published privacy statement of ``run``; RunDirectoryError if it is missing or damaged."""
     values = read_json(run.statement)
     try:
         return restored(PrivacyStatement, values)
@@ -171,7 +176,8 @@ def read_statement(run: RunDirectory) -> PrivacyStatement:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecord:
-    """The public facts of a data set: its name, kind, names of labels and groups, and the shape of one record.
+    """The public facts of the data set that a run was trained on: its name, kind, names of labels and groups, and the
+    shape of one record.
 
     ``given_from_python``: the caller passed the records in, so they cannot be loaded by name. ``unit``: the unit of
     privacy.
@@ -188,8 +194,8 @@ class DataRecord:
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:
-    """Return the recorded facts of the run's data set, None if they were not recorded. RunDirectoryError for a damaged
-    file."""
+    """Return the public facts of the data set that ``run`` was trained on, from its file ``data.json``; None if there
+    is no such file. RunDirectoryError if the file is damaged."""
     if not run.data.is_file():
         return None
     try:
@@ -199,29 +205,31 @@ def recorded_data(run: RunDirectory) -> DataRecord | None:
 
 
 def require_data(run: RunDirectory) -> DataRecord:
-    """Return the recorded facts of the run's data set; RunDirectoryError if they were not recorded."""
+    """Return the public facts of the data set that ``run`` was trained on, from its file ``data.json``;
+    RunDirectoryError if there is no such file."""
     record = recorded_data(run)
     if record is None:
         raise RunDirectoryError(
-            f"{run.data}: missing, so the data set of this run is not known; repeat the run's command, which records "
-            "it and trains nothing anew."
+            f"{run.data}: missing, so the data set of this run is not known; repeat the run's command, which writes "
+            "this file and does not train again."
         )
     return record
 
 
 def require_data_by_name(run: RunDirectory) -> None:
-    """Raise RunDirectoryError if the run was trained on records that cannot be loaded by name."""
+    """Raise RunDirectoryError if ``run`` was trained on records that a Python program passed in, which cannot be loaded
+    by name."""
     record = recorded_data(run)
     if record is not None and record.given_from_python:
         raise RunDirectoryError(
-            f"{run.root}: was trained on {record.name!r}, a data set that was given from Python and cannot be "
-            "loaded by name; continue this run from Python."
+            f"{run.root}: this run was trained on {record.name!r}, a data set that was given from Python and cannot be "
+            "loaded by name; continue the run from Python."
         )
 
 
 def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
-    """Raise RunDirectoryError if the description of the run's ``student`` shows that it was trained on other data than
-    ``record`` describes."""
+    """Raise RunDirectoryError if ``student``, the description in the run's model file, does not fit the data set that
+    ``record`` describes, so that the model was trained on other data."""
     # A model of other data with equal names and shape is not detected: its file holds no digest of records.
     words = ("label_names", "group_names", "sensitive_attribute")
     differing = [name for name in words if getattr(record, name) != getattr(student, name)]
@@ -229,14 +237,14 @@ def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCa
         differing.append("record_shape")
     if differing:
         raise RunDirectoryError(
-            f"{run.student}: was not trained on {record.name}, because it differs in {', '.join(differing)}; restore "
-            "the folder from a copy, or give a new one with --out."
+            f"{run.student}: this model was not trained on the data set {record.name}, as they differ in "
+            f"{', '.join(differing)}; restore the folder of the run from a copy, or give a new folder with --out."
         )
 
 
 def write_votes(batch: VoteBatch, path: Path) -> None:
-    """Write votes to a Parquet file with one row per query: record_id, group, and the number of votes per class. The
-    file's metadata identify the ensemble of teachers."""
+    """Write teachers' votes to a Parquet file with one row per query: record_id, group, and the number of votes per
+    class. The file's metadata identify the ensemble of teachers."""
     # The type is given, because from no rows Arrow would infer the type null.
     votes = pa.array(batch.votes_QC.tolist(), type=pa.list_(pa.int64(), batch.votes_QC.shape[1]))
     table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": votes})
@@ -251,7 +259,9 @@ def read_votes(path: Path) -> VoteBatch:
     metadata = table.schema.metadata or {}
     # Votes of an unknown ensemble must not be charged as those of the present one.
     if _ENSEMBLE not in metadata:
-        raise RunDirectoryError(f"{path}: does not say which teachers voted; delete it and run again.")
+        raise RunDirectoryError(
+            f"{path}: this file does not say which teachers voted; delete it and repeat the run's command."
+        )
     return VoteBatch(
         record_ids=table["record_id"].to_pylist(),
         groups_Q=table["group"].to_numpy().astype(np.int64),
@@ -261,8 +271,8 @@ def read_votes(path: Path) -> VoteBatch:
 
 
 def write_labels(labelled: LabelledSet, path: Path) -> None:
-    """Write released labels to a Parquet file with one row per answered query, in order of submission: record_id,
-    group, label, and noisy counts if released."""
+    """Write the released labels to a Parquet file with one row per answered query, in order of submission: record_id,
+    group, label, and the noisy vote counts if they are released too."""
     columns = {"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels}
     if labelled.counts is not None:
         columns["counts"] = pa.array(labelled.counts.tolist(), type=pa.list_(pa.int64(), labelled.counts.shape[1]))
@@ -287,4 +297,6 @@ def _read(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise RunDirectoryError(f"{path}: cannot be read ({error}); delete it and run again.") from error
+        raise RunDirectoryError(
+            f"{path}: cannot be read ({error}); delete this file and repeat the run's command."
+        ) from error

@@ -51,7 +51,7 @@ _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRun(RunDirectory):
-    """The folder of a run, which a notebook displays as the run's result."""
+    """The folder of a run, which a notebook displays as the metrics and files of the run."""
 
     def _repr_html_(self) -> str:
         from fairpate.run.publication import run_html  # its pages take a second to import
@@ -67,7 +67,8 @@ class UnprotectedRun(ShownRun):
 
 
 def check_run_directory(config: Method) -> RunDirectory:
-    """Check that a run of ``config`` may use the folder ``config.out``, and return this folder; nothing is written.
+    """Check that a run of ``config`` may use the folder ``config.out``, and return the paths of its files; nothing is
+    written.
 
     Errors as in :func:`create_run_directory`.
     """
@@ -78,8 +79,8 @@ def check_run_directory(config: Method) -> RunDirectory:
     run = (ShownRun if config.is_private else UnprotectedRun)(root=root)
     if _JOB_FOLDER in run.root.absolute().parts:
         raise RunFolderError(
-            f"{run.root}: is in the working directory of a Ray job, which Ray deletes after the job, with the ledger; "
-            "give an absolute path outside of it with --out."
+            f"{run.root}: this folder is in the working directory of a Ray job, which Ray deletes after the job, with "
+            "the ledger; give an absolute path outside of that directory with --out."
         )
     check_output(run.root, "--out")
     if run.config.exists():
@@ -101,13 +102,13 @@ def check_run_directory(config: Method) -> RunDirectory:
     # A run that was killed before it had written its configuration leaves these.
     begun = (context.LOCK, ".config.yaml.*.tmp")
     if run.root.exists() and not all(any(fnmatch(each.name, name) for name in begun) for each in run.root.iterdir()):
-        raise RunFolderError(f"{run.root}: is not empty and holds no run; give another folder with --out.")
+        raise RunFolderError(f"{run.root}: this folder is not empty and holds no run; give another folder with --out.")
     return run
 
 
 def create_run_directory(config: Method) -> RunDirectory:
-    """Return the folder ``config.out``: a new one, or that of an earlier, perhaps unfinished, run of the same
-    configuration.
+    """Create the folder ``config.out`` for a run, or reopen it if it contains an earlier, perhaps unfinished, run of
+    the same configuration; return the paths of its files.
 
     RunFolderError, with the differing fields, if the folder holds a run of another configuration. PlaceError if the
     folder cannot be written.
@@ -128,15 +129,16 @@ def create_run_directory(config: Method) -> RunDirectory:
 
 
 def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
-    """Return the run in ``root``, of any method, and its configuration.
+    """Return the run in the folder ``root``, of any method, and its configuration.
 
-    RunFolderError if ``root`` holds no run, ConfigError if its configuration cannot be read.
+    RunFolderError if the folder holds no run, ConfigError if the configuration cannot be read.
     """
     return ShownRun(root=root), configured(context.run_at(root).config)
 
 
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:
-    """Return the finished run in ``root`` and its configuration. RunDirectoryError if the run is not finished."""
+    """Return the finished run in the folder ``root`` and its configuration. RunDirectoryError if the run is not
+    finished."""
     run, config = open_run_directory(root)
     run = run if config.is_private else UnprotectedRun(root=root)
     run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
@@ -144,10 +146,11 @@ def finished_run(root: Path) -> tuple[RunDirectory, Method]:
 
 
 def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool) -> None:
-    """Record the data set that ``run`` is trained on; RunDirectoryError if another one was recorded before.
+    """Record in the run's folder which data set the run is trained on; RunDirectoryError if another data set was
+    recorded before.
 
-    ``given_from_python``: the caller passed the data set in. Then a digest of its records, which is stored in
-    ``private/``, is compared too.
+    ``given_from_python``: the caller passed the data set in instead of naming it. Then a digest of its records, which
+    is stored in ``private/``, is compared too.
     """
     found = context.recorded_data(run)
     same = ("name", "kind", "label_names", "group_names", "sensitive_attribute", "unit")
@@ -161,8 +164,8 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
             context.require_data_by_name(run)
         if changes := context.changed_fields(asdict(found), asdict(now)):
             raise RunDirectoryError(
-                f"{run.root}: was trained on another data set ({'; '.join(changes.values())}); restore the data set, "
-                "or give another folder with --out."
+                f"{run.root}: this run was trained on another data set ({'; '.join(changes.values())}); restore the "
+                "data set, or give another folder with --out."
             )
     if given_from_python:
         digest, path = _digest(dataset), run.private / "data.sha256"
@@ -170,7 +173,8 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
             context.write_text(path, digest + "\n", private=True)
         elif path.read_text(encoding="utf-8").strip() != digest:
             raise RunDirectoryError(
-                f"{run.root}: was trained on other records than those given now; give those, or another folder (out)."
+                f"{run.root}: this run was trained on other records than those given now; give the earlier records, or "
+                "another folder (out)."
             )
     if found is None:
         if run.student.exists():  # the record was lost, and the student may be of other data
@@ -179,9 +183,11 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
 
 
 def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_data) -> Dataset:
-    """Return the data set that ``data`` names, embedded if ``run`` stores an embedding; ``load`` reads it.
+    """Return the data set of a run that ``data`` names, read by ``load``; its records are embedded if ``run`` stores an
+    embedding.
 
-    RunDirectoryError if the embedding is damaged, or missing although the student was trained on its coordinates.
+    RunDirectoryError if the stored embedding is damaged, or missing although the student was trained on embedded
+    records.
     """
     if load is load_data and run.journal.exists() and run.student.exists():
         # The model was learned from a sum over several sites: its private records are elsewhere and no longer needed.
@@ -195,18 +201,19 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
     # Fitted again it may have other axes, and the student's weights belong to the old ones.
     if data.embedding is not None and run.student.exists():
         raise RunDirectoryError(
-            f"{run.embedding}: missing, although {run.student} reads records that it embeds; restore it from a copy, "
+            f"{run.embedding}: missing, although {run.student} reads embedded records; restore this file from a copy, "
             "or start a new run folder with --out."
         )
     return load(data)
 
 
 def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
-    """Return ``dataset`` as the method reads it. If the method protects only the sensitive attribute, records are
-    reordered and renamed so that neither order nor names reveal the attribute.
+    """Return ``dataset`` in the form that the method of ``config`` reads. If the method protects only the sensitive
+    attribute, records are reordered and renamed so that neither order nor names reveal the attribute; else nothing
+    changes.
 
-    The key of the order is drawn once per run and stored in ``private/``. With seeded noise it is derived from the
-    seed.
+    The secret key that determines the order is drawn once per run and stored in ``private/``. With seeded noise the key
+    is derived from the seed.
     """
     if not (config.protects_attribute_only and config.is_private):
         return dataset
@@ -219,7 +226,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
             if run.receipt.exists():
                 raise RunDirectoryError(
                     f"{path}: missing, although a release of this run read the records in the order that this key "
-                    "gives; restore it from a copy, or start a new run folder with --out."
+                    "determines; restore this file from a copy, or start a new run folder with --out."
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             context.write_text(path, secrets.token_hex(32) + "\n", private=True)
@@ -251,7 +258,7 @@ def _digest(dataset: Dataset) -> str:
 
 
 def read_student(run: RunDirectory, *, is_free: bool) -> Student:
-    """Return the published student without its embedding, because :func:`load_for` embeds the records.
+    """Return the published student without its embedding, because :func:`load_for` embeds the records already.
 
     RunDirectoryError for a damaged file. ``is_free``: the student can be trained again at no privacy cost, and the
     error message says so.
@@ -273,8 +280,8 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
 
 
 def environment() -> dict[str, Any]:
-    """Return the environment that a run records, by name: date, versions of this project and its libraries, machine,
-    and the git revision if known."""
+    """Return the software and machine that a run records, by name: date, versions of this project and its libraries,
+    machine, and the git revision if known."""
     return {
         "fairpate": __version__,
         "made_on": datetime.now(UTC).date().isoformat(),

@@ -74,15 +74,15 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
     """Raise ConfigError if the method or the data set does not allow metrics of the kind ``evaluation.metrics``."""
     if config.evaluation.metrics == "public" and dataset.parts and not dataset.parts.startswith(OWN_FILES):
         raise ConfigError(
-            "evaluation.metrics: public, but data.split=hashed draws the test records from private ones; "
-            "set it to private."
+            "evaluation.metrics: got public, but with data.split=hashed the test records are private records; set "
+            "evaluation.metrics to private."
         )
     if config.evaluation.metrics != "private":
         return
     if not config.is_private:
         raise ConfigError(
-            f"evaluation.metrics: private, but {config.method} has no guarantee that could cover metrics; "
-            "leave evaluation.metrics out."
+            f"evaluation.metrics: got private, but the method {config.method} has no privacy guarantee that metrics "
+            "could share; leave evaluation.metrics out."
         )
     if not dataset.parts:
         raise ConfigError(
@@ -93,22 +93,24 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
 
 
 def require_kept_names(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError if a record whose content is replaced could move to another split, so that the costs of the
-    splits would add up."""
+    """Raise ConfigError if a record whose content is replaced could move from the training to the test records or back.
+    Then training and metrics might both read it, and their privacy costs would add up."""
     by_content = not dataset.keeps_names and not config.protects_attribute_only
     if by_content and getattr(config.target, "relation", None) == "replace one":
         raise ConfigError(
-            f"target.relation: a record that is replaced must stay in its split, but {dataset.name} names records by "
-            "their content; declare a key (identity: {key: ...}), or leave target.relation out."
+            f"target.relation: with replace one, a replaced record must stay in its split, but {dataset.name} names "
+            "records by their content; declare a key column (identity: {key: ...}), or leave target.relation out."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """The evaluations of a student on test records by name; the first is the headline, the one that pages state.
+    """The evaluations of a student on test records, by name. The first of them is the headline, whose numbers all pages
+    state.
 
-    ``measured_N`` marks the test records over which the headline's accuracy is measured. ``reject_option``: with IDP3,
-    how much results vary over orders of the test records.
+    ``measured_N`` marks the test records over which the headline's accuracy is measured. ``reject_option``: how much
+    the results of a student with the reject option IDP3 vary over orders of the test records; None for any other
+    student.
     """
 
     evaluations: dict[str, Evaluation]
@@ -117,12 +119,12 @@ class Assessment:
 
     @property
     def headline(self) -> Evaluation:
-        """The evaluation that pages state and that the verdict judges."""
+        """The evaluation whose numbers all pages state and that the verdict on fairness judges."""
         return next(iter(self.evaluations.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the headline's metrics as JSON values, and with IDP3 also the metrics without refusals and those for
-        several orders of the records."""
+        """Return the metrics of the headline, the first evaluation, as JSON values. For a student with the reject
+        option IDP3 they include the metrics without refusals and those for several orders of the records."""
         values = self.headline.to_json()
         if self.reject_option is not None:
             unrefused = self.evaluations["student without refusals"]
@@ -131,10 +133,12 @@ class Assessment:
 
 
 def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, seed: int) -> Assessment:
-    """Measure the student on the test records; with IDP3 also without refusals, and in other orders of the records.
+    """Measure the student on the test records; a student with the reject option IDP3 also without refusals and for
+    other orders of the records.
 
     Numbers that count fewer than ``settings.least_cell`` test records of a group, or of a group and class, are left
-    out. A randomised student is measured in expectation; with IDP3 by its drawn labels, on which refusals depend.
+    out. A student that draws labels at random is measured in expectation; with IDP3 by the labels that it drew, because
+    refusals depend on them.
     """
     test, rule, least_cell = dataset.test, student.card.idp3, settings.least_cell
     groups, persons = test.z.numpy(), test.person_N
@@ -195,8 +199,8 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
 
 
 def table_event(cost: Price) -> PredictionTables:
-    """Return the privacy event of a noisy table of predictions, with the least noise at which the table costs at most
-    ``cost``, for the same unit, relation and delta."""
+    """Return the privacy event of a noisy table of predictions with the least noise at which the table costs at most
+    ``cost``. The event has the unit and relation of ``cost``."""
 
     def events(noise: float) -> tuple[PredictionTables, ...]:
         event = PredictionTables(
@@ -209,8 +213,8 @@ def table_event(cost: Price) -> PredictionTables:
 
 
 def stated_tables(run: RunDirectory, next_event: Callable[[], Event]) -> tuple[Event, ...]:
-    """Return the privacy events of all noisy tables that the run drew. The last event is that of the stored table, or
-    ``next_event()`` if the table is still to be drawn."""
+    """Return the privacy events of all noisy tables of predictions that the run drew for private metrics, for its
+    statement. The last event is that of the stored table, or ``next_event()`` if the table is still to be drawn."""
     if run.metrics_table.exists():
         return read_release(run.metrics_table)[0].events
     # Tables whose files were deleted may have been seen.
@@ -230,11 +234,11 @@ def draw_table(
     noisy_sum: NoisySum | None = None,
     about: bytes = b"",
 ) -> Released:
-    """Predict the test records one by one, and return their noisy table of weights (B, G, Y, C), where ``edges`` divide
-    scores into B = len(edges) + 1 bins.
+    """Predict the test records one by one, and return the noisy table of their weights (B, G, Y, C) by bin of the
+    score, group, true label and prediction. ``edges`` divide scores into B = len(edges) + 1 bins.
 
-    ``noisy_sum`` adds up the tables of several sites; ``about`` is the file of ``student``, which must be equal at all
-    sites.
+    ``event`` gives the noise and the weight of a privacy unit. ``noisy_sum`` adds up the tables of several sites;
+    ``about`` is the file of ``student``, which must be equal at all sites.
     """
     labels_N, scores_N = lone_predictions(student, test, source)
     bins_N = np.searchsorted(edges, scores_N, side="right")
@@ -290,8 +294,8 @@ def release_table(
     noise: str,
     noisy_sum: NoisySum | None = None,
 ) -> Released:
-    """Return the noisy table stored with the run; if there is none, draw it from the test records and charge it to
-    ``log``.
+    """Return the noisy table of predictions that is stored with the run. If there is none, draw it from the test
+    records and charge it to ``log``.
 
     ``event`` is the table's privacy event, ``noise`` the label of the noise source, such as ``os_entropy``. Errors as
     in :meth:`ReleaseLog.step`: a table that was published and then deleted is not drawn again.
@@ -330,9 +334,10 @@ def assess_privately(
     log: ReleaseLog,
     noisy_sum: NoisySum | None = None,
 ) -> Assessment:
-    """Return metrics from the noisy table (:func:`release_table`), whose privacy event ``statement`` lists.
+    """Return metrics of ``student`` estimated from the noisy table of its predictions (:func:`release_table`), whose
+    privacy event ``statement`` lists.
 
-    ``noisy_sum`` adds up the tables of several sites, if test records are at several.
+    ``noisy_sum`` adds up the tables of several sites, if there are test records at several sites.
     """
     released = release_table(
         config,
@@ -349,8 +354,8 @@ def assess_privately(
 
 
 def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
-    """Return metrics from a released noisy table of predictions, and with a reject option also metrics for other orders
-    of the records, which are simulated from the table."""
+    """Return the metrics that a released noisy table of predictions gives. For a student with a reject option (see
+    ``card``) they include results for several orders of the records, which are simulated from the table."""
     measured = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
     measured = replace(measured, fair_at=fair_at)
     nobody = np.zeros(0, np.bool_)
@@ -373,11 +378,13 @@ def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: 
 
 
 def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
-    """Return all metrics that a released noisy table of predictions estimates; those that it does not determine are
+    """Return all metrics that can be estimated from a released noisy table of predictions; the other metrics are
     NaN."""
     *_, event = released.events
     if not isinstance(event, PredictionTables):
-        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}; restore it from a copy.")  # noqa: TRY004 - of a file
+        raise ValueError(  # noqa: TRY004 - of a file
+            f"metrics.safetensors: expected a table of predictions, got {event}; restore the file from a copy."
+        )
     stddev, z = event.noise_stddev_records, _deviations()
     names: dict[str, Any] = {"group_names": tuple(group_names), "class_names": tuple(class_names)}
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
@@ -446,17 +453,18 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
-    """Return each group's rate of predicting class ``event`` divided by the highest rate of any group, with intervals.
+    """Return each group's impact ratio with intervals: its rate of predicting class ``event``, divided by the highest
+    rate of any group.
 
-    ``table_GYC``: counts by group, label and prediction, with Gaussian noise of standard deviation ``stddev``. The
+    ``table_GYC``: counts by group, label and prediction, with Gaussian noise of standard deviation ``stddev``. All
     ratios are NaN if the rates of fewer than two groups are known.
 
     The highest rate is that of some group, so a group's impact ratio is the smallest of its ratios to all groups. The
-    smallest of their lower ends is valid as soon as the lower end for the group with the highest rate is. The smallest
-    upper end is valid only if all upper ends are, so it is corrected for the number of groups that may have the highest
-    rate (Bonferroni). Together the two ends may miss the true ratio twice as often as one end of a single ratio does.
-    If several groups nearly have the highest rate, one of the ratios is underestimated, so the smallest lower end
-    hardly ever misses.
+    smallest of the lower ends of these ratios is valid as soon as the lower end for the group with the highest rate is
+    valid. The smallest of the upper ends is valid only if all upper ends are, so it is corrected for the number of
+    groups that may have the highest rate (Bonferroni). Together the two ends may miss the true ratio twice as often as
+    one end of a single ratio does. If several groups nearly have the highest rate, one of the ratios is underestimated,
+    so the smallest lower end hardly ever misses.
     """
     shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations())
     is_known_G = ~np.isnan(shares.value_EG[event])
@@ -477,8 +485,9 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
 
 
 def selections(table_GYC: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return each group's share of predictions of the second class, and its impact ratio, in a table without noise:
-    each (3, G), where the rows are value, lower end and upper end of its interval."""
+    """Return each group's rate of predicting the second class, and its impact ratio (this rate over the highest
+    group's), both from a table without noise. Both have the shape (3, G): the rows are the value, and the lower and
+    upper end of its interval."""
     shares, ratios = _Shares.of(rates.predicted, table_GYC, 0.0, z=_deviations()), impact_ratios(table_GYC, 0.0, 1)
     return np.stack([each[1] for each in shares]), np.stack([each[0] for each in ratios])
 
@@ -537,8 +546,8 @@ def _low_of_largest(ends: Callable[..., _Shares], table_GYC: FloatArray, stddev:
 
 @lru_cache(maxsize=2)  # all gaps of one table share the draws, and all levels those of its sum over groups
 def _drawn_around(table_GYC: bytes, shape: tuple[int, ...], stddev: float) -> FloatArray:
-    """Return ``_DRAWS`` simulated noisy tables: counts of records that are drawn from the shares in the table
-    ``table_GYC`` (an array of this ``shape``, as bytes), with fresh noise."""
+    """Return ``_DRAWS`` simulated noisy tables: each has counts of as many records, drawn with the shares of the table
+    ``table_GYC`` (an array of this ``shape``, as bytes), and fresh Gaussian noise of standard deviation ``stddev``."""
     generator, table = np.random.default_rng(0), np.frombuffer(table_GYC)
     chances = np.maximum(table, _LEAST_SHARE)
     counts = generator.multinomial(max(1, round(table.sum())), chances / chances.sum(), size=_DRAWS)
@@ -546,13 +555,14 @@ def _drawn_around(table_GYC: bytes, shape: tuple[int, ...], stddev: float) -> Fl
 
 
 def _deviations(comparisons: float = 1) -> float:
-    """Return the number of standard deviations at which ``comparisons`` intervals are jointly valid at ``LEVEL``."""
+    """Return the number of standard deviations at which ``comparisons`` intervals together contain their true values
+    with the probability ``LEVEL``."""
     return float(-ndtri((1 - LEVEL) / 2 / comparisons))
 
 
 class _Shares(NamedTuple):
-    """The shares (E, G) of records in each group for which each of E outcomes holds, with the ends of their intervals;
-    NaN for a group whose noisy size is not clearly above its noise."""
+    """The shares (E, G) of each group's records in which each of E outcomes occurs, such as a prediction, with the ends
+    of their intervals; NaN for a group whose noisy number of records is not clearly above its noise."""
 
     value_EG: FloatArray
     low_EG: FloatArray
@@ -569,9 +579,12 @@ class _Shares(NamedTuple):
         rest: bool = False,
         has_ends: bool = True,
     ) -> _Shares:
-        """Return the shares in each group, or with ``rest`` in all other groups together, of one table (G, Y, C) or of
-        several stacked along leading axes. The ends of the intervals are at z standard deviations; if not ``has_ends``,
-        both ends equal the share."""
+        """Return the share of each group's records in which each of the outcomes ``events`` occurs, with its interval,
+        from one noisy table (G, Y, C) or from several that are stacked along leading axes.
+
+        ``rest`` returns instead the shares among the records of all other groups together. The ends of the intervals
+        are at z standard deviations; if not ``has_ends``, both ends equal the share.
+        """
         found, cells = events(table_GYC), events(np.ones(table_GYC.shape[-3:]))
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
@@ -600,7 +613,8 @@ class _Shares(NamedTuple):
 def gap_of(
     metric: rates.Metric, table_GYC: FloatArray, stddev: float, described: Callable[[rates.GroupCell | None], str]
 ) -> metrics.GapResult:
-    """Return a fairness gap (or error rate) of a noisy table with its interval: the largest difference between groups.
+    """Return the fairness gap or error rate ``metric`` of a noisy table of predictions, with its interval. A gap is the
+    largest difference between groups.
 
     ``described`` returns words for the groups and labels between which the difference is largest.
     """

@@ -48,15 +48,16 @@ if TYPE_CHECKING:
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
-    """Return the published evaluation of ``run`` on its test records. A damaged file raises errors of many classes."""
+    """Return the published metrics of ``run`` on its test records. Errors of many classes are raised for a damaged
+    file."""
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     metrics = read_json(run.metrics)
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
 
 
 def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
-    """Return the guarantee and the metrics of a finished run; ``for_operator`` adds the accuracy without privacy, if
-    the run has it."""
+    """Return what a finished run claims: its privacy guarantee and its metrics. With ``for_operator`` the result
+    includes the accuracy of a model trained without privacy, if the run measured it."""
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
@@ -66,7 +67,7 @@ def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatemen
 
 
 def run_html(run: RunDirectory) -> str:
-    """Return the HTML of a run for a notebook: its verdict, metrics and files."""
+    """Return the HTML by which a notebook displays a run: its verdict on fairness, metrics and files."""
     try:
         claims, record = read_claims(run), read_json(run.record)
         places = {"report": run.public_report, "card": run.card_page, "statement": run.statement, "model": run.student}
@@ -91,7 +92,8 @@ def run_html(run: RunDirectory) -> str:
 
 
 def fitted_html(statement: PrivacyStatement, *, name: str) -> str:
-    """Return the HTML of a fitted estimator for a notebook. It has no metrics, because they need test records."""
+    """Return the HTML by which a notebook displays a fitted estimator: its privacy guarantee. There are no metrics,
+    because they need test records."""
     guarantee, calls = Guarantee.of(statement), "X_test, y_test, sensitive_features=groups"
     commands = {"Accuracy, disparity and coverage": f".plot({calls})", "Statement": ".statement()"}
     if statement.epsilon is not None:
@@ -111,8 +113,8 @@ _MOST_PANELS = 12
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """Return the HTML of a comparison of methods for a notebook: the sentences of its report on publishable results,
-    and a figure of one data set."""
+    """Return the HTML by which a notebook displays a comparison of methods: the sentences of its report on results that
+    may be published, and a figure of one data set."""
     # Not the report page itself, which would add a drawing library to the notebook.
     folder = comparison.folder
     report = FrontierReport(
@@ -162,7 +164,8 @@ FORMAT = "fairpate.card/1"
 def write_card(
     root: Path, *, intended_use: str | None = None, out_of_scope: str | None = None, contact: str | None = None
 ) -> tuple[Path, Path]:
-    """Write ``public/card.html`` and ``public/card.json`` of the run in ``root``, and return their paths.
+    """Write the model card, ``public/card.html`` and ``public/card.json``, of the run in the folder ``root``, and
+    return the paths of both files.
 
     The card shows an argument that is None as not stated. RunFolderError for a folder without a run, RunDirectoryError
     for a run that published nothing.
@@ -178,7 +181,7 @@ def write_card(
 
 
 def card_values(card: Card) -> dict[str, Any]:
-    """Return the content of ``card.json`` for ``card``."""
+    """Return the content of the file ``card.json`` for the model card ``card``."""
     plain = asdict(card) | {"evaluation": card.evaluation.to_json()}
     if card.refusals is not None and card.refusals.unrefused is not None:
         plain["refusals"]["unrefused"] = card.refusals.unrefused.to_json()
@@ -187,19 +190,19 @@ def card_values(card: Card) -> dict[str, Any]:
 
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
-    """Return the model card of a run, read from its public part, its method and the name and options of its data
-    set."""
+    """Return the model card of a run, read from its published files and, in its configuration, its method and the name
+    and options of its data set. ``use``: the intended use that the card states."""
     # The public part of a run without privacy does not exist, and that of an unfinished run is incomplete.
     for path in (run.statement, run.metrics, run.student):
         if not path.is_file():
             raise RunDirectoryError(
-                f"{path}: missing; a card describes a published student, so finish the run first. A run of a method "
-                "without privacy publishes nothing."
+                f"{path}: missing, but a card describes a published student; repeat the run's command to finish the "
+                "run. A run of a method without privacy publishes nothing and has no card."
             )
     if "least_cell" not in context.read_json(run.metrics):
         raise RunDirectoryError(
-            f"{run.metrics}: measured by an earlier version, which included groups of any size; repeat the run's "
-            "command, which measures the same model again and charges nothing."
+            f"{run.metrics}: these metrics are of an earlier version, which did not leave out small groups; repeat the "
+            "run's command, which measures the same model again and charges nothing."
         )
     # Read as plain values: a card needs the method's name, not the package that defines it.
     config = read_yaml(run.config)
@@ -216,7 +219,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
         if chosen.name != trained_on.name:
             raise ConfigError(
                 f"data.name: the run was trained on {trained_on.name}, but its configuration names {chosen.name}; "
-                "restore config.yaml and data.json from one copy."
+                "restore the run's config.yaml and data.json from one copy."
             )
         entry = entry_for(chosen)
         data = CardData(
@@ -229,7 +232,8 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
 
 
 def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse, made_on: str | None) -> Card:
-    """Return the model card of ``run``, made of its statement, metrics and student, and of the arguments."""
+    """Return the model card of ``run`` from its published statement, metrics and student, and from the arguments;
+    ``made_on`` is the date on which the run began."""
     metrics, student = read_json(run.metrics), read_student_card(run.student)
     population = read_json(run.private_population) if run.private_population.is_file() else None
     orders, unrefused, refusals = metrics.get("orders"), metrics.get("without_refusals"), None
@@ -279,10 +283,11 @@ def write_reports(
     private_population: PrivatePopulation | None = None,
     without_privacy: WithoutPrivacy | None = None,
 ) -> None:
-    """Write the report of a run, ``public/report.html``; if it answered queries (``spending``), the private one too.
+    """Write the public report of a run, ``public/report.html``; for a run that answered queries (``spending``), write
+    the operator's private report too.
 
-    ``private_population`` estimates how the student treats private records; ``without_privacy`` is for the private
-    report alone.
+    ``private_population`` estimates how the student treats the private records; ``without_privacy``, the accuracy
+    without noise, is shown in the private report alone.
     """
     statement = read_statement(run)
     evaluations, voting = assessment.evaluations, None
@@ -373,7 +378,8 @@ def write_reports(
 
 
 def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list[tuple[float, float]]:
-    """Return how epsilon grows with the queries: up to 200 pairs (number of queries, epsilon after this number).
+    """Return how epsilon grows with the queries that a ledger charged: up to 200 pairs (number of queries, epsilon
+    after this number).
 
     ``price(start, end)`` returns the Renyi curve of the queries ``start`` to ``end``. The last query is among the
     points.
@@ -394,9 +400,11 @@ _MOST_RECORDS = 256
 
 
 def write_portable(run: RunDirectory, student: Student, dataset: Dataset, reporter: Reporter) -> None:
-    """Write ``model.onnx`` and ``model.json``, unless they exist and belong to this student.
+    """Write the published model as an ONNX graph, ``model.onnx``, with its description ``model.json``, unless both
+    files exist and were made from ``student``.
 
-    If packages are missing or torch cannot export the model, a note gives the reason: the run is complete without them.
+    If packages are missing or torch cannot export the model, a note gives the reason, and nothing is raised, because a
+    run is complete without these files.
     """
     from student.student import PortableError, missing_packages, portable  # imports torch, which a card does not need
 
@@ -429,8 +437,8 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return a description, for ``model.json``, of how a raw row is encoded as the input of the ONNX graph, as far as
-    the data set declares it."""
+    """Return a description of how a raw row of data is encoded as the input of the ONNX graph, as far as the data set
+    declares the encoding; it is written to ``model.json``."""
     if len(record_shape) > 1:
         inside = "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}

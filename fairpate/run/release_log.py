@@ -55,7 +55,7 @@ from fairpate.types import FloatArray, Relation, Unit, UserError
 Arrays = Mapping[str, npt.NDArray[Any]]
 _log = logging.getLogger(__name__)
 _NEW = np.zeros(0)
-"""Marks a Renyi curve that is still to be computed from the events."""
+"""Value of a release's ``rdp_A`` whose Renyi curve is still to be computed from its privacy events."""
 _MOST_DISTRIBUTIONS = 8
 """Most releases whose loss distributions are composed; beyond that number only Renyi curves are added."""
 
@@ -67,22 +67,26 @@ _SHOWN_DELTA = 1e-5  # of tables that name no other
 
 
 class OdometerError(UserError):
-    """Raised if the odometer or a receipt cannot be read or written; nothing was released."""
+    """Raised if the odometer (the database of all releases and their costs) or a run's receipt (its own record of them)
+    cannot be read or written; nothing was released."""
 
 
 class LimitReachedError(UserError):
-    """Raised if a release would exceed the limit of its data set; nothing was released."""
+    """Raised if a release would exceed the operator's limit on the privacy cost of its data set; nothing was
+    released."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Everything that one run has released so far; a row of the odometer.
+    """Everything that one run has released of private records so far; a row of the odometer, the database of all runs'
+    privacy costs.
 
-    ``num_queries``: the number of queries charged so far in the run's ledger; 0 without a ledger. ``plan``: if a limit
-    admitted the run as the only release, all events that were fixed before the first of them, ``events`` included;
-    limits charge the whole plan, however little of it was released. Empty: limits charge the events. ``rdp_A``: the
-    composed Renyi curve at ``DEFAULT_ORDERS``, ``inf`` if an event has none. ``part``: the part of the data set that
-    was read, as ``RULE/PART`` (the split's rule and the part's name); empty: all of it.
+    ``num_queries``: the number of queries charged so far in the run's ledger; 0 without a ledger. ``plan``: all events
+    that were fixed before the first of them, ``events`` included, if a limit admitted the run as the only release of
+    its data; limits charge the whole plan, however little of it was released. An empty plan: limits charge the events.
+    ``rdp_A``: the composed Renyi curve at ``DEFAULT_ORDERS``, ``inf`` if an event has no Renyi curve. ``part``: the
+    part of the data set that was read, as ``RULE/PART`` (the rule of the split and the name of its part); empty: the
+    whole data set.
     """
 
     run: str
@@ -110,13 +114,14 @@ class Release:
 
     @property
     def charged(self) -> Release:
-        """This release with the events that limits charge: those of its plan, if it has one, instead of those released
-        so far."""
+        """The release with the events that limits charge: if it has a plan (all events that were fixed beforehand), the
+        planned events instead of those released so far."""
         return replace(self, events=self.plan, plan=(), rdp_A=_NEW) if self.plan else self
 
     @property
     def is_private(self) -> bool:
-        """True if the release has any privacy guarantee."""
+        """True if the release has any finite privacy guarantee: its noise is secret, and some bound on epsilon is
+        finite."""
         if self.noise != OS_ENTROPY:
             return False
         # Any delta would do: the question is whether some bound is finite.
@@ -130,7 +135,8 @@ def release_values(release: Release) -> dict[str, Any]:
 
 
 def read_receipt(run: RunDirectory) -> Release | None:
-    """Return the run's own record of its releases; None if there is none. OdometerError if it is damaged."""
+    """Return the receipt of ``run``, its own record of what it released and charged; None if there is none.
+    OdometerError if the file is damaged."""
     if not run.receipt.exists():
         return None
     try:
@@ -142,12 +148,12 @@ def read_receipt(run: RunDirectory) -> Release | None:
 
 
 def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: bool = False) -> float:
-    """Return the total epsilon of releases that have one privacy unit and relation: the accountant's least bound, or
-    ``inf``.
+    """Return the total epsilon of releases that have one privacy unit and relation: the smallest bound that the
+    accountant can prove, or ``inf``.
 
-    It holds for releases that were fixed before the first of them. With ``is_adaptive`` it is instead the least limit
-    that would have admitted them, in any order, although each may have been chosen after seeing the others; a single
-    release counts as fixed beforehand.
+    The bound holds for releases that were all fixed before the first of them. With ``is_adaptive`` the result is
+    instead the least limit that would have admitted the releases, in any order, although each of them may have been
+    chosen after seeing the others; a single release counts as fixed beforehand.
     """
     of_parts = []
     for part, curve_A in _by_part([release.charged for release in releases] if is_adaptive else releases):
@@ -169,9 +175,11 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
 
 
 def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], FloatArray]]:
-    """Return the sets of releases that may all have read the same privacy unit, each with its summed Renyi curve.
+    """Return the sets of releases that may all have read the same privacy unit (record or person), each set with its
+    summed Renyi curve.
 
-    A unit is in one part of each split of the data, so there is one set for each combination of parts.
+    A unit is in one part (such as training or test records) of each split of the data, so there is one set for each
+    combination of parts.
     """
     parts_of: dict[str, dict[str, None]] = {}
     for release in releases:
@@ -190,11 +198,11 @@ def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], Float
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """The cost of all releases on one data set under one unit and relation.
+    """The total privacy cost of all releases on one data set under one unit and relation.
 
     ``epsilon`` holds if all releases were fixed before the first of them; ``epsilon_adaptive`` is the least limit that
-    would have admitted them if each was chosen after seeing the earlier ones. ``not_private`` of the ``releases`` have
-    no guarantee and are in no sum. ``epsilon_limit`` None: no limit.
+    would have admitted the releases if each was chosen after seeing the earlier ones. ``not_private`` of the
+    ``releases`` have no guarantee and are in neither number. ``epsilon_limit``: the operator's limit; None: no limit.
     """
 
     data: str
@@ -209,7 +217,7 @@ class Total:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The total as a row of a table with the columns :data:`COLUMNS`."""
+        """The texts of this total in a row of the table of costs, whose columns are :data:`COLUMNS`."""
         limit = "none" if self.epsilon_limit is None else f"{self.epsilon_limit:g}"
         numbers = (str(self.releases), str(self.not_private), *map(epsilon_text, (self.epsilon, self.epsilon_adaptive)))
         return self.data, self.unit, self.relation, *numbers, limit
@@ -220,7 +228,7 @@ COLUMNS = ("data set", "unit", "relation", "releases", "not private", "epsilon, 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The total cost of a release and all earlier ones on its data set, with both epsilons of :class:`Total`;
+    """The total cost of a run's release and all earlier releases on its data set, with both epsilons of :class:`Total`;
     ``earlier`` is the number of earlier releases."""
 
     earlier: int
@@ -229,7 +237,8 @@ class Standing:
 
 
 def standing_remarks(standing: Standing | None, *, delta: float) -> tuple[str, ...]:
-    """Return the remark on earlier releases of the same data for a privacy statement; empty if there were none."""
+    """Return the remark for a privacy statement on what the run and earlier releases of the same data cost together
+    (``standing``); empty if there were no earlier releases."""
     if standing is None or not standing.earlier:
         return ()
     fixed, adaptive = epsilon_text(standing.epsilon), epsilon_text(standing.epsilon_adaptive)
@@ -244,10 +253,11 @@ _FILE = "odometer.sqlite"
 
 
 def state_folder() -> Path:
-    """Return the folder of the operator's own files: ``FAIRPATE_STATE``, or ``fairpate`` in ``XDG_STATE_HOME``.
+    """Return the folder of the operator's own files, such as the odometer: ``FAIRPATE_STATE``, or ``fairpate`` in
+    ``XDG_STATE_HOME``.
 
-    Without either variable it is ``~/.local/state/fairpate``. If that folder already contains an odometer, it takes
-    precedence over ``XDG_STATE_HOME``, so that no release is forgotten because the variable was set later.
+    Without either environment variable it is ``~/.local/state/fairpate``. If that folder already contains an odometer,
+    it takes precedence over ``XDG_STATE_HOME``, so that no release is forgotten because the variable was set later.
     OdometerError if both folders contain an odometer.
     """
     if folder := os.environ.get("FAIRPATE_STATE"):
@@ -260,7 +270,7 @@ def state_folder() -> Path:
     if (chosen / _FILE).exists():
         raise OdometerError(
             f"Two odometers list this operator's releases: in {usual} and in {chosen} (XDG_STATE_HOME). Set "
-            "FAIRPATE_STATE to the folder of the one to use; releases of the other are not in its sums."
+            "FAIRPATE_STATE to the folder of the odometer to use; the releases in the other one are not in its sums."
         )
     return usual
 
@@ -296,14 +306,15 @@ _IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",), "sensitive att
 
 @dataclass(frozen=True)
 class Odometer:
-    """The database of all releases of one operator and of what they cost, in the operator's own ``folder``. Processes
-    may share it: each call is one transaction."""
+    """The odometer: the database, in the operator's own ``folder``, of all releases that this operator made and of what
+    they cost. Several processes may use it at the same time: each call is one transaction."""
 
     folder: Path = field(default_factory=state_folder)
     path = PathIn("folder", _FILE)
 
     def __str__(self) -> str:
-        """Return the total costs of all releases as a text table, a line for each data set, unit and relation."""
+        """Return the total privacy costs of all releases as a text table, with a line for each data set, unit and
+        relation."""
         rows = [COLUMNS, *(total.cells for total in self.totals(delta=_SHOWN_DELTA))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -312,13 +323,14 @@ class Odometer:
     def record(
         self, release: Release, *, plan: Sequence[Event] | None = None, enforce: bool = True, holds: bool = False
     ) -> Release:
-        """Store durably what a run released or is about to release; return the stored row, with the plan that limits
-        charge. A later call for the same run replaces its row.
+        """Store durably what a run released or is about to release, as one row of the odometer; return this row. A
+        later call for the same run replaces the row.
 
         ``plan``: all events of a new run that were fixed before the first of them; None: the events of ``release`` are
-        all of them; empty: none were fixed. With ``holds`` limits charge the plan from now on, so that no other run can
-        use its share of the limit. With ``enforce``, LimitReachedError if a new release, or more of an old one, would
-        exceed the limit; a release that costs no more than the row that it replaces is admitted.
+        all of them; empty: none were fixed. With ``holds`` limits charge the plan from now on, even what was not yet
+        released, so that no other run can use its share of the limit. With ``enforce``, LimitReachedError if a new
+        release, or an addition to an old one, would exceed a limit; a release that costs no more than the row that it
+        replaces is admitted.
         """
         with self.transaction() as database:
             rows = _rows(database, data=release.data)
@@ -352,12 +364,13 @@ class Odometer:
         return release
 
     def released(self, data: str) -> dict[str, Release]:
-        """Return the stored releases on the data set ``data`` by the id of their run, oldest first."""
+        """Return the stored releases on the data set ``data``, oldest first, as a mapping from the id of the run."""
         with self.transaction() as database:
             return {row.run: row for row in _rows(database, data=data)}
 
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
-        """Return one total for each data set (or only for ``data``), unit and relation, in sorted order."""
+        """Return the total privacy cost at ``delta`` for each data set (or only for ``data``), unit and relation, in
+        sorted order."""
         with self.transaction() as database:
             rows = _rows(database, data=data)
             limits = {
@@ -392,20 +405,21 @@ class Odometer:
         return totals
 
     def limits(self, data: str) -> dict[Unit, float]:
-        """Return the limits on epsilon of all releases on the data set ``data``, by privacy unit."""
+        """Return the operator's limits on the epsilon of all releases on the data set ``data`` together, by privacy
+        unit."""
         with self.transaction() as database:
             return dict(database.execute("SELECT unit, epsilon FROM limits WHERE data = ? ORDER BY unit", (data,)))
 
     def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> float:
-        """Set a limit on the cost of all releases on ``data`` together, even if each is chosen after seeing the earlier
-        ones.
+        """Set a limit on the epsilon of all releases on ``data`` together, which holds even if each release is chosen
+        after seeing the earlier ones.
 
-        Returns the least limit that would admit another release: the adaptive cost of all releases so far, 0 without
-        any. For a single release it is above the epsilon in :class:`Total`, where a single release counts as fixed
-        beforehand. ValueError for values out of range.
+        Return the least limit that would admit another release: the cost of all releases so far if each was chosen
+        after seeing the earlier ones, or 0 without any. For a single release this is above the epsilon in
+        :class:`Total`, where a single release counts as fixed beforehand. ValueError for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
-            raise ValueError(f"Expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
+            raise ValueError(f"Limit: expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
         with self.transaction() as database:
             database.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (data, unit, epsilon, delta))
             # As limits will charge it: a plan in full, however little of it was released.
@@ -440,7 +454,8 @@ class Odometer:
 
 
 def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | None = None) -> list[Release]:
-    """Return the releases, or only those on one data set or of one run, oldest first."""
+    """Return all releases that are stored in the odometer's ``database``, or only those on the data set ``data`` or of
+    the run with the id ``run``, oldest first."""
     cursor = database.execute(_READ, {"data": data, "run": run})
     columns = [column for column, *_ in cursor.description]
     found = []
@@ -451,7 +466,7 @@ def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | N
             found.append(Release(**values | {"rdp_A": np.frombuffer(values["rdp_A"], dtype="<f8")}))
     except (ValueError, TypeError) as error:
         # As an error of the database: `transaction` reports all of them with their remedy.
-        raise sqlite3.DatabaseError(f"a row cannot be understood: {error}") from error
+        raise sqlite3.DatabaseError(f"the row of a release is damaged: {error}") from error
     return found
 
 
@@ -462,8 +477,8 @@ def _events(text: str) -> tuple[Event, ...]:
 
 
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
-    """Return those ``releases`` that count towards the total cost for the privacy unit ``unit``, with their events
-    converted to this unit."""
+    """Return those of ``releases`` that add to the total cost for the privacy unit ``unit``, with their privacy events
+    converted to this unit (the cost per person, for example, to a cost per record)."""
     found = []
     for each in releases:
         if each.unit == unit:
@@ -478,16 +493,17 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
 
 
 _SAME_COST = 1e-9
-"""Relative difference of two Renyi curves that is attributed to rounding, if one noise was calibrated for both."""
+"""Relative difference of two Renyi curves that is attributed to rounding, if both are of the same calibrated noise."""
 
 
 def _admitted(
     database: sqlite3.Connection, release: Release, rows: Sequence[Release], plan: Sequence[Event] | None
 ) -> Release:
-    """Check ``release`` against the limits of its data set; LimitReachedError if it exceeds one.
+    """Check ``release`` against the limits of its data set, and return it; LimitReachedError if it exceeds a limit.
 
-    ``rows``: the stored releases on the data set. ``plan`` as in :meth:`Odometer.record`. Return the release, with its
-    plan if a limit admits it only as the single planned release.
+    ``rows``: the stored releases on the data set. ``plan``: all events of the run that were fixed beforehand, as in
+    :meth:`Odometer.record`. The returned release has a plan if a limit admits it only as the single release of its data
+    whose events were all fixed beforehand.
     """
     query = "SELECT unit, epsilon, delta FROM limits WHERE data = ? ORDER BY unit"
     limits = database.execute(query, (release.data,)).fetchall()
@@ -504,8 +520,8 @@ def _admitted(
             release = replace(release, plan=planned)
     if release.plan and covering(release.plan, release.events) != release.plan:
         raise LimitReachedError(
-            f"{release.data}, unit {release.unit}: this run was admitted by its plan, and would now release more than "
-            "was planned; raise the limit with `fairpate ledger limit` and start another run."
+            f"{release.data}, unit {release.unit}: the limit admitted this run with a fixed plan, and the run would "
+            "now release more than was planned; raise the limit with `fairpate ledger limit` and start another run."
         )
     _fits(release.charged, others, limits, is_planned=bool(release.plan))
     return release
@@ -514,9 +530,10 @@ def _admitted(
 def _fits(
     release: Release, others: Sequence[Release], limits: Sequence[tuple[Unit, float, float]], *, is_planned: bool
 ) -> bool:
-    """Return True if ``release`` fits every limit; False if it fits a limit only as the single planned release.
+    """Return True if ``release`` fits every limit even if it was chosen after seeing the ``others``; False if it fits
+    some limit only as the single release of its data, with all events fixed beforehand (``is_planned``).
 
-    ``others``: the releases charged before. LimitReachedError if it exceeds a limit either way.
+    ``others``: the releases charged before. LimitReachedError if the release exceeds a limit either way.
     """
     fits = True
     # Every limit is checked: one that is exceeded refuses, even if another is not.
@@ -532,8 +549,9 @@ def _fits(
         place = f"{each.data}, unit {each.unit}"
         if any(row.relation != each.relation for row in same):
             raise LimitReachedError(
-                f"{place}: has releases under another relation than {each.relation!r}, and the two have no common "
-                f"epsilon that the limit of {limit:g} could bound; use the relation of the earlier releases."
+                f"{place}: earlier releases have another relation than {each.relation!r}, and releases of two "
+                f"relations have no common epsilon that the limit of {limit:g} could bound; set target.relation to "
+                "that of the earlier releases."
             )
         line = accountant.AdaptiveLimit(epsilon=limit, delta=delta)
         if all(line.admits(curve_A) for _, curve_A in _by_part([*same, each])):
@@ -548,7 +566,7 @@ def _fits(
         if unpriced and not is_alone:
             raise LimitReachedError(
                 f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, at which the "
-                f"limit of {limit:g} adds up costs; release it first and alone, or use another method."
+                f"limit of {limit:g} adds up costs; make this release first and alone, or use another method."
             )
         spent, total = (
             max(accountant.least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(rows))
@@ -559,8 +577,8 @@ def _fits(
             total = composed_epsilon([each], delta=delta)
         raise LimitReachedError(
             f"{place}: {counted(len(same), 'release')} cost epsilon {spent:.4g} at delta {delta_text(delta)} if "
-            f"later ones depend on earlier ones; this one would make it {total:.4g}, and the limit is {limit:g}: "
-            "add noise, release less, or raise the limit with `fairpate ledger limit`."
+            f"later ones depend on earlier ones; with this release it would be {total:.4g}, and the limit is "
+            f"{limit:g}: add noise, release less, or raise the limit with `fairpate ledger limit`."
         )
     return fits
 
@@ -570,7 +588,7 @@ FORMAT = "fairpate.release/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """Released arrays by name, and all privacy events of producing them."""
+    """Released arrays by name, and all privacy events of drawing them from private records."""
 
     arrays: Arrays
     events: tuple[Event, ...]
@@ -578,11 +596,11 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of released arrays: the ``id`` of the run in the odometer, and everything except private records and
-    noise that determines the arrays.
+    """The origin of released arrays: the ``id`` of their run in the odometer, and everything that determines the arrays
+    except private records and noise.
 
-    ``settings``: the configuration's settings on which they depend. ``pool``: a digest of the public records.
-    ``after``: digests of the earlier releases of the same run.
+    ``settings``: the settings of the configuration on which the arrays depend. ``pool``: a digest of the public
+    records. ``after``: digests of the earlier releases of the same run.
     """
 
     id: str
@@ -592,7 +610,8 @@ class Origin:
 
 
 def save_release(path: Path, released: Released, origin: Origin) -> None:
-    """Write a release to the file ``path``; a student can be trained from this file without any private record."""
+    """Write released arrays and their origin to the file ``path``; a student can be trained from this file without any
+    private record."""
     arrays = {name: np.ascontiguousarray(array) for name, array in released.arrays.items()}
     header = {
         "format": FORMAT,
@@ -610,8 +629,8 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
 
 
 def read_release(path: Path) -> tuple[Released, Origin]:
-    """Return the release that :func:`save_release` wrote; RunDirectoryError if the file is missing, damaged or of
-    another kind."""
+    """Return the released arrays and their origin that :func:`save_release` wrote to ``path``; RunDirectoryError if the
+    file is missing, damaged or of another kind."""
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads(file.metadata()["release"])
@@ -623,13 +642,14 @@ def read_release(path: Path) -> tuple[Released, Origin]:
         return released, Origin(**{name: header[name] for name in ("id", "settings", "pool")}, after=after)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(
-            f"{path}: not a readable release ({error}). It cannot be drawn again: restore it from a copy, or start a "
-            "new run folder with --out and add up both epsilons."
+            f"{path}: not a readable release ({error}). A release cannot be drawn again: restore this file from a "
+            "copy, or start a new run folder with --out and add up both epsilons."
         ) from error
 
 
 def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Path) -> None:
-    """Raise RunFolderError if the release in ``path`` was made under settings other than ``settings``."""
+    """Raise RunFolderError if the release in the file ``path``, whose origin is ``origin``, was made under settings
+    other than ``settings``."""
     if changes := changed_fields(origin.settings, settings):
         raise RunFolderError(
             f"{path}: was released under other settings ({'; '.join(changes.values())}); set them back, or let the run "
@@ -640,15 +660,15 @@ def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Pat
 def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
     """Copy the release of the run in the folder ``source`` to ``run``, whose model then learns from it.
 
-    If a private choice of settings was made there, and ``candidate`` is the digest of the chosen settings, the choice
-    is copied too. RunFolderError if ``run`` has another release already.
+    If a private choice among settings was made in ``source``, and ``candidate`` is the digest of the chosen settings,
+    the file of the choice is copied too. RunFolderError if ``run`` has another release already.
     """
     given = RunDirectory(root=source)
     content = given.released.read_bytes()
     has_started = run.statement.exists() or run.receipt.exists() or run.released.exists()
     # The same release again is not a second one: the command of an interrupted run may be repeated.
     if has_started and not (run.released.exists() and run.released.read_bytes() == content):
-        raise RunFolderError(f"{run.root}: has a release of its own; give another folder with --out.")
+        raise RunFolderError(f"{run.root}: this run has a release of its own already; give another folder with --out.")
     write_atomically(run.released, lambda temporary: temporary.write_bytes(content))
     if given.choice.exists() and not run.choice.exists():
         made, origin = read_release(given.choice)
@@ -658,18 +678,20 @@ def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _OneFile(RunDirectory):
-    """The paths of a release that a run draws from its test or validation records; this release has a log of its own.
+    """The paths of a release that a run draws from its test or validation records; this release has a
+    :class:`ReleaseLog` of its own.
 
-    The release has a file and a receipt of its own, and ``statement`` is the file whose existence proves that it was
-    published. If its file was deleted, it may be drawn once more: the new file then lists the events of both draws, its
-    own last, and the run's statement includes the cost of both.
+    The release has a file and a receipt (the record of what was charged) of its own, and ``statement`` is the file
+    whose existence proves that the release was published. If the release's file was deleted, the release may be drawn
+    once more: the new file then lists the events of both draws, its own last, and the run's statement includes the cost
+    of both.
     """
 
     states_all_draws: ClassVar[bool] = True
 
 
 class MetricsFolder(_OneFile):
-    """The paths of the noisy table of private metrics, for its release log."""
+    """The paths of the noisy table from which a run computes private metrics, for the release log of this table."""
 
     released = PathIn("public", "metrics.safetensors")
     receipt = PathIn("private", "metrics_release.json")
@@ -677,8 +699,8 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The paths of a private choice among settings, for its release log. If the file of the choice was deleted, another
-    choice may be made, which is charged too."""
+    """The paths of a private choice among several settings, for the release log of this choice. If the file of the
+    choice was deleted, another choice may be made, which is charged too."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
@@ -690,19 +712,19 @@ AnyPriced = TypeVar("AnyPriced", bound=Any)
 
 
 class ReleaseLog:
-    """The log of one run's releases. It reads each release from the run's folder, or, if it is missing, draws, charges
-    and stores it.
+    """The log of one run's releases of private records. It reads each release from the run's folder, or, if the release
+    is missing, draws, charges and stores it.
 
     A method releases arrays step by step (:meth:`step`), a model that it trains (:meth:`model`), or labels through a
     ledger (:class:`LedgerMeter`). A release is charged durably before anything of it becomes visible, so that a crash
     may charge one release too many but never one too few. A stored release is never drawn again. If the file of a
-    release was deleted, the log refuses to draw it again after the run was published; before, the deleted release stays
-    charged, and the next one is charged in addition.
+    release was deleted after the run was published, the log refuses to draw it again; before that, the deleted release
+    stays charged, and the next one is charged in addition.
 
-    A run has a random ``id`` in its receipt. A run that is repeated is charged once; one whose folder is deleted stays
-    charged. If the odometer lost the run's row, the run is charged again as soon as it is opened. A copy of a run's
-    folder counts as another run. A run that only learns from the release of another run has the id of that release, and
-    no receipt.
+    A run has a random ``id`` in its receipt, the run's own record of what it charged. A run that is repeated is charged
+    once; one whose folder is deleted stays charged. If the odometer lost the run's row, the run is charged again as
+    soon as it is opened. A copy of a run's folder counts as another run. A run that only learns from the release of
+    another run has the id of that release, and no receipt.
     """
 
     def __init__(self, run: RunDirectory, odometer: Odometer, *, data: str, method: str, part: str = "") -> None:
@@ -713,8 +735,8 @@ class ReleaseLog:
         self._before: tuple[Event, ...] = ()
         self._steps: list[tuple[Released, Origin]] = []
         self.continues = False
-        """Whether the next release continues a draw that was charged before. Set only if its noise was stored: noise
-        that is drawn anew is another release."""
+        """Whether the next release continues a draw that was interrupted after it was charged. Set only if its noise
+        was stored: a draw with new noise is another release."""
         kept = read_release(run.released)[1].id if run.released.exists() else None
         receipt = read_receipt(run)
         # Random, no digest of settings: two runs with equal settings draw noise twice, and cost twice.
@@ -722,7 +744,7 @@ class ReleaseLog:
         if receipt is None:
             return
         if self.stored(receipt.run) is None:
-            _log.warning("%s: was released and is not in %s; counted again.", run.root, odometer.path)
+            _log.warning("%s: this run's release was not in %s, so it is charged there again.", run.root, odometer.path)
             # Beyond a limit too: it was released, and a refusal would leave it out of the sum.
             odometer.record(receipt, enforce=False)
         # A copy that has the released arrays reads the same release, which costs nothing more.
@@ -742,11 +764,11 @@ class ReleaseLog:
         """Return one release of arrays: the stored release, or else what ``draw`` returns, which is charged before it
         is stored.
 
-        ``settings`` are all settings that determine the release, ``pool`` is the digest of the public records, and and
-        the log knows the earlier steps. The first step has no ``name``, each later one has its own. ``events``: the
-        privacy events, if they are known beforehand; they are charged before the draw. Without them, ``draw`` must call
-        :meth:`reserve` before it draws noise, or show nothing of the release before it returns. RunDirectoryError if
-        the stored release was made from something else, or was deleted although its run was published.
+        ``settings`` are all settings that determine the release, and ``pool`` is the digest of the public records. The
+        first release of a run has no ``name``, each later one has its own. ``events``: the privacy events, if they are
+        known beforehand; they are charged before the draw. Without them, ``draw`` must call :meth:`reserve` before it
+        draws noise, or show nothing of the release before it returns. RunDirectoryError if the stored release was made
+        from other settings, public records or earlier releases, or was deleted although its run was published.
         LimitReachedError if a limit would be exceeded.
         """
         path = self._run.released
@@ -758,12 +780,13 @@ class ReleaseLog:
             require_same_settings(origin, settings, path)
             if origin.pool != pool:
                 raise RunDirectoryError(
-                    f"{path}: was made with other public records of {self._data}; give those with which it was made."
+                    f"{path}: this release was made with other public records of {self._data}; give the same public "
+                    "records as then."
                 )
             if origin.after != after:
                 raise RunDirectoryError(
-                    f"{path}: was made after other releases than the earlier ones in this folder; restore all of them "
-                    "from one copy."
+                    f"{path}: this release was made after other releases than those in this folder; restore all of its "
+                    "releases from one copy."
                 )
             self._count_found([*self._steps, (released, origin)], noise=noise)
         else:
@@ -783,13 +806,13 @@ class ReleaseLog:
         return released
 
     def model(self, train: Callable[[], AnyPriced], *, is_release: bool) -> AnyPriced:
-        """Return the result of ``train`` after charging its privacy events, except those that were charged by
-        :meth:`step`.
+        """Return the result of ``train`` after charging its privacy events to the odometer, except those that
+        :meth:`step` charged already.
 
-        ``is_release``: True if the model itself is a release, which cannot be repeated; False if it is learned from
-        steps alone, or without privacy. If ``train`` raises SpentError, the error's events are charged before it is
-        raised again, as its message reveals what was released. RunDirectoryError and LimitReachedError as in
-        :meth:`step`.
+        ``is_release``: True if the model itself is a release of private records, which cannot be repeated; False if it
+        is learned from released arrays alone, or without privacy. If ``train`` raises SpentError (it gave up, which
+        reveals something), the error's events are charged before it is raised again. RunDirectoryError and
+        LimitReachedError as in :meth:`step`.
         """
         if is_release:
             self._begin(self._run.student)
@@ -813,16 +836,17 @@ class ReleaseLog:
         raise reason
 
     def _begin(self, path: Path) -> None:
-        """Set the id under which the release in ``path`` will be charged, and read the events that were charged under
-        this id before.
+        """Set the id under which the release in the file ``path`` will be charged, and read the events that were
+        charged under this id before.
 
-        RunDirectoryError if the run was published: then the release was deleted, and this would be another one.
+        RunDirectoryError if the run was published: then its release was deleted, and drawing it again would be another
+        release.
         """
         if self._run.statement.exists():
             raise RunDirectoryError(
-                f"{path}: missing, although {self._run.statement} says that it was released. Making it again would be "
-                "a second release of the same records: restore it from a copy, or start a new run folder with --out "
-                "and add up both epsilons."
+                f"{path}: missing, although {self._run.statement} says that it was released. Drawing it again would be "
+                "a second release of the same records: restore the file from a copy, or start a new run folder with "
+                "--out and add up both epsilons."
             )
         receipt = read_receipt(self._run)
         # The receipt charges this very release already: as earlier events it would be charged twice.
@@ -835,16 +859,17 @@ class ReleaseLog:
             self.id, self._before = receipt.run, receipt.events
             return
         if receipt is not None and not self._run.released.exists():
-            _log.warning("%s: may have released a model that is gone; the next one is counted too.", self._run.root)
+            _log.warning("%s: may have released a model that was deleted; the next one is charged too.", self._run.root)
         # A new id, so that the row of what was charged before is not replaced.
         if receipt is not None or self._run.released.exists():
             self.id = secrets.token_hex(16)
         self._before = ()
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
-        """Charge the events of the run's published releases, even beyond a limit, unless the odometer has them already.
+        """Charge the events of the run's published releases, even beyond a limit, unless the odometer has charged them
+        already.
 
-        The events of stored releases are charged; without a stored release, ``events``.
+        These are the events of the stored releases, or the argument ``events`` if no release is stored.
         """
         if self._run.released.exists():
             self._count_found([read_release(path) for path in self._run.release_files()], noise=noise)
@@ -852,21 +877,22 @@ class ReleaseLog:
             self.record(events, noise=noise, enforce=False)
 
     def _count_found(self, steps: Sequence[tuple[Released, Origin]], *, noise: str) -> None:
-        """Charge the stored releases ``steps`` that another run drew and that the odometer does not know; no receipt is
-        written."""
+        """Charge those of the stored releases ``steps`` that the odometer does not know, because another run drew them;
+        no receipt is written."""
         for run in dict.fromkeys(origin.id for _, origin in steps):
             events = merged([event for released, origin in steps if origin.id == run for event in released.events])
             known = self.stored(run)
             if known is None or covering(known.events, events) != known.events:
                 _log.warning(
-                    "%s: learns from a release that is not in %s; counted.", self._run.root, self._odometer.path
+                    "%s: learns from a release that was not in %s; it is charged.", self._run.root, self._odometer.path
                 )
                 # Under the id of the run that drew it: many runs that learn from it charge it once.
                 release = replace(self.release(events, noise=noise), run=run)
                 self._odometer.record(release, enforce=False)
 
     def shared_remarks(self) -> tuple[str, ...]:
-        """Return remarks for the privacy statement, on the releases of other runs that this run learned from."""
+        """Return remarks for the privacy statement on the releases of other runs from which this run learned, and whose
+        cost is not spent again."""
         if not self._run.released.exists():
             return ()
         origins = dict.fromkeys(read_release(path)[1].id for path in self._run.release_files())
@@ -887,10 +913,11 @@ class ReleaseLog:
         plan: Sequence[Event] | None = None,
         enforce: bool = True,
     ) -> None:
-        """Charge ``events``, everything that the run released or is about to release, and write the receipt.
-        ``num_queries`` None leaves the stored number of queries unchanged.
+        """Charge ``events``, everything that the run released or is about to release, to the odometer, and write the
+        run's receipt. ``num_queries``: the number of queries in the run's ledger; None leaves the stored number
+        unchanged.
 
-        ``plan`` and errors as in :meth:`Odometer.record`.
+        ``plan``, ``enforce`` and errors as in :meth:`Odometer.record`.
         """
         if num_queries is None:
             before = self.stored()
@@ -901,7 +928,7 @@ class ReleaseLog:
         write_json(self._run.receipt, release_values(stored))
 
     def release(self, events: Sequence[Event], *, noise: str, num_queries: int = 0) -> Release:
-        """Return the odometer's row that :meth:`record` would store for these arguments."""
+        """Return the row of the odometer that :meth:`record` would store for these arguments; nothing is stored."""
         return Release(
             run=self.id,
             data=self._data,
@@ -917,25 +944,25 @@ class ReleaseLog:
         )
 
     def check(self, events: Sequence[Event], *, noise: str) -> None:
-        """Raise LimitReachedError if these privacy events, fixed beforehand, would exceed the limit; nothing is
+        """Raise LimitReachedError if ``events``, all fixed beforehand, would exceed a limit of the data set; nothing is
         stored."""
         with self._odometer.transaction() as database:
             _admitted(database, self.release(events, noise=noise), _rows(database, data=self._data), None)
 
     def admit(self, events: Sequence[Event], *, noise: str) -> None:
-        """Check all privacy events of the run's future releases against the limit (:meth:`check`), and fix them as its
-        plan.
+        """Check ``events``, all future privacy events of the run, against the limits of the data set (:meth:`check`),
+        and fix them as the plan of the run.
 
-        From the first charge on, limits charge the whole plan, so that no other run can use its share of the limit. A
+        From the first charge on, limits charge the whole plan, so that no other run can use its share of a limit. A
         later call replaces the plan.
         """
         self.check(events, noise=noise)
         self._planned = tuple(events)
 
     def reserve(self, events: Sequence[Event], *, noise: str) -> None:
-        """Charge ``events`` durably before their noise is drawn.
+        """Charge ``events`` durably before the noise of the release that causes them is drawn.
 
-        The events of the finished draw replace the charge. If the draw fails or crashes, or never begins, the charge
+        The events of the finished draw replace this charge. If the draw fails, crashes or never begins, the charge
         stays. LimitReachedError, with nothing charged, if a limit would be exceeded.
         """
         if self._steps and not self._is_reserved:
@@ -945,10 +972,10 @@ class ReleaseLog:
 
     def standing(self, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
         """Return the cost of this run together with all earlier releases of the same data set, unit and relation; None
-        if this run is not private.
+        if this run has no privacy guarantee.
 
-        ``and_of``: releases of the same run from other parts of the data set, which are included whether charged yet or
-        not.
+        ``and_of``: releases of the same run from other parts of the data set, which are included even if they have not
+        been charged yet.
         """
         own = self.stored()
         if own is None or not own.is_private:
@@ -969,7 +996,8 @@ class ReleaseLog:
         )
 
     def of_part(self, part: Literal["test", "validation"]) -> ReleaseLog:
-        """Return the log of the same run's release from the test or the validation records of the data set."""
+        """Return the log of the release that the same run makes from the test or the validation records of the data
+        set."""
         folder = (MetricsFolder if part == "test" else ChoiceFolder)(root=self._run.root)
         # The split's rule stays: only parts of one split are known to be disjoint.
         rule = self._part.partition("/")[0]
@@ -977,13 +1005,14 @@ class ReleaseLog:
         return ReleaseLog(folder, self._odometer, data=self._data, method=self._method, part=name)
 
     def stored(self, run: str | None = None) -> Release | None:
-        """Return the odometer's row of this run, or of the ``run`` with another id; None if it has none."""
+        """Return the row of the odometer for this run, or for the run with the id ``run``; None if the odometer has no
+        such row."""
         with self._odometer.transaction() as database:
             return next(iter(_rows(database, run=run or self.id)), None)
 
     def _is_copy(self, receipt: Release) -> bool:
-        """Return True if the folder that the odometer knows for this run still exists: then this folder is a copy, and
-        is charged as another run."""
+        """Return True if this folder is a copy of another one, which is charged as another run: the folder whose path
+        the odometer has for the run of ``receipt`` still exists elsewhere."""
         stored = self.stored(receipt.run)
         other = type(self._run)(root=Path((stored or receipt).path))
         if other.root == self._run.root.absolute():
@@ -992,23 +1021,25 @@ class ReleaseLog:
         found = read_receipt(other)
         if found is None or found.run != receipt.run:
             return False
-        _log.warning("%s: a copy of %s; counted as another run.", self._run.root, other.root)
+        _log.warning("%s: a copy of %s, so it is charged as another run.", self._run.root, other.root)
         return True
 
 
 _BLOCK = 256
-"""Most queries that a ledger may take between two writes of the odometer, and so that a crash charges too many."""
+"""Most queries that are charged in advance: a ledger may take them without writing to the odometer again, and a crash
+charges at most this number too many."""
 
 
 @dataclass(eq=False)
 class LedgerMeter:
-    """Charges the queries of a ledger to the odometer; :class:`Ledger` calls it before it charges a query itself.
+    """Charges the queries of a ledger to the odometer; :class:`Ledger` calls this object before it charges a query
+    itself.
 
     For an open ledger a block of further queries is charged in advance, so that a crash may charge too many queries but
-    never too few. When the ledger is opened again, the charge is set to what it contains. ``planned`` queries are
-    charged as soon as one is submitted: if released labels decide how many queries follow, a smaller number of charges
-    would reveal something too. ``plan``: all events that were fixed before the first query, as for a run; empty if none
-    were, as for a service.
+    never too few. When the ledger is opened again, the charge is reduced to the queries that it contains. ``planned``
+    queries are charged as soon as one query is submitted: if released labels decide how many queries follow, a smaller
+    number of charges would reveal something too. ``plan``: all events that were fixed before the first query, as for a
+    run; empty if none were, as for a service.
     """
 
     log: ReleaseLog
@@ -1021,17 +1052,17 @@ class LedgerMeter:
     _ledger: Ledger | None = field(default=None, init=False)
 
     def settle(self, ledger: Ledger) -> None:
-        """Set the odometer's charge to the queries that the ledger contains, and from now on charge further queries in
-        advance.
+        """Set the odometer's charge to the number of queries that ``ledger`` contains, and from now on charge further
+        queries in advance.
 
-        RunDirectoryError if the ledger contains fewer queries than were charged.
+        RunDirectoryError if the ledger contains fewer queries than were charged before.
         """
         stored = self.log.stored()
         # `num_queries` is what the ledger surely contained, not the queries charged ahead.
         if stored is not None and len(ledger.keys) < stored.num_queries:
             raise RunDirectoryError(
-                f"{ledger.name}: lacks {stored.num_queries - len(ledger.keys)} of {stored.num_queries} queries that "
-                "were charged; restore all its files from one copy made later."
+                f"{ledger.name}: this ledger lacks {stored.num_queries - len(ledger.keys)} of {stored.num_queries} "
+                "queries that were charged; restore all of its files from one later copy."
             )
         self._ledger, ledger.hold, self._settled = ledger, self, len(ledger.keys)
         # A ledger that was opened but never queried is no release.
@@ -1041,7 +1072,8 @@ class LedgerMeter:
             self(self._settled, enforce=False)
 
     def __call__(self, num_reservations: int, *, enforce: bool = True) -> None:
-        """Raise the charge to ``num_reservations`` queries of this ledger in total, and store it durably.
+        """Raise the odometer's charge to ``num_reservations`` queries of this ledger in total (a reservation: the
+        charge of a query before its answer), and store it durably.
 
         LedgerError if a limit would be exceeded. Without ``enforce`` no limit is checked, and exactly this number is
         charged, without a block of queries in advance.
@@ -1084,8 +1116,8 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
 
 
 def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
-    """Return in words the cost of the releases on ``data`` that the odometer has in addition to the earlier ones in
-    ``before``, and the cost of all releases; empty if no further release is private."""
+    """Return in words what this command's releases on ``data`` cost, those that the odometer has but ``before`` does
+    not, and what all releases on it cost together; empty if none of the new releases is private."""
     of_kind: dict[tuple[str, str], list[Release]] = {}
     for run, release in odometer.released(data).items():
         events = beyond(release.events, before[run].events if run in before else ())

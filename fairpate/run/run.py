@@ -86,22 +86,23 @@ VOTERS = {
     "private_knn": "nearest records of a secret sample",
     "fairpate": "models trained on shards",
 }
-"""Methods with one kind of voters each, and a description of the voters."""
+"""By method, a description of those who vote on a label; each kind of voters occurs once."""
 _OFTEN = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunForecast:
-    """The forecast of a run of ``method``: its cost, the noise on its labels, and the accuracy to expect.
+    """The forecast of a run of ``method``, which `fairpate run --dry-run` displays: the run's cost, the noise on its
+    labels, and the accuracy to expect.
 
     ``epsilon``: the epsilon that the run would publish; None: no guarantee. ``votes``: the number of votes that decide
-    a label. ``noise_stddev_votes``: the standard deviation of the noise on each count. ``labels``: the number of public
-    records that get a label. ``lead_needed``: the share of votes by which the winning class must lead to win despite
-    the noise 19 times in 20 (above 1: it cannot). These four are None for a method that releases no labels.
+    a label. ``noise_stddev_votes``: the standard deviation of the noise on each count of votes. ``labels``: the number
+    of public records that get a label. ``lead_needed``: the share of votes by which the winning class must lead to win
+    despite the noise 19 times in 20 (above 1: it cannot). The last four are None for a method that releases no labels.
     ``expected``: the range that contains the accuracy of 9 of 10 published runs (:func:`expected_accuracy`).
     ``measured``: the accuracies of the user's earlier runs of the method on the data set at about this epsilon.
     ``caution``: why the model cannot be more accurate than always predicting the most common class. ``refused``: why
-    this method cannot run; then there are no numbers.
+    this method cannot run; then all numbers are None.
     """
 
     method: str
@@ -117,8 +118,8 @@ class RunForecast:
 
 
 def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecast:
-    """Return the forecast of a run of ``config`` with the privacy cost ``cost``, computed from public records and sizes
-    of ``dataset``."""
+    """Return the forecast of a run of ``config`` whose privacy cost is ``cost``. It is computed from public records and
+    public sizes of ``dataset``; private records are not read."""
     epsilon = None if cost is None else cost.epsilon
     expected = expected_accuracy(config)
     (voting, majority), caution = known_beforehand(config, dataset), None
@@ -136,9 +137,9 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecas
 def expected_accuracy(config: Method) -> tuple[float, float] | None:
     """Return the range that contains the accuracy of 9 of 10 published runs of ``config`` on its data set.
 
-    `benchmarks/marks.py` computes the ranges in expected_accuracy.yaml. Between two measured epsilons the range covers
-    those of both. None if a setting is not at its default for the data set, if no runs of the method on the data set
-    were published, and for an epsilon outside the measured range.
+    `benchmarks/marks.py` computes the ranges, which are in expected_accuracy.yaml. Between two measured epsilons the
+    returned range covers the ranges of both. None if a setting is not at its default for the data set, if no runs of
+    the method on the data set were published, and for an epsilon outside the measured range.
     """
     epsilon = getattr(config.target, "epsilon", None)
     published = read_yaml(Path(__file__).parents[1] / "expected_accuracy.yaml")
@@ -163,15 +164,16 @@ _FEWEST_LABELS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Majority:
-    """The share of the most common class among records, and words for the ``source`` of this number."""
+    """The share of the most common class among records, which the accuracy of a useful model must exceed; ``source``
+    says in words where the number is from."""
 
     share: float
     source: str
 
 
 def known_beforehand(config: Method, dataset: Dataset) -> tuple[base.ExpectedVotes | None, Majority | None]:
-    """Return the expected votes on a label and the share of the most common class, both computed from public facts
-    alone.
+    """Return two facts on a run of ``config`` that public records and declarations alone give: the expected votes on a
+    label, and the share of the most common class.
 
     The votes are None without a public number of private records; the share is None without declared class shares or
     enough labels of public records.
@@ -201,10 +203,10 @@ def known_beforehand(config: Method, dataset: Dataset) -> tuple[base.ExpectedVot
 
 
 def planned_cost(config: Method, dataset: Dataset) -> Price | None:
-    """Return the largest cost that a run of ``config`` may publish; None without a guarantee.
+    """Return the largest privacy cost that a run of ``config`` may publish; None for a run without a guarantee.
 
-    A target epsilon is always spent in full. Without one, the cost is that of submitting all queries that fit the
-    budget.
+    A run with a target epsilon always spends it in full. For a run with a budget of queries instead, the cost is that
+    of submitting all queries that fit the budget.
     """
     if isinstance(config, VotingMethod):
         # Every query that fits is charged in full, with any outcome.
@@ -227,11 +229,11 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
 
 
 def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
-    """Print what a release on the data set ``data`` may cost and what earlier ones cost; ask the user to confirm a
-    total above a limit.
+    """Print what a release on the data set ``data`` may cost and what earlier releases cost; ask the user for
+    confirmation if the total exceeds a limit.
 
-    ``is_own``: the data set is the user's own. ``cost`` None announces nothing: the run has no guarantee, or its noise
-    is seeded and so not private.
+    ``is_own``: the data set is the user's own. If ``cost`` is None, nothing is printed: the run has no guarantee, or
+    its noise is seeded and so not private.
     """
     if cost is None:
         return
@@ -248,10 +250,11 @@ at this epsilon a guess about a record improves by a factor of at most 22,000.""
 
 
 def question_above(data: str, *, planned: float, odometer: Odometer, delta: float, is_own: bool) -> str | None:
-    """Return the question to ask before releases on ``data`` that cost ``planned`` in sum; None if none is needed.
+    """Return the question to ask the user before releases on ``data`` that cost an epsilon of ``planned`` in sum; None
+    if no question is needed.
 
-    A question is needed if the total exceeds the operator's limit, which will refuse some of the releases. Without a
-    limit it is needed above :data:`ASK_ABOVE`, if the records are the user's own (``is_own``).
+    A question is needed if the total with earlier releases exceeds the operator's limit, which will refuse some of the
+    releases. Without a limit it is needed above :data:`ASK_ABOVE`, if the records are the user's own (``is_own``).
     """
     before = max((total.epsilon for total in odometer.totals(delta=delta, data=data) if total.releases), default=0.0)
     limit, after = min(odometer.limits(data).values(), default=None), before + planned
@@ -267,11 +270,11 @@ def question_above(data: str, *, planned: float, odometer: Odometer, delta: floa
 
 
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
-    """Return forecasts of methods whose votes come from other voters (teachers, neighbours, single records) than those
-    of the method ``chosen``.
+    """Return forecasts of runs by other methods than ``chosen`` on the same data: methods in which others vote on a
+    label (teachers, nearest neighbours or single records).
 
-    ``overrides`` are the user's settings, including the data set, by which all other settings are chosen. The method
-    with the smallest needed lead comes first, methods that cannot run last. DataError as in
+    ``overrides`` are the user's settings, including the data set; all other settings are chosen by them. The forecast
+    in which the winning class needs the smallest lead comes first, methods that cannot run come last. DataError as in
     :func:`fairpate.data.load_data`.
     """
     # Several kinds see the pool through the same embedding, and one may take a minute to compute.
@@ -294,8 +297,8 @@ _NEAR = 1.25  # factor between epsilons that count as about the same
 
 
 def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
-    """Return the forecasts ``found``, each completed with the accuracies of finished runs in ``folder`` that have the
-    same method, the data set ``data`` and about the same epsilon."""
+    """Return the forecasts ``found`` with the accuracies of earlier runs filled in: finished runs in ``folder`` that
+    have the same method as a forecast, the data set ``data`` and about the same epsilon."""
     accuracies: dict[str, list[tuple[float, float]]] = {}
     for record in _records_in(folder).values():
         epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
@@ -319,11 +322,11 @@ def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> li
 def describe(
     data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast], *, why: str | None = None
 ) -> Group:
-    """Return what a terminal shows before a run: a sentence on its privacy cost, and a table of the forecasts
-    ``found``, in which the run's own is first.
+    """Return what `fairpate run --dry-run` displays: a sentence on the privacy cost of the run on the data set
+    ``data``, and a table of the forecasts ``found``, the first of which is the run's own.
 
-    ``spent``: the reason why the run has no further privacy cost, or None if it has one. ``why``: the reason for the
-    choice of the method, if the user named none.
+    ``spent``: the reason why the run has no further privacy cost, or None if it has a cost, ``cost``. ``why``: the
+    reason why this method was chosen, if the user named no method.
     """
     run = found[0]
     if spent is not None:
@@ -374,8 +377,8 @@ def describe(
 
 
 def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, ...]:
-    """Return the reasons why a model of ``config`` cannot be more accurate than always predicting the most common
-    class; empty if none is known."""
+    """Return the reasons why the model of ``config`` cannot be more accurate than always predicting the most common
+    class; empty if no reason is known."""
     (voting, majority), found = known_beforehand(config, dataset), []
     epsilon = getattr(config.target, "epsilon", None)
     # Runs in the folder of this one: others are not searched for.
@@ -402,8 +405,8 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
 
 
 def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return the records (``record.json``) of the finished runs in ``folder`` by their paths; damaged ones are left
-    out."""
+    """Return the records (files ``record.json``, a run as one row of a comparison) of the finished runs in ``folder``
+    by their paths; damaged files are left out."""
     found = {}
     for path in sorted(folder.glob("*/public/record.json")):
         try:
@@ -416,10 +419,10 @@ def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def too_little_to_learn(voting: base.ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
-    """Return, in words, why a student can learn no more than the most common class from labels with this noise, even if
-    all voters are right; None if it may learn more.
+    """Return, in words, why a student cannot learn more than the most common class from labels with the noise of
+    ``voting``, even if all voters are right; None if it may learn more.
 
-    Without a known ``majority`` all classes are assumed to be equally common.
+    ``majority``: the share of the most common class; if it is None, all classes are assumed to be equally common.
     """
     # All voters agree: no other votes survive the noise more often.
     agreed_1C = np.array([[voting.votes, *[0] * (num_classes - 1)]])
@@ -443,20 +446,21 @@ def too_little_to_learn(voting: base.ExpectedVotes, num_classes: int, majority: 
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)
 Sums = Callable[[RunDirectory, ReleaseLog], base.NoisySum]
-"""Makes the noisy sum over several sites from which a run draws its release."""
+"""Type of a function that makes the noisy sum over several sites from which a run draws its release."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRun(Training):
-    """A run whose folder this process has locked, with the data, settings and log that its stages read."""
+    """A run whose folder this process has locked, with everything that the stages of the run read: data, settings and
+    release log."""
 
     config: Method
     log: ReleaseLog
 
 
 def with_pinned_weights(config: AnyMethod) -> AnyMethod:
-    """Return ``config`` with the checksum of its file of initial weights, if it names one; the weights `imagenet` are
-    downloaded if missing."""
+    """Return ``config`` with the checksum of its file of initial weights, if it names such a file, so that the same
+    weights are used when the run is repeated. The weights `imagenet` are downloaded if missing."""
     for model in config.networks.values():
         if model.weights is not None:
             pinned = config.backbone.model_copy(update={"weights": pin_weights(model).weights})
@@ -465,22 +469,25 @@ def with_pinned_weights(config: AnyMethod) -> AnyMethod:
 
 
 def check_data(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError for settings that do not suit the data set, and ValueError for features that reveal the
-    sensitive attribute if this is all that the method protects."""
+    """Raise ConfigError if the settings ``config`` do not suit the data set. Raise ValueError if features reveal the
+    sensitive attribute although this attribute is all that the method protects."""
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
-            raise ConfigError(f"public_data.pretrain: learns from images, but {dataset.name} is a table; leave it out.")
+            raise ConfigError(
+                f"public_data.pretrain: learns from images, but {dataset.name} is a table; leave this field out."
+            )
         if config.augment != AugmentConfig() and "augment" not in config.unread:
-            raise ConfigError(f"augment: changes images, but {dataset.name} is a table; leave it out.")
+            raise ConfigError(f"augment: changes images, but {dataset.name} is a table; leave this section out.")
         if config.student.method == "fixmatch" and "student.method" not in config.unread:
             raise ConfigError(
-                f"student.method: fixmatch changes images, but {dataset.name} is a table; use pseudo_label."
+                f"student.method: fixmatch changes images, but {dataset.name} is a table; set student.method to "
+                "pseudo_label."
             )
     if config.protects_attribute_only:
         if dataset.embedding is not None:
             raise ConfigError(
                 f"data.embedding: {config.method} protects the sensitive attribute alone, and with an embedding it "
-                "cannot be checked that no column reveals the attribute; set it to null."
+                "cannot be checked that no column reveals the attribute; set data.embedding to null."
             )
         x, groups = dataset.private.x, dataset.private.z
         # Features are public here, so an attribute among them is published by any model. Pictures are not searched.
@@ -501,10 +508,10 @@ def check_data(config: Method, dataset: Dataset) -> None:
 
 
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
-    """Build every model that has a file of initial weights, and the student that self-labelling trains, to check that
-    they fit the records.
+    """Build every model for which ``config`` names a file of initial weights, and the student that self-labelling
+    trains, to check that they fit the records.
 
-    Prints which weights files are used. ValueError if a file, or an architecture, does not fit.
+    Prints which weights files are used. ValueError if a weights file or an architecture does not fit.
     """
     models = config.networks
     shape = tuple(dataset.public.x.shape[1:])
@@ -521,17 +528,17 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
 
 
 def published_model(config: Method) -> ModelConfig:
-    """Return the architecture of the published model: ``student.model``, or that of the student which self-labelling
-    trains."""
+    """Return the architecture of the published model: ``student.model``, or with self-labelling that of the second
+    student, which learns from the labels of the first."""
     name = config.public_data.self_label
     return config.student_training.model if name in (None, config.student.model.name) else ModelConfig(name=name)
 
 
 def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
-    """Return the model that training starts from: with random weights from the run's seed or those of a weights file,
-    and pre-trained on public pictures if configured.
+    """Return the model from which training starts, pre-trained on public pictures if configured. Its weights are
+    random, from the run's seed, or those of a weights file.
 
-    ``architecture`` None: that of ``student.model``.
+    ``architecture``: the layers of the model; None: those of ``student.model``.
     """
     architecture = architecture or config.student_training.model
     model = build_model(
@@ -549,8 +556,9 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
 
 
 def post_process(trained: Trained, config: Method, training: Training) -> Trained:
-    """Apply self-labelling and calibration to the trained model, if configured. Both read only the released model and
-    public features and groups; the calibration also reads public labels if it is configured to learn from them."""
+    """Return the trained model after self-labelling and calibration, if these are configured. Both read only the
+    released model and public features and groups; calibration also reads public labels if it is configured to learn
+    from them."""
     dataset, reporter, settings, model = training.dataset, training.reporter, config.public_data, trained.model
     public = dataset.public
     if settings.self_label is not None:
@@ -560,7 +568,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
             if not sure.any():
                 raise ConfigError(
                     f"student.confidence: no public record is labelled with confidence {config.student.confidence}; "
-                    "lower it."
+                    "lower student.confidence."
                 )
             architecture = published_model(config)
             model = train_student(
@@ -585,8 +593,8 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
 
 
 def student_card(config: Method, dataset: Dataset, trained: Trained, *, embedding: Path | None = None) -> StudentCard:
-    """Return the description of the published model (architecture, classes, groups, checksums), which is stored in its
-    file. ``embedding``: the file of the embedding that the model reads, if any."""
+    """Return the description of the published model (architecture, classes, groups, checksums) that is stored in the
+    model's file. ``embedding``: the file of the embedding that the model reads, if any."""
     mixing, network = trained.mixing_GCC, trained.model
     return StudentCard(
         model=trained.architecture or published_model(config),
@@ -612,16 +620,16 @@ _predictions: dict[bytes, IntArray] = {}
 
 
 def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool_]) -> WithoutPrivacy | None:
-    """Return the accuracy on the test records ``measured_N`` of a logistic model learned from ``private`` without
-    noise.
+    """Return the accuracy, on the test records that ``measured_N`` marks, of a logistic model learned from ``private``
+    without noise.
 
     The operator compares it with the accuracy of the run's model. It must not be published, as it depends on every
     private record. Pictures are reduced to 16 pixels a side, and more than 256 features to principal components, so
     that it takes seconds.
 
     None if no test record is measured, if there is only one class, if there are more records than can be learned in
-    seconds (a subset would be another comparison), or if features are missing or not finite. An error here would end a
-    run whose privacy cost was charged already.
+    seconds (the accuracy for a subset would not be comparable), or if features are missing or not finite. No error is
+    raised, because it would end a run whose privacy cost was charged already.
     """
     parts, sizes = (private.x, test.x), private.x.shape[1:]
     width = math.prod(min(side, _SIDE) if private.x.ndim == 4 and place else side for place, side in enumerate(sizes))
@@ -660,7 +668,10 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
 
 
 def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()) -> None:
-    """Write the privacy statement of a run's release, and print its total cost with earlier releases."""
+    """Write the privacy statement of what a run released, and print the total cost together with earlier releases.
+
+    ``trained`` has the released model and its privacy events; ``remarks`` are further remarks for the statement.
+    """
     config, run, log = opened.config, opened.run, opened.log
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
@@ -682,8 +693,8 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
 
 
 def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacyStatement:
-    """Return the statement with the added cost of noisy tables of private metrics that were drawn and whose files were
-    deleted; write it if it changed."""
+    """Return the privacy statement with the added cost of noisy tables of private metrics that were drawn and whose
+    files were deleted; write the statement if this changed it."""
     # The statement of an existing model is not made again, but its table of metrics may be drawn once more.
     log, tables = opened.log, stated_tables(opened.run, lambda: event_from(statement.part_events["test"][-1]))
     if list(map(event_json, tables)) == list(statement.part_events["test"]):
@@ -718,10 +729,10 @@ def statement_of(
 ) -> PrivacyStatement:
     """Return the privacy statement of a trained model.
 
-    ``standing``: the total with the operator's earlier releases, which is stated if ``config.names_earlier``; None if
-    the release was not charged. ``records_alone``: a person may have several records, but the unit of privacy is a
-    record. ``shared``: remarks on releases that several runs learn from. ``remarks``: further remarks, which come last.
-    ``parts``: the privacy events on test or validation records, which no event of ``trained`` reads.
+    ``standing``: the total cost with the operator's earlier releases, which is stated if ``config.names_earlier``; None
+    if the release was not charged. ``records_alone``: a person may have several records, but the unit of privacy is a
+    record. ``shared``: remarks on releases from which several runs learn. ``remarks``: further remarks, which come
+    last. ``parts``: the privacy events on test or validation records, which are not among the events of ``trained``.
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
@@ -776,8 +787,8 @@ def statement_of(
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: types.Unit) -> tuple[str, ...]:
-    """Return the remark for a privacy statement that a sampling rate reveals the private number of records or persons
-    from which it was computed; empty if no sampling rate was."""
+    """Return the remark for a privacy statement that a published sampling rate reveals the private number of records or
+    persons from which it was computed. Empty if no rate was computed from a private number."""
     # Events without sampling, and those that read every record, reveal no rate.
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (types.TELLS_SIZE[unit],) if samples and unit in types.TELLS_SIZE and config.rate_tells_size else ()
@@ -794,31 +805,32 @@ def run_method(
     sums: Sums | None = None,
     remarks: Sequence[str] = (),
 ) -> RunDirectory:
-    """Run one method, or resume where an earlier command left off, and leave the run directory complete.
+    """Run one method: train and publish its model, or resume where an earlier call or command stopped. Return the paths
+    of the run's files, which are then complete.
 
-    Args:
-        config: The method with its settings.
-        reporter: Displays progress.
-        dataset: The records. None: the data set that ``config.data`` names is read with ``load``; otherwise
-            ``config.data`` is not read, and every file that describes the run names this data set.
-        load: Reads a data set.
-        release_of: The folder of a run from whose release this one learns, without reading private records.
-        with_graph: Whether to write the ONNX graph ``model.onnx`` too, which takes seconds.
-        sums: Makes the noisy sum from which the release is drawn, if private records are at several sites
-            (:mod:`fairpate.sites`).
-        remarks: Further remarks for the statement.
+     Args:
+         config: The method with its settings.
+         reporter: Displays progress.
+         dataset: The records. None: the data set that ``config.data`` names is read with ``load``; otherwise
+             ``config.data`` is not read, and every file that describes the run names this data set.
+         load: Reads a data set.
+         release_of: The folder of a run from whose release this one learns, without reading private records.
+         with_graph: Whether to write the ONNX graph ``model.onnx`` too, which takes seconds.
+         sums: Makes the noisy sum from which the release is drawn, if private records are at several sites
+             (:mod:`fairpate.sites`).
+         remarks: Further remarks for the privacy statement.
 
-    Raises:
-        UserError, ValueError: Names the field or file, the value and the remedy. Finished stages stay, and nothing is
-            charged twice.
+     Raises:
+         UserError, ValueError: Names the field or file, the value and the remedy. Finished stages stay, and nothing is
+             charged twice.
     """
     if dataset is None and isinstance(config, OwnVotes):
         # Votes that were made elsewhere bring their public records along.
         config.check()
         if not config.votes.features:
             raise ConfigError(
-                "votes.features: none, so no student can learn; name them, or release labels alone by `fairpate "
-                "aggregate`."
+                "votes.features: missing, so no student can be trained; name columns of features, or release labels "
+                "alone by `fairpate aggregate`."
             )
         dataset = read_votes_file(config.votes).dataset
     with _opened(config, reporter, dataset, load=load, release_of=release_of) as opened:
@@ -851,10 +863,11 @@ def make_release(
     command: str = "fairpate run",
     then: Callable[[OpenRun, Any], object] = lambda *_: None,
 ) -> RunDirectory:
-    """Draw and charge the release of ``config`` without training a model; other runs can then learn from it.
+    """Draw and charge the release of ``config`` without training a model, and return the paths of the run's files;
+    other runs can then learn from the release.
 
-    ``command`` names the running command in errors; ``then`` is called with the release while the folder is still
-    locked. Other arguments and errors as in :func:`run_method`.
+    ``command`` is the running command, for error messages; ``then`` is called with the release while the folder is
+    still locked. Other arguments and errors as in :func:`run_method`.
     """
     with _opened(config, reporter, dataset, load=load, command=command) as opened:
         checked = opened.config
@@ -868,12 +881,12 @@ def make_release(
 def one_release(
     configs: Sequence[ReleasingMethod], reporter: Reporter, *, out: Path, check: Callable[[Dataset], None]
 ) -> Iterator[tuple[Dataset, ReleaseLog, Released, list[Student]]]:
-    """Context manager: draw the release that ``configs`` share, or read a stored one, and train a model from it for
-    each of ``configs``.
+    """Context manager: draw the release of arrays that all ``configs`` share, or read the stored release, and train one
+    model for each of ``configs`` from it.
 
     The release is stored in the folder ``out``, which is locked inside the ``with`` block; training has no further
     privacy cost. Yields the data set, the release log, the release and the models. ``check`` may refuse the data set
-    before the draw. Errors as in :func:`run_method`.
+    before the release is drawn. Errors as in :func:`run_method`.
     """
     # With the settings of the release alone, in which the candidates agree.
     with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
@@ -894,10 +907,11 @@ def one_release(
 
 
 def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
-    """Release labels from a file of votes, only once even if called again; with features, train a student too.
+    """Release labels from a file of votes made elsewhere; if the file has features, train a student on the labels too.
+    A repeated call releases nothing more.
 
     ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all faults of the file, ConfigError
-    all faults of the settings. Without features there is no model, only labels and their statement.
+    all faults of the settings. Without features there is no model, only labels and their privacy statement.
     """
     config = base.configured(values, overrides, method="own_votes")
     assert isinstance(config, OwnVotes)
@@ -926,10 +940,10 @@ def _opened(
     release_of: Path | None = None,
     command: str = "fairpate run",
 ) -> Iterator[OpenRun]:
-    """Context manager: check everything for which a run can be refused before training, and yield the open run, whose
+    """Context manager: check everything for which a run can be refused before training, and yield the open run. Its
     folder is locked inside the ``with`` block.
 
-    Arguments as in :func:`run_method`; ``command`` names the running command in errors.
+    Arguments as in :func:`run_method`; ``command`` is the running command, for error messages.
     """
     is_given = dataset is not None
     if dataset is None:
@@ -986,12 +1000,12 @@ def _opened(
 def train_model(
     config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path, odometer: str | None = None
 ) -> tuple[Trained, Student]:
-    """Train on a data set from Python, without the folder of a run: return the training's result, and the student after
-    post-processing on public records.
+    """Train on a data set from Python, without the folder of a run. Return the training's result, and the student after
+    self-labelling and calibration on public records.
 
     ``folder`` is for the files of a method that asks teachers, such as its ledger, and for the key by which records are
-    ordered. ``odometer``: the name under which the operator's odometer charges the release; None: it is not charged.
-    LimitReachedError if the limit for that name would be exceeded.
+    ordered. ``odometer``: the name of the data set under which the operator's odometer charges the release; None: the
+    release is not charged. LimitReachedError if the limit for that name would be exceeded.
     """
     config.check()
     config = with_pinned_weights(config.model_copy(update={"data": DataConfig(name=dataset.name), "out": folder}))
@@ -1012,9 +1026,10 @@ def train_model(
 def trained_student(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None = None
 ) -> tuple[Trained, Student]:
-    """Train a model, then post-process it on public records; return the training's result and the student.
+    """Train a model, then apply self-labelling and calibration on public records to it; return the training's result
+    and the student.
 
-    Without a ``log`` no release is charged or stored.
+    ``log`` charges and stores releases; if it is None, nothing is charged or stored.
     """
     model = initial_model(config, dataset)
     training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, log=log)
@@ -1038,10 +1053,11 @@ def publish_trained(
     environment: Mapping[str, Any],
     reporter: Reporter,
 ) -> RunDirectory:
-    """Publish in ``config.out`` a student that was trained and charged before, with the ``choice`` of its settings.
+    """Publish in ``config.out`` a student that was trained and charged before; ``choice`` is the file that says by
+    which private choice its settings were selected.
 
     ``counted_by``: the odometer's row in which the training is charged; ``environment``: the software and machine on
-    which the training began. Resumable; errors as in :func:`run_method`.
+    which the training began. A repeated call resumes; errors as in :func:`run_method`.
     """
     run = create_run_directory(config)
     write_json(run.environment, environment)
@@ -1062,7 +1078,8 @@ def publish_trained(
 
 
 def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels | None]:
-    """Return the published student, training it if it does not exist yet, and the released labels, if any."""
+    """Return the published student and the released labels (None for a method that releases no labels). The student is
+    trained if it does not exist yet."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
     is_trained, labels = run.student.exists(), None
     if not is_trained:
@@ -1107,7 +1124,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
 
 
 def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
-    """Measure a released model; write its metrics, the run's record and the pages."""
+    """Measure the published model; write its metrics, the run's row of a comparison and the report pages."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
     statement = context.read_statement(run)
     if config.evaluation.metrics == "private":

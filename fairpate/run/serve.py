@@ -64,10 +64,10 @@ _NO_QUOTA = "--per-day: an operator has no quota; leave it out, or limit --queri
 
 
 def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
-    """Return the public records among which callers of a service choose queries. Records with equal content are listed
-    once; the run's queries come first, in order.
+    """Return the public records of a run from which callers of its service choose queries. Records with equal content
+    are listed once; the run's own queries come first, in order.
 
-    ``takes_posted``: whether the voters can also vote on records that are sent in a request.
+    ``takes_posted``: whether the voters can also vote on records that a caller sends in a request.
     """
     # Without a number of queries and an admission rule, so that every record is offered, not the run's selection.
     public = pate.choose_queries(dataset, QueriesConfig())
@@ -94,7 +94,8 @@ def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
 
 
 def public_words(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> Facts:
-    """Return the public description of the run that the service's page displays."""
+    """Return the public facts about the run (method, data set, task, attribute) that the page of its service
+    displays."""
     declared = entry_for(config.data) if config.data.declaration is not None else REGISTRY.get(dataset.name)
     record = ""  # without an embedding, the pool shows the features
     if dataset.embedding is not None:
@@ -123,11 +124,11 @@ SPENT = (
 
 
 def open_backend(root: Path, config: VotingMethod, state: Path | None = None, take_over: bool = False) -> Backend:
-    """Open data set, voters and ledger of the run in ``root``, and return the backend that answers queries. Runs in the
-    aggregator's Ray actor.
+    """Open data set, voters and ledger of the run in ``root``, and return the backend that answers the queries of its
+    service. Called in the service's Ray actor.
 
-    ``state``: the operator's folder with the odometer; None: that of this process. ``take_over``: stop another writer
-    of the ledger, if its store can do that.
+    ``state``: the operator's folder with the odometer; None: the folder of this process. ``take_over``: stop another
+    process that writes the ledger, which only a ledger in a database allows.
     """
     run = RunDirectory(root=root)
     if isinstance(config, OwnVotes):
@@ -179,7 +180,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
 def serve_aggregator(
     root: Path, settings: ServiceSettings, *, data_dir: Path | None, detach: bool, take_over: bool = False
 ) -> None:
-    """Serve the run's aggregator until interrupted, or with ``detach`` leave the service on the cluster at RAY_ADDRESS.
+    """Serve the run's aggregator, which answers queries by noisy votes, until interrupted, or with ``detach`` leave the
+    service running on the cluster at RAY_ADDRESS.
 
     ``data_dir``: the folder of the data set's files, if they were moved since the run. ``take_over``, for a ledger in a
     database only: stop a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
@@ -194,10 +196,11 @@ def serve_aggregator(
     is_file = not is_database(place_of(run).ledger)
     if take_over and is_file:
         raise UsageError(
-            "--take-over: works for a ledger in a database, but this one is in its run's folder; leave it out."
+            "--take-over: works for a ledger in a database, but this ledger is a file in the run's folder; leave the "
+            "option out."
         )
     if data_dir is not None and isinstance(config, OwnVotes):
-        raise UsageError("--data-dir: not read, because the records are in the file of votes; leave it out.")
+        raise UsageError("--data-dir: not read, because the records are in the file of votes; leave the option out.")
     # Resolved here: the actor may have another working directory and environment.
     found = data_dir or config.data.data_dir
     if found is None and config.data.declaration is None:
@@ -233,7 +236,8 @@ def serve_aggregator(
 
 
 def _watch(service: Service) -> None:
-    """Wait until Ctrl-C or SIGTERM, also while the service restarts. ServiceError if the service stops for good."""
+    """Wait until Ctrl-C or SIGTERM, then stop ``service``; keep waiting while it restarts. ServiceError if the service
+    stops by itself."""
     # SIGTERM as Ctrl-C, so that the service is stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -250,7 +254,7 @@ def _watch(service: Service) -> None:
 
 
 def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int | None) -> None:
-    """Serve the run's published student until interrupted.
+    """Serve predictions of the run's published student over HTTP until interrupted.
 
     ``num_replicas`` copies run on Ray Serve, which reads only host and port of ``settings``; None runs one copy in this
     process, with tokens, rate, TLS, log and traces. MissingExtraError if Ray Serve cannot be imported, UsageError for a
@@ -259,7 +263,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
     run, config = finished_run(root)
     if not config.is_private:
         raise RunFolderError(
-            f"{root}: a run of {config.method}, which has no privacy guarantee: its model may not be published; give "
+            f"{root}: this run of {config.method} has no privacy guarantee, so its model may not be published; give "
             "another run."
         )
     if num_replicas is not None:
@@ -272,8 +276,8 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
         }
         for name in (name for name, is_given in dropped.items() if is_given):
             raise UsageError(
-                f"--replicas: Ray Serve would ignore {name}; leave it out and put a proxy in front, or serve one copy "
-                "without --replicas."
+                f"--replicas: Ray Serve would ignore {name}; leave that out and put a proxy in front, or leave "
+                "--replicas out to serve one copy."
             )
     http: HttpServer | None = None
     with ExitStack() as stack:
@@ -309,11 +313,15 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             # Ray Serve restarts failed copies.
             while http is None or http.is_alive():
                 time.sleep(_WATCH_INTERVAL_S)
-            raise ServiceError(f"{settings.url}: the HTTP server stopped by itself; serve the run again.")
+            raise ServiceError(
+                f"{settings.url}: the HTTP server stopped by itself; see its log for the cause, and serve "
+                "the run again."
+            )
 
 
 def student_app(path: Path, form: RecordForm | None, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-    """Return the web application of the published student in ``path``, for :class:`HttpServer`."""
+    """Return the web application that serves the published student in the file ``path``, for :class:`HttpServer`;
+    ``form`` describes the records that a page asks for."""
     from student.server import student_in_one_process
 
     tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
@@ -321,29 +329,30 @@ def student_app(path: Path, form: RecordForm | None, settings: ServiceSettings, 
 
 
 def stop_aggregator(root: Path) -> None:
-    """Stop the service that ``serve_aggregator(detach=True)`` left on the cluster."""
+    """Stop the service of the run in ``root`` that ``serve_aggregator(detach=True)`` left running on the cluster."""
     run, config = _run_with_votes(root)
     with _ray(config.ray, detach=True):
         name = service_name(run)
         actor = server.find_service(name)
         if actor is None:
             raise ServiceError(
-                f"{root}: is not served on this cluster, so there is nothing to stop; check RAY_ADDRESS."
+                f"{root}: this run is not served on the cluster, so there is nothing to stop; check that RAY_ADDRESS "
+                "names the right cluster."
             )
         Service(actor=actor, name=name, url="").stop()
         say(f"{root} is served no more.")
 
 
 def service_name(run: RunDirectory) -> str:
-    """Return the name of the Ray actor that serves the run's ledger. Each ledger has one name, so that a second service
-    for it is refused."""
+    """Return the name of the Ray actor that serves the run's ledger. The name depends on the ledger alone, so that a
+    second service for the same ledger is refused."""
     # Resolved: a link and the folder that it leads to are one ledger.
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
-    """Return the run in ``root`` and its configuration. RunFolderError if it has no voters to query, because its method
-    has no teachers or they were not stored."""
+    """Return the run in ``root`` and its configuration. RunFolderError if the run has no voters to query, because its
+    method has no teachers or they were not stored."""
     run, config = open_run_directory(root)
     if isinstance(config, OwnVotes) and not config.votes.features:
         # Without features no student was trained, and the votes are in their file.
@@ -352,11 +361,11 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
         run, config = finished_run(root)
     if not isinstance(config, VotingMethod):
         remedy = "serve its model with --student" if config.is_private else "give a run of a method that has some"
-        raise RunFolderError(f"{root}: a run of {config.method}, which has no teachers to ask; {remedy}.")
+        raise RunFolderError(f"{root}: this is a run of {config.method}, which has no teachers to ask; {remedy}.")
     if not config.keeps_teachers:
         lost = "file of votes is gone" if isinstance(config, OwnVotes) else "teachers were not kept"
         raise RunFolderError(
-            f"{root}: a run of {config.method} whose {lost}, so no query can be answered; serve its model with "
+            f"{root}: this is a run of {config.method} whose {lost}, so no query can be answered; serve its model with "
             "--student."
         )
     return run, config
@@ -364,11 +373,11 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
 
 @contextmanager
 def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
-    """Context manager: start Ray for a service. With ``detach``, ServiceError unless RAY_ADDRESS names a cluster, which
-    keeps running after this process ends."""
+    """Context manager: start Ray for a service. With ``detach``, ServiceError unless RAY_ADDRESS names a running
+    cluster, on which the service remains after this process ends."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError(
-            "--detach and --stop need a running cluster; set RAY_ADDRESS to its address, or leave them out."
+            "--detach and --stop: need a running Ray cluster; set RAY_ADDRESS to its address, or leave the option out."
         )
     from teachers.ray_pool import start_ray  # imports torch, which a refusal does not need
 
@@ -377,14 +386,15 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
 
 
 def back_up_run(path: Path, out: Path) -> int:
-    """Write a verified backup of a ledger to ``out``; return the number of its entries. A service may write meanwhile.
+    """Write a verified backup of a ledger to the file ``out``; return the number of its entries. A service may write to
+    the ledger meanwhile.
 
     ``path``: a run's folder, or a ledger file. ConfigError if ``out`` exists, LedgerError for a ledger whose hash chain
     is broken.
     """
     run, source = ledger_of(path)
     if ledger_files(out):
-        raise ConfigError(f"{out}: already exists; choose another name.")
+        raise ConfigError(f"OUT: {out} already exists; give the backup another name.")
     # Verified before it is copied: a copy of a damaged ledger would pass for a backup.
     header, rows, _ = verified(source.ledger, source.anchor)
     _note_reading(run, "backup", out=str(out))
@@ -396,19 +406,20 @@ def back_up_run(path: Path, out: Path) -> int:
 
 
 def last_backup_s(run: RunDirectory) -> float | None:
-    """Return the time of the last backup (:func:`back_up_run`) of the run's ledger, in seconds since 1970; None without
-    one."""
+    """Return the time of the last backup (:func:`back_up_run`) of the run's ledger, in seconds since 1970; None if
+    there was no backup."""
     with suppress(OSError):
         return run.ledger_backup.stat().st_mtime
     return None
 
 
 def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
-    """Replace the ledger of ``run`` by the backup ``copy``, at the ledger's present location or at ``to``; return this
-    location as text, without a password.
+    """Replace the ledger of ``run`` by the backup ``copy``, at the ledger's present location or at the new location
+    ``to``; return the location as text, without a password.
 
-    LedgerError for a backup whose hash chain is broken or that lacks an entry which the ledger is known to have, and if
-    another process writes the ledger; RunDirectoryError for a backup with fewer queries than the statement says.
+    LedgerError for a backup whose hash chain is broken, for one that lacks an entry known from the present ledger, its
+    head file or its anchor (a copy of the last entry elsewhere), and if another process writes to the ledger.
+    RunDirectoryError for a backup with fewer queries than the privacy statement says.
     """
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
@@ -437,15 +448,15 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
             # Number 0 notes a ledger without an entry, which every copy holds.
             if head.number and head not in heads:
                 raise LedgerError(
-                    f"{shown(copy)}: contains {len(rows)} entries, but not entry number {head.number} of the ledger it "
-                    "would replace, so charges would be forgotten; give a backup made later."
+                    f"{shown(copy)}: this backup has {len(rows)} entries, but not entry number {head.number} of the "
+                    "ledger that it would replace, so charges would be forgotten; give a backup made later."
                 )
         # The statement may be all that is left of a ledger whose files are lost.
         stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if num_outcomes < stated:
             raise RunDirectoryError(
-                f"{shown(copy)}: contains the outcomes of {num_outcomes} queries, but {stated} are stated in "
-                f"{run.statement}; give a later copy."
+                f"{shown(copy)}: this backup contains the outcomes of {num_outcomes} queries, but {run.statement} "
+                f"states {stated}; give a later backup."
             )
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if not is_database(target.ledger):
@@ -466,8 +477,9 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
-    """Verify the hash chain of the ledger at ``place``, and that the ledger contains the entry noted in its anchor;
-    return its header, its entries and the number of queries with an outcome."""
+    """Verify the hash chain of the ledger at ``place``, a path or a database URL, and that the ledger contains the
+    entry noted at ``anchor``, the second location of its last entry. Return the ledger's header, its entries and the
+    number of queries with an outcome."""
     noted = noted_at(anchor)
     with closing(back_end(place).reader(place)) as reader:
         noted = (reader.noted, *noted)
@@ -476,8 +488,8 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the files of the ledger at ``path``, so that another ledger can be written there; the renamed files are
-    still a readable ledger."""
+    """Rename the files of the ledger at ``path``, so that another ledger can be written there. The renamed files can
+    still be read as a ledger."""
     # The index of the write-ahead log, which SQLite makes again.
     Path(f"{path}-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
@@ -495,22 +507,24 @@ def _set_aside(path: Path) -> None:
 
 
 def add_anchor(run: RunDirectory, text: str) -> str:
-    """Give the ledger of ``run`` an anchor: from now on its last entry is also noted at the location ``text``, a file
-    or a database URL, so that a ledger that was rolled back is refused.
+    """Give the ledger of ``run`` an anchor: from now on the ledger's last entry is also noted at the location ``text``,
+    a file or a database URL, so that a ledger that was rolled back is refused.
 
-    Return the location as text, without a password. RunFolderError without a ledger. ConfigError if the ledger has an
-    anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.
+    Return the location as text, without a password. RunFolderError for a run without a ledger. ConfigError if the
+    ledger has an anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.
     """
     if not has_ledger(run):
-        raise RunFolderError(f"{run.root}: has no ledger; give a run of a method that asks teachers.")
+        raise RunFolderError(f"{run.root}: this run has no ledger; give a run of a method that asks teachers.")
     place, anchor = place_of(run), pate.parsed(text)
     if place.anchor is not None:
         raise ConfigError(
-            f"{run.root}: its ledger already has an anchor, {shown(place.anchor)}, and can have only one; leave it "
-            "there."
+            f"{run.root}: the ledger of this run already has an anchor, {shown(place.anchor)}, and can have only one; "
+            "nothing has to be done."
         )
     if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
-        raise ConfigError(f"{anchor}: is in the run's folder and would be rolled back with it; give a place elsewhere.")
+        raise ConfigError(
+            f"PLACE: {anchor} is in the run's folder and would be rolled back with it; give a file on another disk."
+        )
     audit.note_action(run.actions, "anchor", place=shown(anchor))
     # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
     with closing(back_end(anchor).anchor(anchor)) as noted:
@@ -520,8 +534,8 @@ def add_anchor(run: RunDirectory, text: str) -> str:
 
 
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
-    """Write the file ``ledger.json`` of ``run``, which states the locations ``place`` of its ledger and the ledger's
-    anchor."""
+    """Write the file ``ledger.json`` of ``run``, which states ``place``: the location of its ledger and that of the
+    ledger's anchor, a copy of the last entry elsewhere."""
     values = {
         name: str(value)
         for name, value in dataclasses.asdict(place).items()
@@ -531,12 +545,14 @@ def note_place(run: RunDirectory, place: LedgerPlace) -> None:
 
 
 def has_ledger(run: RunDirectory) -> bool:
-    """Return True if the run has a ledger: its file, or ``ledger.json``, which states its location elsewhere."""
+    """Return True if the run has a ledger, either as a file in its folder, or elsewhere, as its file ``ledger.json``
+    states."""
     return run.ledger_place.exists() or bool(ledger_files(run.ledger))
 
 
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
-    """Return the run in ``path`` and the location of its ledger; if ``path`` is a ledger file, None and this location.
+    """Return the run in the folder ``path`` and the location of its ledger. If ``path`` is a ledger file, return None
+    instead of a run, and the location of this file.
 
     RunFolderError if there is no ledger.
     """
@@ -556,8 +572,8 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
 
 
 def verified_facts(path: Path) -> dict[str, Any]:
-    """Verify the ledger in ``path``, and that it contains the labels that its run released; return the results of both
-    checks by name.
+    """Verify the ledger in ``path``, a run's folder or a ledger file, and that it contains all labels that its run
+    released; return the results of both checks by name.
 
     LedgerError if the ledger's hash chain is broken, RunDirectoryError if it lacks a released label.
     """
@@ -578,8 +594,8 @@ def verified_facts(path: Path) -> dict[str, Any]:
             total, lost = pate.missing_labels(run, config.plan(dataset).queries, outcome)
             if lost:
                 raise RunDirectoryError(
-                    f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore the ledger from a "
-                    "later copy."
+                    f"{run.labels}: {lost} of {total} released labels are not in the run's ledger; restore the ledger "
+                    "from a later copy."
                 )
             held = f"all {total} are in it"
         summary["released_labels"] = held
@@ -589,14 +605,16 @@ def verified_facts(path: Path) -> dict[str, Any]:
 
 
 def export(path: Path, out: Path) -> None:
-    """Write all entries of a ledger to the Parquet or JSON file ``out``. LedgerError if its hash chain is broken."""
+    """Write all entries of the ledger in ``path`` to the Parquet or JSON file ``out``. LedgerError if the ledger's hash
+    chain is broken."""
     run, place = ledger_of(path)
     _note_reading(run, "export", out=str(out))
     audit.export(place.ledger, out)
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
-    """Yield the lines of the audit log of a ledger; with ``out``, append the lines that this file lacks to it instead.
+    """Yield the lines of the audit log (charges, limits and operators' actions) of the ledger in ``path``. With
+    ``out``, nothing is yielded: the lines that this file lacks are appended to it.
 
     ``follow``: wait for further lines, without an end.
     """
@@ -619,8 +637,8 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
 
 
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
-    """Note ``event``, an operator's reading of private entries of the ledger, in the run's journal of actions. If the
-    journal cannot be written, print a remark instead."""
+    """Note in the run's log of operators' actions that an operator read private entries of the ledger; ``event`` names
+    the action. If the log cannot be written, print a remark instead."""
     try:
         # An operator can read the files without this command, so refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)
@@ -629,7 +647,7 @@ def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None
 
 
 def last_charges(path: Path, count: int) -> Output:
-    """Return a table of the last ``count`` charges of a ledger."""
+    """Return a table of the last ``count`` charges of the ledger in ``path``, not to be published."""
     run, place = ledger_of(path)
     _note_reading(run, "show", last=count)
     rows = [charge.to_json() for charge in audit.rows(place.ledger)[-count:]]
@@ -642,16 +660,16 @@ def last_charges(path: Path, count: int) -> Output:
 
 
 def describe_totals(*, data: str | None, delta: float) -> Output:
-    """Return a table of the total cost of all releases, per data set, unit and relation.
+    """Return a table of the total privacy cost of all the operator's releases, per data set, unit and relation.
 
-    OdometerError for a damaged odometer, and if it has no release on ``data``.
+    ``data``: only this data set. OdometerError for a damaged odometer, and if it has no release on ``data``.
     """
     totals = Odometer().totals(delta=delta, data=data)
     if data is None and not totals:
         return Output(facts={"totals": []}, words="No release is counted yet.")
     if data is not None and not totals:
         raise OdometerError(
-            f"{data}: no release on it was charged; `fairpate ledger total` lists the data sets that have one."
+            f"--data: no release of {data} was charged; give one of the data sets that `fairpate ledger total` lists."
         )
     table = listing(*(name.replace("epsilon", f"epsilon at {delta_text(delta)}") for name in COLUMNS))
     for total in totals:
@@ -668,12 +686,14 @@ def change_tokens(
     limit: Mapping[str, Any] | None = None,
     when: str | None = None,
 ) -> str:
-    """Change the tokens of the caller ``name`` of a run's service, after noting the change in the journal of actions.
+    """Change the tokens of the caller ``name`` of a run's service, after noting the change in the run's log of
+    operators' actions.
 
     ``limit``: the fields of an :class:`OwnLimit`, for ``add`` and ``limit``. ``when``: the time at which a new token
-    expires (``add``; None: never), at which the old ones do (``rotate``), or all of them (``expire``). Returns the new
-    token of ``add`` and ``rotate``, which is stored nowhere; otherwise "". RunFolderError for a run without teachers,
-    ConfigError for a limit or a time out of range, UsageError for a limit on an operator's token.
+    expires (``add``; None: never), at which the old tokens expire (``rotate``), or at which all of them do
+    (``expire``). Return the new token of ``add`` and ``rotate``, which is stored nowhere; otherwise "". RunFolderError
+    for a run without teachers, ConfigError for a limit or a time out of range, UsageError for a limit on an operator's
+    token.
     """
     run, before, facts = run_at(root), NO_LIMIT, dict[str, object]()
     try:
@@ -688,7 +708,7 @@ def change_tokens(
         _, config = open_run_directory(root)
         if not (isinstance(config, VotingMethod) and config.keeps_teachers):
             raise RunFolderError(
-                f"{root}: a run of {config.method} without stored teachers, so no service could use a token for it; "
+                f"{root}: this run of {config.method} has no stored teachers, so no service could use a token for it; "
                 "serve its published student (`fairpate serve --student`), which needs no token."
             )
         # The ledger is asked only where a limit is given: without one, a token can be made while its database is down.
@@ -721,8 +741,8 @@ def change_tokens(
 
 
 def describe(root: Path) -> Output:
-    """Return a table of a run's tokens with name, role, expiry and limit, and of the limits of names without a
-    token."""
+    """Return a table of the tokens of a run's service, with name, role, expiry and limit, and of the limits of callers
+    who have no token."""
     run, now_s = run_at(root), time.time()
     kept = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
     in_ledger: Mapping[str, OwnLimit] = {}
@@ -755,8 +775,8 @@ def describe(root: Path) -> Output:
 
 
 def moment(text: str) -> float:
-    """Parse a time, either from now (`30d`, `12h`, `90m`, `0s`) or a date such as 2027-01-31 (UTC), and return it in
-    seconds since 1970."""
+    """Return the time that ``text`` describes, in seconds since 1970: a time from now (`30d`, `12h`, `90m`, `0s`) or a
+    date such as 2027-01-31 (UTC). ConfigError for any other text."""
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
             date = datetime.now(UTC) + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
@@ -765,5 +785,5 @@ def moment(text: str) -> float:
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:  # beyond year 9999 no list of tokens could show it
         raise ConfigError(
-            f"{text}: expected a time from now such as 30d or 12h, or a date such as 2027-01-31."
+            f"{text}: not a time; give a time from now such as 30d or 12h, or a date such as 2027-01-31."
         ) from error

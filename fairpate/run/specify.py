@@ -50,7 +50,8 @@ CAVEAT = (
 
 
 class SpecifyError(UsageError):
-    """Raised if the results tables cannot answer the question; the message says what to give instead."""
+    """Raised if the results tables cannot say which configurations meet the user's limits; the message says what to
+    give instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,9 @@ class Demand:
     """The user's limits on a configuration: at most ``epsilon`` and ``disparity``, at least ``coverage`` and
     ``accuracy``; None sets no limit.
 
-    ``disparity`` limits the gap of demographic parity, ``fairness`` the value of any notion by its name. ValueError for
-    an epsilon below 0, another limit outside 0 to 1, an unknown notion, or two limits on demographic parity.
+    ``disparity`` limits the gap of demographic parity; ``fairness`` limits the values of other notions of fairness, by
+    name. ValueError for an epsilon below 0, another limit outside 0 to 1, an unknown notion, or two limits on
+    demographic parity.
     """
 
     epsilon: float | None = None
@@ -70,7 +72,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon >= 0:
-            raise ValueError(f"epsilon: expected a number >= 0, got {self.epsilon}.")
+            raise ValueError(f"epsilon: expected a number of at least 0, got {self.epsilon}; give such as 1.0.")
         for name in ("disparity", "coverage", "accuracy"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
@@ -81,7 +83,9 @@ class Demand:
             if not 0 <= limit <= 1:
                 raise ValueError(f"fairness: {name}: expected a limit between 0 and 1, got {limit}.")
         if self.disparity is not None and DEFAULT in self.fairness:
-            raise ValueError(f"disparity: is the same as fairness {DEFAULT}, but both were given; leave one out.")
+            raise ValueError(
+                f"disparity: limits the same gap as fairness {DEFAULT}, but both were given; leave one of them out."
+            )
 
     @property
     def limits(self) -> dict[str, float]:
@@ -98,11 +102,11 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """One configuration (``point``) compared with a demand.
+    """One configuration of a comparison (``point``) compared with a demand, the user's limits.
 
-    ``missed``: for each limit that is not met, by which share of the limit the value misses it; for epsilon by its
-    guaranteed value, which is rounded up. ``distance``: the largest of these shares, so 0.1 means that a limit is
-    missed by 10 %; 0 if all are met. ``seeds_met``: the number of seeds whose own run meets every limit.
+    ``missed``: for each limit that is not met, by which share of the limit the value misses it; an epsilon is rounded
+    up before, as it is published. ``distance``: the largest of these shares, so 0.1 means that a limit is missed by 10
+    %; 0 if all limits are met. ``seeds_met``: the number of seeds whose own run meets every limit.
     """
 
     point: Point
@@ -113,11 +117,11 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Achievable:
-    """The answer to a demand within one panel (data set and privacy class): the configurations that meet it, best
-    first, or else the nearest ones.
+    """The answer to a demand, the user's limits, within one panel (data set and privacy class): the configurations that
+    meet it, best first, or else the nearest ones.
 
-    A degenerate predictor can meet many demands and still be useless: it is listed last in ``met`` and counted in
-    ``num_degenerate``.
+    A degenerate predictor, which refuses most records or predicts one class, can meet many demands and still be
+    useless: it is listed last in ``met`` and counted in ``num_degenerate``.
     """
 
     met: tuple[Offer, ...]
@@ -131,16 +135,17 @@ class Achievable:
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
     """The performance on one data set (the target) of a configuration that was chosen on another data set (the source),
-    and of the source's whole frontier.
+    and of all configurations on the source's frontier.
 
-    ``chosen`` is the source's configuration that meets the demand best, None without any. ``there`` is the same
-    configuration on the target, None if it was not run there. ``best`` is the target's configuration that meets the
-    demand best. ``regret`` is the accuracy that ``there`` loses against ``best``, NaN unless both meet the demand.
+    ``chosen`` is the configuration that meets the demand best on the source, None if there is no configuration.
+    ``there`` is the same configuration on the target, None if it was not run there. ``best`` is the target's
+    configuration that meets the demand best. ``regret`` is the accuracy that ``there`` loses against ``best``, NaN
+    unless both meet the demand.
 
     The source's frontier has ``num_members`` configurations, of which ``num_missing`` were not run on the target.
-    ``hypervolume_transferred`` is the hypervolume of the others on the target, ``hypervolume_own`` that of all the
-    target's points. ``regret_hypervolume`` is the share of ``hypervolume_own`` that ``hypervolume_transferred`` does
-    not reach, NaN if ``hypervolume_own`` is 0.
+    ``hypervolume_transferred`` is the hypervolume that the others reach on the target, ``hypervolume_own`` that of all
+    the target's configurations. ``regret_hypervolume`` is the share of ``hypervolume_own`` that
+    ``hypervolume_transferred`` does not reach, NaN if ``hypervolume_own`` is 0.
     """
 
     chosen: Offer | None
@@ -155,7 +160,8 @@ class Transfer:
 
 
 def offer(point: Point, demand: Demand) -> Offer:
-    """Return the comparison of ``point`` with ``demand``; an undefined objective misses its limit infinitely far."""
+    """Return by how much the configuration ``point`` misses each limit of ``demand``; an undefined value misses its
+    limit infinitely far."""
     # Means may meet a demand that no single seed meets.
     by_seed = [_missed(_values(point, demand, seed), demand) for seed in range(len(point.seeds))]
     missed = _missed(_values(point, demand), demand)
@@ -168,9 +174,10 @@ def offer(point: Point, demand: Demand) -> Offer:
 
 
 def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, float]:
-    """Return the value of each metric that ``demand`` limits at ``point``: of one ``seed``, or the mean over all.
+    """Return the value that the configuration ``point`` has for each metric that ``demand`` limits: for one ``seed``,
+    or the mean over all seeds.
 
-    A gap is NaN if it could not be measured for some group.
+    A fairness gap is NaN if it could not be measured for some group.
     """
     values: dict[str, float] = {}
     for name in demand.limits:
@@ -188,8 +195,8 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
 
 
 def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
-    """Return, for each limit that ``values`` do not meet, by which share of the limit they miss it; infinite for an
-    undefined value."""
+    """Return, for each limit of ``demand`` that ``values`` do not meet, by which share of the limit the value misses
+    it; infinite for an undefined value."""
     missed = {}
     for name, limit in demand.limits.items():
         value = values[name]
@@ -206,10 +213,11 @@ def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
 
 
 def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3) -> Achievable:
-    """Return which of one panel's points meet ``demand``, or else the ``num_nearest`` nearest ones.
+    """Return which of one panel's configurations (``points``) meet ``demand``, or if none does, the ``num_nearest``
+    nearest ones.
 
-    The nearest are points that no other point dominates in epsilon, error, refusals and every notion of the demand,
-    sorted by ``Offer.distance``, then by the sum of ``Offer.missed``, then by accuracy.
+    The nearest are configurations that no other one dominates in epsilon, error, refusals and every notion of fairness
+    in the demand, sorted by ``Offer.distance``, then by the sum of ``Offer.missed``, then by accuracy.
     """
     offers = [offer(point, demand) for point in points if not np.isnan([*_values(point, demand).values()]).any()]
     met = [each for each in offers if not each.missed]
@@ -233,8 +241,8 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
 
 
 def _rank(found: Offer) -> tuple[float, ...]:
-    """Return the sort key of an offer: degenerate predictors last, then by distance (0 if the demand is met), then by
-    accuracy."""
+    """Return the sort key of a configuration compared with a demand: degenerate predictors last, then by distance from
+    the limits (0 if all are met), then by accuracy."""
     # Rounded: distances that differ by floating point alone are equal, and accuracy decides.
     missed = (round(found.distance, 9), round(sum(found.missed.values()), 9))
     values = [found.point.value(name) for name in frontier.THEN]
@@ -242,8 +250,8 @@ def _rank(found: Offer) -> tuple[float, ...]:
 
 
 def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer:
-    """Choose a configuration for ``demand`` among the ``source`` points, and look up the choice and the whole Pareto
-    set among the ``target`` points."""
+    """Choose the configuration that meets ``demand`` best among the ``source`` points, and look up this configuration,
+    and all on the Pareto frontier of the source, among the ``target`` points."""
     # On each side the same rule chooses, so that the difference is that of the data sets.
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
@@ -277,11 +285,11 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
 
 
 def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Point | None:
-    """Return the point among ``target`` with the same configuration as ``point``, one of ``source``; None unless there
-    is exactly one.
+    """Return the point of the data set ``target`` that has the same configuration as ``point`` has on ``source``; None
+    unless there is exactly one such point.
 
     Two configurations count as the same if they agree in every setting that varies among the method's points on either
-    data set. A setting that is constant on each data set is taken for a property of the data set.
+    data set. A setting that is constant on each data set is considered a property of the data set.
     """
 
     def setting(of: Point, name: str) -> str:
@@ -297,8 +305,8 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
 
 @dataclass(frozen=True, kw_only=True)
 class SpecifyAnswer:
-    """The answer to ``demand`` from the results in ``table``: what is achievable in each panel (data set and privacy
-    class), and a transfer for each pair of source and target panel."""
+    """The answer to ``demand``, the user's limits, from the results in ``table``: what is achievable in each panel
+    (data set and privacy class), and for each pair of panels how the choice on one performs on the other."""
 
     demand: Demand
     table: Path
@@ -387,12 +395,12 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
 def specify_guarantees(
     demand: Demand, table: Path | None, *, data: str | None = None, transfer_to: Path | None = None
 ) -> SpecifyAnswer:
-    """Return the answer to ``demand`` from the results in ``table`` (None: those of the newest comparison under
-    ``runs``).
+    """Return which configurations in the results ``table`` meet ``demand``, the user's limits (None: the table of the
+    newest comparison under ``runs``).
 
-    ``data`` restricts the answer to one data set; ``transfer_to`` is a second table, on which each choice is looked up.
-    Only epsilons that may be published are used. SpecifyError without a table, for a demand without limits, and if
-    there is no finished run or no other data set to transfer to.
+    ``data`` restricts the answer to one data set; ``transfer_to`` is a second table, on which each chosen configuration
+    is looked up. Only epsilons that may be published are used. SpecifyError without a table, for a demand without
+    limits, and if there is no finished run or no other data set to transfer to.
     """
     for option, path in (("--frontier", table), ("--transfer", transfer_to)):
         if path is not None and not path.is_file():
@@ -404,7 +412,7 @@ def specify_guarantees(
         table = tables[-1]
     if not demand.limits:
         raise SpecifyError(
-            "no limit was given, so there is nothing to search for; give one or more of --epsilon, --fair-at, "
+            "no limit was given, so there is nothing to search for; give at least one of --epsilon, --fair-at, "
             "--disparity, --fairness, --coverage, --accuracy."
         )
     # Points carry the disparity of one notion; the values of all others are with them.
@@ -424,7 +432,7 @@ def specify_guarantees(
         if not transfers:
             raise SpecifyError(
                 f"--transfer: {transfer_to} has no other data set under the same unit and relation as {table}; give "
-                "another table."
+                "the results.parquet of another comparison."
             )
     answers = {panel: achievable(found, demand) for panel, found in stepwise(list(panels.items()))}
     return SpecifyAnswer(demand=demand, table=table, panels=answers, transfers=transfers)
@@ -435,7 +443,7 @@ def _points(table: Path, data: str | None, notion: NotionName) -> list[Point]:
     # Names from failed runs too: a data set without a finished run is not called unknown.
     names = sorted({row.data for row in rows})
     if data is not None and data not in names:
-        raise SpecifyError(f"--data: {table} has no data set {data}; it has {', '.join(names) or 'none'}.")
+        raise SpecifyError(f"--data: {table} has no data set {data}; give one of {', '.join(names) or 'none'}.")
     done = [(row.record, row.command) for row in rows if row.record is not None and data in (None, row.data)]
     if not done:
         raise SpecifyError(f"{table}: has no finished run whose epsilon may be published; {_MAKE_ONE}.")
@@ -443,7 +451,8 @@ def _points(table: Path, data: str | None, notion: NotionName) -> list[Point]:
 
 
 def fairness_limits(given: Sequence[str]) -> dict[NotionName, float]:
-    """Parse ``NOTION=LIMIT`` texts into limits. ValueError for another form, an unknown or a repeated notion."""
+    """Return the limits that texts of the form ``NOTION=LIMIT`` set, by notion of fairness. ValueError for another
+    form, and for an unknown or a repeated notion."""
     limits: dict[NotionName, float] = {}
     for each in given:
         name, _, text = each.partition("=")
@@ -452,7 +461,7 @@ def fairness_limits(given: Sequence[str]) -> dict[NotionName, float]:
         except ValueError as error:
             raise ValueError(f"fairness: {error}") from None
         if notion in limits:
-            raise ValueError(f"fairness: {notion} is limited twice; leave one out.")
+            raise ValueError(f"fairness: {notion} is limited twice; leave one of the two limits out.")
         try:
             limits[notion] = float(text)
         except ValueError:
@@ -531,8 +540,8 @@ def _notes(point: Point) -> list[str]:
 
 
 def _transfer_parts(source: Panel, target: Panel, moved: Transfer, notions: Sequence[NotionName]) -> list[Any]:
-    """Return the printed lines on how the configuration and the frontier that were chosen on one data set perform on
-    another."""
+    """Return the printed lines on how the configuration and the frontier of one data set (``source``) perform on
+    another (``target``); ``moved`` has the numbers."""
     if moved.chosen is None:
         lines = ["nothing to choose: no configuration has all objectives defined."]
     elif moved.there is None:

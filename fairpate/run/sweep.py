@@ -101,11 +101,13 @@ _MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in
 
 
 class RecordsTableError(UserError, ValueError):
-    """Raised for a file that is not a results table of a comparison; the message names the file and the remedy."""
+    """Raised if a file that should be the results table of a comparison is something else; the message names the file
+    and the remedy."""
 
 
 def write_rows(rows: Sequence[Row], path: Path, *, private: bool = False) -> None:
-    """Write ``rows`` as a results table, in their order and atomically. With ``private`` only its owner may read it.
+    """Write ``rows`` to the file ``path`` as a results table, in their order and atomically. With ``private`` only the
+    file's owner may read it.
 
     ValueError for a row whose epsilon depends on private votes, unless the table is private.
     """
@@ -127,8 +129,8 @@ def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
     secret = table.filter(pc.fill_null(table["epsilon_is_data_dependent"], False))["digest"].to_pylist()
     if secret and not private:
         raise ValueError(
-            f"Expected rows that may be published, got data-dependent epsilons of {', '.join(secret)}; write them with "
-            "private=True."
+            f"rows: expected rows that may be published, got data-dependent epsilons of {', '.join(secret)}; write the "
+            "rows with private=True."
         )
     write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=private)
 
@@ -169,20 +171,22 @@ def read_table(path: Path) -> pa.Table:
         raise RecordsTableError(f"{path}: no such file; {_GIVE_ONE}.") from None
     except (OSError, pa.ArrowInvalid) as error:
         raise RecordsTableError(
-            f"{path}: cannot be read ({error}); {_GIVE_ONE}, or if it is a damaged table of a sweep, delete it and "
-            "compare again."
+            f"{path}: cannot be read ({error}); {_GIVE_ONE}, or if it is a damaged table of a comparison, delete it "
+            "and run `fairpate compare` again."
         ) from error
     if missing:
-        raise RecordsTableError(f"{path}: not a table of a comparison, it lacks {', '.join(missing)}; {_GIVE_ONE}.")
+        raise RecordsTableError(
+            f"{path}: not the results table of a comparison, as it lacks columns {', '.join(missing)}; {_GIVE_ONE}."
+        )
     # A table of a later version may have further columns.
     return table.select(SCHEMA.names).cast(SCHEMA)
 
 
 def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
-    """Return the rows of the results ``table`` that may be published, without run times and causes of failures.
+    """Return the rows of the results ``table`` that may be published, without their run times and causes of failures.
 
-    Rows whose epsilon depends on votes are left out; unless ``unprotected`` is set, so are all rows of methods without
-    a privacy guarantee, failed ones included.
+    Rows whose epsilon depends on votes are left out. Unless ``unprotected`` is set, all rows of methods without a
+    privacy guarantee are left out too, those of failed runs included.
     """
     # A failed run has no epsilon.
     is_infinite = pc.fill_null(pc.is_inf(table["epsilon"]), False)
@@ -204,8 +208,9 @@ _SET_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --o
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of a sweep: a method with its settings on one data set with one seed. ``data``: the data set's
-    name in the results. ``digest``: a hash of the settings that determine the result, by which files are named."""
+    """One configuration of a sweep (a comparison of methods): a method with its settings on one data set with one seed.
+    ``data``: the data set's name in the results. ``digest``: a hash of the settings that determine the result, which is
+    part of the names of its files."""
 
     data: str
     config: Method
@@ -217,9 +222,10 @@ class Cell:
 
     @cached_property
     def command(self) -> str:
-        """A shell command that repeats the cell; it sets only what differs from the defaults of `fairpate run`.
+        """A shell command that runs this configuration again; it sets only what differs from the defaults of `fairpate
+        run`.
 
-        It is published, so it names files of weights without their folders; the checksum identifies the file.
+        The command is published, so it names files of weights without their folders; a checksum identifies each file.
         """
         data = self.config.data
         # Without the settings that this cell leaves unread: the start may read them, and the command need not set them.
@@ -241,8 +247,8 @@ class Cell:
         return " ".join(words)
 
     def row(self, **found: Any) -> Row:
-        """Return this cell's row in the results table; ``found`` are the row's fields ``minutes``, and ``record`` or
-        ``error``."""
+        """Return the row of this configuration in the results table; ``found`` are the row's fields ``minutes``, and
+        ``record`` or ``error``."""
         return Row(
             digest=self.digest,
             method=self.method,
@@ -257,10 +263,11 @@ class Cell:
 
 
 def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:
-    """Return the cells of a sweep, each once, in the order of data sets, seeds, methods and grids.
+    """Return the cells of a sweep (each one method with its settings, data set and seed), each once, in the order of
+    data sets, seeds, methods and grids.
 
-    ``folder`` is the folder of the sweep's file. ConfigError lists all faults of all cells, and names with each the
-    section of the sweep that set the field.
+    ``folder`` is the folder of the sweep's file. ConfigError lists all faults of all cells, each with the section of
+    the sweep that set the field at fault.
     """
     # The values depend on the public files too, which may have changed since the last sweep.
     _fitted_values.cache_clear()
@@ -319,16 +326,16 @@ def _methods_on(sweep: SweepConfig, data: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The settings that one section of the sweep makes, by dotted field name; ``place`` is the section's name in
-    errors."""
+    """The settings that one section of a sweep makes, by dotted field name. They override those of earlier sections;
+    ``place`` is the section's name in error messages."""
 
     place: str
     values: Mapping[str, Any]
 
 
 def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[str, list[_Layer]]]:
-    """Return the layer (:class:`_Layer`) of fixed settings of one section of the sweep, and for each axis of its grid
-    one layer per value."""
+    """Return the fixed settings of one section of a sweep, and for each axis of the section's grid the settings of each
+    of its values."""
     axes = {
         axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
         for axis, values in part.grid.items()
@@ -337,10 +344,10 @@ def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[
 
 
 def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
-    """Yield the faults of misplaced fields.
+    """Yield an error message for each field that is set in a section of the sweep where it has no effect.
 
-    A field is misplaced if a sweep has another one for it (``seeds`` for ``seed``), or if its section applies only to
-    methods that do not read it.
+    Either the sweep has another field for it (``seeds`` for ``seed``), or its section applies only to methods that do
+    not read it.
     """
     words = _SET_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
     parts: list[tuple[str, SweepPart | SweepConfig, Iterable[str]]] = [("", sweep, sweep.methods)]
@@ -354,7 +361,7 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
             for field in flattened(layer.values):
                 word = words.get(field) or words.get(field.partition(".")[0])
                 if word is not None:
-                    yield f"{layer.place}.{field}: a sweep does not read it here; use {word}."
+                    yield f"{layer.place}.{field}: a sweep does not read this field here; use {word}."
             try:
                 _, unread = read_and_unread(reading, _nested(layer))
             except ConfigError:
@@ -365,10 +372,11 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
 
 
 def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]]:
-    """Yield the layers of settings of each cell, without its seed: one list for every combination of grid values.
+    """Yield the settings of each cell of the method ``method`` on the data set ``data``, without its seed: one list of
+    layers for every combination of grid values.
 
-    Layers override the defaults, and later layers override earlier ones. If grids of several sections set the same
-    field, the method's values replace the data set's, and the data set's replace the sweep's.
+    Each layer holds the settings of one section and overrides defaults and earlier layers. If grids of several sections
+    set the same field, the method's values replace the data set's, and the data set's replace the sweep's.
     """
     # A cell runs in a Ray task: actors of its own would wait for the CPUs that it holds.
     in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, num_cpus=sweep.tasks.torch_threads)
@@ -388,10 +396,10 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
 def _config(
     data: str, method: str, schema: type[Method], start: Values | None, layers: Sequence[_Layer], faults: Faults
 ) -> Method | None:
-    """Return the configuration of a cell: ``start``, overridden by all ``layers``. None if it has a fault, which is
-    added to ``faults``.
+    """Return the configuration of a cell: the values ``start``, overridden by the settings in ``layers``. None if the
+    configuration has a fault, whose message is added to ``faults``.
 
-    ``start`` None: what `fairpate run` starts from on this data set.
+    If ``start`` is None, the values are those that `fairpate run` starts from on this data set.
     """
     config = None
     found: list[Exception] = []
@@ -453,8 +461,8 @@ def _config(
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:
-    """Return the fields of a layer as nested sections. ConfigError if one setting gives a field a plain value and
-    another sets a field inside it."""
+    """Return the settings of ``layer``, which have dotted names, as nested sections. ConfigError if one setting gives a
+    field a plain value and another sets a field inside it."""
     nested: dict[str, Any] = {}
     # A copy, because sections are written into: a caller's section stays its own.
     for path, value in copy.deepcopy(dict(layer.values)).items():
@@ -463,7 +471,8 @@ def _nested(layer: _Layer) -> dict[str, Any]:
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
                 raise ConfigError(
-                    f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave out one."
+                    f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave out one of "
+                    "the two settings."
                 )
         last = section.get(parts[-1])
         section[parts[-1]] = merge(last, value) if isinstance(last, dict) and isinstance(value, dict) else value
@@ -484,12 +493,14 @@ def _start(method: str, data_json: str) -> Method:
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
-    """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; errors as in :func:`parse_sweep`."""
+    """Read the YAML file of a sweep (a comparison of methods), apply overrides such as ``seeds=[0,1]``, and return the
+    configuration; errors as in :func:`parse_sweep`."""
     values = read_yaml(path)
     if {"files", "label"} <= values.keys():
         raise ConfigError(
-            f"{path}: is a declaration of records, not a comparison; refer to it from one, as in `data_sets: {{NAME: "
-            f"{{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data {path}`."
+            f"{path}: a declaration of records, not a comparison; name the file in a comparison, as in `data_sets: "
+            f"{{NAME: {{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data "
+            f"{path}`."
         )
     apply_override(values, *overrides)
     # Before the values are checked, because that imports the class of a method of another package.
@@ -500,23 +511,23 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
 
 
 def parse_sweep(values: Values) -> SweepConfig:
-    """Return the sweep that ``values`` describe. ConfigError lists all faults of its own fields; :func:`cells_of`
-    checks the settings of methods."""
+    """Return the configuration of a sweep (a comparison of methods) that ``values`` describe. ConfigError lists all
+    faults of its own fields; :func:`cells_of` checks the settings of methods."""
     fields_of_a_run = {name for schema in base.all_methods().values() for name in schema.model_fields}
     of_a_run = [name for name in values if name in fields_of_a_run - SweepConfig.model_fields.keys()]
     if of_a_run and not {"methods", "data_sets"} & values.keys():
         raise ConfigError(
-            f"This configures one run, not a sweep: it has {', '.join(of_a_run)} and neither methods nor data_sets; "
-            "use `fairpate run`."
+            f"CONFIG: this file configures one run, not a comparison, as it has {', '.join(of_a_run)} and neither "
+            "methods nor data_sets; give it to `fairpate run`."
         )
     return parse_config(values, SweepConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFolder:
-    """The folder of one sweep: the paths in it, and the rows of its cells.
+    """The folder of one sweep (a comparison of methods): the paths in it, and the rows of its cells.
 
-    ``publish_unprotected``: results without privacy are in the public table too.
+    ``publish_unprotected``: results without privacy are included in the public table.
     """
 
     root: Path
@@ -548,13 +559,14 @@ class SweepFolder:
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
 
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
-        """Store the rows of a finished cell."""
+        """Store the rows of a finished cell, one configuration of the sweep, in the folder."""
         # The result first: a crash in between leaves both, and a part outranks a failure.
         write_rows(rows, self.parts / f"{cell.digest}.parquet", private=True)
         (self.failed / f"{cell.digest}.parquet").unlink(missing_ok=True)
 
     def holds(self, cells: Sequence[Cell]) -> bool:
-        """Return True if the tables contain exactly these cells, and all are finished."""
+        """Return True if the results tables contain exactly the configurations ``cells``, and all of these have
+        finished."""
         # Only the digests are read: a sweep that has nothing to do should end at once.
         finished = []
         for path in (self.results, self.private_results):
@@ -568,8 +580,8 @@ class SweepFolder:
         return finished[0] == public and set(finished[1]) == {cell.digest for cell in cells}
 
     def assemble(self, cells: Sequence[Cell]) -> None:
-        """Write the public and the private results table: for each of these cells its rows, or the cause of its
-        failure."""
+        """Write the public and the private results table: for each configuration in ``cells`` its rows, or the cause of
+        its failure."""
         digests = [cell.digest for cell in cells]
         # Results first: a crash may have left both a failure and the result that came later. Rows that the private
         # table has are taken from there, so that only new parts are read.
@@ -583,14 +595,17 @@ class SweepFolder:
 
 
 def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
-    """Return the folder of a sweep: a new one, or that of an earlier sweep, whose cells are reused by their digests.
+    """Create the folder ``root`` for a sweep, or reopen that of an earlier sweep; results that are found there by the
+    digest of their configuration are used again. Return the paths in it.
 
     RunDirectoryError for a folder that holds something else.
     """
     folder = SweepFolder(root=root, publish_unprotected=sweep.publish_unprotected)
     # Parts mark the folder of a sweep, also one that a crash left without tables.
     if not folder.parts.is_dir() and any(path.is_file() for path in root.rglob("*")):
-        raise RunDirectoryError(f"{root}: not empty and not a sweep; give another folder with --out.")
+        raise RunDirectoryError(
+            f"{root}: this folder is not empty and holds no comparison; give another folder with --out."
+        )
     (root / "runs").mkdir(parents=True, exist_ok=True)
     private_folder(folder.private)
     for path in (folder.votes, folder.parts, folder.failed):
@@ -599,15 +614,16 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
 
 
 def stems(folder: Path) -> set[str]:
-    """Return the digests of the cells whose rows are stored in ``folder``, which are the stems of its file names."""
+    """Return the digests of the configurations whose rows are stored in ``folder``; they are the stems of the file
+    names."""
     return {path.name.removesuffix(".parquet") for path in folder.iterdir() if path.suffix == ".parquet"}
 
 
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
-    """Return the results rows of those cells in ``digests`` that have a file in the folder ``parts``, in the order of
-    ``digests``.
+    """Return the results rows of those configurations in ``digests`` that have a file in the folder ``parts``, in the
+    order of ``digests``.
 
-    Rows that the table ``known`` contains are read from it.
+    Rows that the table ``known`` contains are read from this table instead of from their file.
     """
     there = stems(parts)
     wanted = [digest for digest in digests if digest in there]
@@ -623,7 +639,8 @@ def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None)
 
 
 def _in_order(digests: Sequence[str], table: pa.Table) -> pa.Table:
-    """Return the rows of ``table`` in the order of ``digests``; several rows of one digest keep their order."""
+    """Return the rows of the results ``table`` in the order of ``digests``; several rows of one digest keep their
+    order."""
     wanted = pa.array(digests, pa.string())
     found = table.filter(pc.is_in(table["digest"], value_set=wanted))
     # An operator's table has two rows for a cell whose epsilon also has a value that depends on votes.

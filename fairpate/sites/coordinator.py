@@ -1,8 +1,9 @@
-"""The coordinator of a release over sites: it relays their messages, closes lists on time, and unmasks each sum.
+"""The coordinator of a noisy sum over sites: it relays the sites' messages, closes lists of sites on time, and unmasks
+each sum.
 
 It is trusted only to be available; docs/sites.md lists what it can see and do. Every message that it accepts and every
-list that it closes is stored in its journal before it is answered, so that it can be stopped and resumed. Its clock
-alone determines when sites are late.
+list that it closes is stored in its journal (a durable file) before it is answered, so that it can be stopped and
+resumed. Its clock alone determines when sites are late.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ RawBody = Annotated[bytes, Depends(_body)]
 
 
 class CoordinatorSums:
-    """Computes a release's sums together with the sites, for which it has an HTTP application.
+    """Computes the noisy sums of a release together with the sites, which send their messages to its HTTP application.
 
-    It is called once for each sum in the plan's order, and waits for the sites. ``wait_s``: how long a list of sites
-    stays open for missing ones. A sum for which too few sites answer ends the plan for good.
+    An object of this class is called once for each sum in the plan's order, and waits for the sites. ``wait_s`` is how
+    long it waits for missing sites before it closes a list of sites without them. If too few sites answer for one sum,
+    the plan has ended for good.
     """
 
     def __init__(self, plan: SitePlan, journal: Journal, *, wait_s: float, embedding: bytes | None = None) -> None:
@@ -63,14 +65,18 @@ class CoordinatorSums:
         self._done: set[int] = set()
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Wait for the sites and return the noisy sum over all of them. SumError if the plan has ended.
+        """Wait for the sites and return the noisy sum of their tables. SumError if the plan has ended.
 
-        Arguments are those of :class:`fairpate.methods.base.NoisySum`; ``exact_RW`` must be all zeros here.
+        Arguments are those of :class:`fairpate.methods.base.NoisySum`; ``exact_RW``, the coordinator's own table, must
+        be all zeros.
         """
         number = self._plan.number_of(self._number, exact_RW, stddev=stddev, name=name, about=about)
         self._number += 1
         if exact_RW.any():
-            raise SumError("The coordinator's data set has private records; let a further site join with them.")
+            raise SumError(
+                "The coordinator's data set has private records; remove them here, and let a further site join "
+                "with them."
+            )
         with self._changed:
             if self._plan.reads_model(number):
                 if self._journal.setdefault("model", about) != about:
@@ -84,7 +90,7 @@ class CoordinatorSums:
             stage, deadline_s = -1, math.inf
             while (total_D := machine.total_D) is None:
                 if (reason := self._journal.get(ENDED)) is not None:
-                    raise SumError(f"The plan has ended: {reason.decode()}")
+                    raise SumError(f"The plan has ended; make a new plan. Cause: {reason.decode()}")
                 try:
                     closed = machine.advance(time_is_up=time.monotonic() >= deadline_s)
                 except SumError as error:
@@ -132,16 +138,23 @@ class CoordinatorSums:
         return _bytes(self._plan.content)
 
     def embedding(self) -> Response:
-        """Answer with the file of the embedding of all records, or status 404 if the plan has none."""
+        """Answer with the file of the embedding that is applied to all records, or status 404 if the plan has none."""
         return _bytes(self._embedding)
 
     def _machine(self, number: int) -> Coordinator:
         if not 0 <= number < len(self._machines):
-            raise FaultError(404, "number", number, f"{len(self._machines)} of {len(self._plan.sums)} sums have begun.")
+            raise FaultError(
+                404,
+                "number",
+                number,
+                f"Only {len(self._machines)} of {len(self._plan.sums)} sums have begun; give a smaller number, or "
+                "try later.",
+            )
         return self._machines[number]
 
     def model(self) -> Response:
-        """Answer with the file of the model that private metrics describe; status 202 until it is trained."""
+        """Answer with the file of the trained model whose private metrics the last sum measures; status 202 until it is
+        trained."""
         with self._changed:
             found = self._journal.get("model")
             if found is None:
@@ -163,20 +176,31 @@ class CoordinatorSums:
 
     def _require_place(self, place: int) -> None:
         if not 0 <= place < len(self._plan.sites):
-            raise FaultError(422, "place", place, f"The plan has {len(self._plan.sites)} sites.")
+            raise FaultError(
+                422,
+                "place",
+                place,
+                f"The plan has {len(self._plan.sites)} sites, numbered from 0; give the number of one.",
+            )
 
     def _refuse_if_ended(self, machine: Coordinator | None = None) -> None:
         # A sum that is known stays available after the end: sites may still fetch it.
         if (reason := self._journal.get(ENDED)) is not None and (machine is None or machine.total_D is None):
             raise FaultError(
-                410, "plan", reason.decode(), "What was charged stays charged; a new attempt is a new plan."
+                410,
+                "plan",
+                reason.decode(),
+                "What was charged stays charged; make a new plan to try again.",
             )
 
     def message(self, number: int, step: str, place: int, body: RawBody) -> Response:
-        """Accept the message ``step`` of site ``place`` for sum ``number``."""
+        """Accept the message of site ``place`` for the protocol's ``step`` (`hello`, `masked`, `agreed` or `shares`) in
+        sum ``number``."""
         machine = self._machine(number)
         if step not in STEPS:
-            raise FaultError(404, "step", step, f"Expected one of {', '.join(STEPS)}.")
+            raise FaultError(
+                404, "step", step, f"Expected a step of the protocol: {', '.join(STEPS)}; give one of these."
+            )
         self._require_place(place)
         with self._changed:
             self._refuse_if_ended(machine)
@@ -189,11 +213,13 @@ class CoordinatorSums:
         return _bytes(b"")
 
     def listed(self, number: int, name: str, place: int) -> Response:
-        """Answer site ``place`` with the list ``name`` of sum ``number``, or with the sum; status 202 until it is
-        closed."""
+        """Answer site ``place`` with the list of sites ``name`` (`members`, `survivors` or `agreement`) of sum
+        ``number``, or with the sum; status 202 while the list is open."""
         machine = self._machine(number)
         if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
-            raise FaultError(404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum of a site.")
+            raise FaultError(
+                404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum, and a site's number."
+            )
         with self._changed:
             found = machine.listed(name, place)
             if found is None:
@@ -206,17 +232,20 @@ class CoordinatorSums:
 def serve(
     plan_file: Path, settings: HttpSettings, *, reporter: Reporter, wait_s: float = 3600.0, **party: Any
 ) -> RunDirectory:
-    """Coordinate the release of a plan and train on its sums; return a run folder with statement and report.
+    """Coordinate the sums of the plan in ``plan_file``, train a model on them, and return the run folder with statement
+    and report.
 
-    The embedding is read from the file next to the plan; ``party`` are this party's files and settings, arguments of
-    :func:`fairpate.sites.plan.config_of`. PlanError and ConfigError for files that do not match, ServiceError for an
-    address that cannot be used, SumError if the plan ends without its sum.
+    The embedding is read from the file next to the plan; ``party`` are the coordinator's files and settings, arguments
+    of :func:`fairpate.sites.plan.config_of`. ``wait_s`` as in :class:`CoordinatorSums`. PlanError and ConfigError for
+    files that do not match, ServiceError for an address that cannot be used, SumError if the plan ends without its sum.
     """
     from fairpate.run.run import run_method
 
     plan = read_plan(plan_file.read_bytes(), str(plan_file))
     if settings.tls is None and not is_loopback(settings.host):
-        raise PlanError(f"--host: {settings.host} is reached from other machines; give --tls-cert and --tls-key.")
+        raise PlanError(
+            f"--host: {settings.host} can be reached from other machines; encrypt with --tls-cert and --tls-key."
+        )
     embedding = embedding_file(plan_file).read_bytes() if plan.embedding else None
     config = config_of(plan, **party)
     with ExitStack() as stack:

@@ -1,12 +1,13 @@
-"""The plan of a release over sites: its sums, their noise and the sites; and the journal, each party's durable store.
+"""The plan of a release over sites (its sums, their noise, and the sites), and the journal, in which each party stores
+what it sent.
 
 A plan is one JSON file, identified by the digest of its bytes, which every site signs with each message. It contains
 the method's configuration, the events from which the release's cost is computed, every sum in order, the sites with
 their public keys, and the numbers of sites that may vanish and collude. Events and sums come from a rehearsal, which
 runs the method without private records; each site rehearses the plan itself and refuses one that differs.
 
-With private metrics, the last sum is the table of predictions on the sites' test records. Its terms identify the model
-that it describes, so that tables about different models are not added up.
+With private metrics, the last sum is the table of predictions on the sites' test records. The terms of this sum
+identify the model that predicted, so that tables about different models are not added up.
 """
 
 from __future__ import annotations
@@ -43,16 +44,19 @@ _OF_A_MACHINE = re.compile(r"(out|data\.data_dir|data\.declaration|ray|storage|(
 
 
 class JournalError(UserError):
-    """The journal cannot be read or written. No message was sent that the journal should have stored first."""
+    """A party's journal, the file in which it stores messages before it sends them, cannot be read or written. No
+    message was sent that is not stored."""
 
 
 class PlanError(UsageError):
-    """A plan, a roster or a key cannot be used; the message names the file or field and the remedy."""
+    """A plan, a roster (the file of sites' public keys) or a key cannot be used; the message names the file or field
+    and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSum:
-    """One sum of the release: its name, the shape of its table, and the noise for which its cost is computed."""
+    """One noisy sum of a release: its name, the shape of its table, and the standard deviation of noise for which its
+    cost is computed."""
 
     name: str
     rows: int
@@ -62,11 +66,12 @@ class PlannedSum:
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlan:
-    """A plan, the same for all parties. ``content`` are the bytes of its file.
+    """The plan of a release over sites, the same for all parties. ``content`` are the bytes of its file.
 
-    ``settings`` are the method's configuration without paths; ``events`` as in a privacy statement; ``public_arrays``
-    and ``embedding`` are digests; ``sites`` are public keys by name, in order. ``test_events`` give the cost of the
-    last sum, of test records, which no other sum reads; empty: there is no such sum.
+    ``settings`` are the method's configuration without paths; ``events`` have the form that privacy statements use;
+    ``public_arrays`` and ``embedding`` are digests; ``sites`` maps names of sites to public keys, in order.
+    ``test_events`` give the cost of the last sum if it is that of test records, which no other sum reads; it is empty
+    if there is no such sum.
     """
 
     id: str
@@ -85,18 +90,25 @@ class SitePlan:
     def __post_init__(self) -> None:
         whole = (self.may_vanish, self.may_collude, *(n for each in self.sums for n in (each.rows, each.columns)))
         if not self.sums or not self.events or not all(type(number) is int for number in whole):
-            raise PlanError("sums: missing, or their numbers are not integers; make a plan with `fairpate site plan`.")
+            raise PlanError(
+                "sums: the plan has none, or their sizes are not integers; make a plan with `fairpate site plan`."
+            )
         if not all(math.isfinite(each.noise_stddev) and min(each.rows, each.columns) > 0 for each in self.sums):
             raise PlanError(
                 "sums: expected finite noise and at least one row and column in each; get the plan from its author "
                 "again."
             )
         if not all(_NAME.fullmatch(name) for name in self.sites):
-            raise PlanError("sites: expected names of at most 64 letters, digits, spaces, dots, dashes or underscores.")
+            raise PlanError(
+                "sites: expected names of at most 64 letters, digits, spaces, dots, dashes or underscores; rename "
+                "the sites."
+            )
         # What an author's file says of folders, packages or machines would be done here, unseen.
         said = [field for field, value in flattened(self.settings).items() if value not in (None, {})]
         if refused := list(filter(_OF_A_MACHINE.fullmatch, said)):
-            raise PlanError(f"settings.{min(refused)}: a plan must not set folders, files or machines; take it out.")
+            raise PlanError(
+                f"settings.{min(refused)}: a plan must not set folders, files or machines; make a plan without it."
+            )
         try:
             # ``Draw`` checks the numbers of sites and the noise of each sum.
             for number in range(len(self.sums)):
@@ -106,7 +118,7 @@ class SitePlan:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the file's bytes, which operators can compare by telephone."""
+        """The SHA-256 of the plan's bytes, which operators of sites can compare by telephone."""
         return hashlib.sha256(self.content).hexdigest()
 
     def reads_model(self, number: int) -> bool:
@@ -114,10 +126,10 @@ class SitePlan:
         return bool(self.test_events) and number == len(self.sums) - 1
 
     def number_of(self, drawn: int, exact_RW: IntArray, *, stddev: float, name: str, about: bytes) -> int:
-        """Return the position in the plan of the next sum, if ``drawn`` sums precede it.
+        """Return the position in the plan of the sum that a method asks for now, after ``drawn`` earlier sums.
 
         ``about`` is the file of the model that the sum describes: such a sum is the plan's last. SumError unless the
-        plan has a sum with this shape, noise and name at this position.
+        plan has a sum with the name, the noise (``stddev``) and the shape of ``exact_RW`` at this position.
         """
         # Where the release is stored already, its sums are not asked for again: that about the model is the first.
         number = len(self.sums) - 1 if about else drawn
@@ -128,7 +140,8 @@ class SitePlan:
         return number
 
     def draw(self, number: int, about: bytes = b"") -> Draw:
-        """Return the terms of sum ``number``. ``about`` is the file of the model that the sum describes, if any."""
+        """Return the terms under which the sites compute sum ``number``. ``about`` is the file of the model that the
+        sum describes, if any."""
         planned = self.sums[number]
         # Of the file's bytes: the same values written differently are another plan.
         digest = bytes.fromhex(self.digest)
@@ -143,18 +156,20 @@ class SitePlan:
         )
 
     def place_of(self, key: SiteKey) -> int:
-        """Return the position of the site with this key. PlanError for a key that is not in the plan."""
+        """Return the position in the plan of the site with the private ``key``. PlanError for a key that is not in the
+        plan."""
         for place, (name, text) in enumerate(self.sites.items()):
             if public_keys(text, f"sites.{name}") == key.public:
                 return place
         raise PlanError(
-            f"key: does not belong to a site of the plan ({', '.join(self.sites)}); give the key whose public part you "
+            f"key: the key does not belong to a site of the plan ({', '.join(self.sites)}); give the key "
+            "whose public part you "
             "sent to the plan's author."
         )
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The remarks of the privacy statement: the sites, and which parties are trusted for what."""
+        """Remarks for the privacy statement: which sites took part, and which parties are trusted for what."""
         return (
             f"Summed over {len(self.sites)} sites ({', '.join(self.sites)}), none of which revealed its records or "
             f"its own sum; plan {self.digest}. ε holds if at most {self.may_collude} of them collude with "
@@ -165,16 +180,20 @@ class SitePlan:
 
 
 def public_keys(text: str, field: str) -> PublicKeys:
-    """Parse the public keys in ``text``; ``field`` names it in messages. PlanError for other text."""
+    """Parse a site's public keys from ``text``, as :func:`key_text` writes them. PlanError for other text; its message
+    names ``field``, where the text was given."""
     try:
         found = bytes.fromhex(text)
         return PublicKeys(signing=found[:32], sealing=found[32:])
     except (ValueError, TypeError, SumError) as error:
-        raise PlanError(f"{field}: not the text that `fairpate site key` printed ({error}); copy it again.") from error
+        raise PlanError(
+            f"{field}: expected the text that `fairpate site key` printed ({error}); copy the text again."
+        ) from error
 
 
 def read_plan(content: bytes, where: str) -> SitePlan:
-    """Parse the plan in a file's bytes; ``where`` names the file in messages. PlanError if it is not a valid plan."""
+    """Parse a plan from ``content``, the bytes of its file. PlanError if it is not a valid plan; its message names
+    ``where`` the bytes come from."""
     try:
         values = json.loads(content)
         if values.pop("format") != FORMAT:
@@ -187,7 +206,7 @@ def read_plan(content: bytes, where: str) -> SitePlan:
 
 
 def embedding_file(plan_file: Path) -> Path:
-    """Return the path of a plan's embedding: next to the plan, with another suffix."""
+    """Return the path of the file with a plan's embedding: next to the plan, with another suffix."""
     return plan_file.with_suffix(".safetensors")
 
 
@@ -198,7 +217,7 @@ def new_key(path: Path) -> SiteKey:
         # Never over a key that another call has just made.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise PlanError(f"{path}: exists already; keep this key, or give another file.") from None
+        raise PlanError(f"{path}: a key file exists already; use its key, or give another file.") from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(secret.hex() + "\n")
         file.flush()
@@ -212,7 +231,9 @@ def read_key(path: Path) -> SiteKey:
     try:
         # No permission for the group or others.
         if path.stat().st_mode & 0o077:
-            raise PlanError(f"{path}: others may read it; restrict it with chmod 600, or make another key.")
+            raise PlanError(
+                f"{path}: other users may read this key file; restrict it with chmod 600, or make another key."
+            )
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError) as error:
         raise PlanError(f"{path}: not a key ({error}); make one with `fairpate site key`.") from error
@@ -222,7 +243,7 @@ def read_key(path: Path) -> SiteKey:
 
 
 def key_text(keys: PublicKeys) -> str:
-    """Return public keys as one text, for the roster: the file that maps sites' names to their keys."""
+    """Return a site's public keys as one text for the roster, the file that maps names of sites to such texts."""
     return (keys.signing + keys.sealing).hex()
 
 
@@ -236,13 +257,13 @@ def read_roster(path: Path) -> dict[str, str]:
     # In one spelling, so that two entries with the same key are seen.
     keys = {str(name): key_text(public_keys(text, f"sites.{name}")) for name, text in roster.items()}
     if len(set(keys.values())) < len(keys):
-        raise PlanError(f"{path}: two sites have one key; every site makes its own with `fairpate site key`.")
+        raise PlanError(f"{path}: two sites have the same key; let every site make its own with `fairpate site key`.")
     return keys
 
 
 def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
-    """Run the release of ``config`` on public records only, and return its unit, events and sums, and a digest of its
-    public arrays, which a plan states.
+    """Run the release of ``config`` on public records only; return its unit, its events, its sums and a digest of its
+    public arrays, as a plan states them.
 
     ConfigError for a method whose sums cannot be computed over sites.
     """
@@ -254,7 +275,9 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     from fairpate.run.run import check_data
 
     if config.is_seeded or not config.is_private:
-        raise ConfigError("noise: expected os_entropy and a finite epsilon, as sites protect each other; set them.")
+        raise ConfigError(
+            "noise: expected os_entropy and a finite epsilon, because sites are protected from each other; set both."
+        )
     if isinstance(config, ResidualVotes) and config.residual_votes.curvature is None:
         raise ConfigError(
             "residual_votes.curvature: with null, released sums decide how many more follow, but a plan fixes them "
@@ -299,8 +322,10 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
 def make_plan(
     config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int, reporter: Reporter
 ) -> tuple[SitePlan, bytes | None]:
-    """Return a new plan and, if all records are embedded, the bytes of the embedding's file. Reads no private record.
+    """Return a new plan for ``sites``, which maps names to public keys, and the bytes of the embedding's file if all
+    records are embedded (else None). No private record is read.
 
+    ``may_vanish`` and ``may_collude``: how many sites may vanish, and how many may collude with the coordinator.
     DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError if the numbers
     of sites and the noise are not compatible.
     """
@@ -334,7 +359,8 @@ def make_plan(
 def config_of(
     plan: SitePlan, declaration: Path, *, data_dir: Path | None = None, out: Path | None = None, own: Sequence[str] = ()
 ) -> ReleasingMethod:
-    """Return the plan's configuration for one party's files, with its ``own`` worker settings ``ray.FIELD=VALUE``.
+    """Return the plan's configuration with the paths of one party's files, and with ``own``, its settings
+    ``ray.FIELD=VALUE`` for workers.
 
     PlanError for another declaration than the plan's, or for another setting in ``own``. ConfigError for a plan that
     names code which the operator has not allowed.
@@ -345,26 +371,33 @@ def config_of(
     # Before the configuration is made, which imports the code that ``method`` names.
     require_trusted(values.get("method"), Path("plan"))
     if others := [each for each in own if not each.startswith("ray.")]:
-        raise PlanError(f"--set: {others[0]} is fixed by the plan, for all sites alike; set ray.* alone.")
+        raise PlanError(f"--set: {others[0]} is fixed by the plan, for all sites alike; set only fields of ray.")
     if "ray" in find_method(values["method"]).model_fields:
         values["ray"] = {"num_actors": 0}  # this process, unless the operator says otherwise
     fields = {"data.declaration": str(declaration), "data.data_dir": data_dir, "out": out}
     config = configured(values, [*((name, str(value)) for name, value in fields.items() if value is not None), *own])
     declared = config.data.declaration
     if declared is None or declared.sha256 != plan.settings["declaration"]:
-        raise PlanError(f"--data: {declaration} is not the declaration of the plan; take it from the plan's author.")
+        raise PlanError(
+            f"--data: {declaration} is not the declaration of the plan; get that file from the plan's author."
+        )
     assert isinstance(config, ReleasingMethod)
     return config
 
 
 def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> Callable[[DataConfig], Dataset]:
-    """Return a function that loads one party's data set with the plan's embedding. PlanError if ``embedding`` is not
-    the file that the plan names."""
+    """Return a function that loads one party's data set and applies the plan's ``embedding``. PlanError if
+    ``embedding`` is not the content of the file that the plan names.
+
+    ``has_private`` is False for the coordinator, which has no private records.
+    """
     from fairpate.data.embedding import embedded, read_embedding
     from fairpate.data.registry import load_at_site
 
     if (None if embedding is None else hashlib.sha256(embedding).hexdigest()) != plan.embedding:
-        raise PlanError("embedding: its file is not the one that the plan names; ask the plan's author for both.")
+        raise PlanError(
+            "embedding: the file is not the one that the plan names; get plan and embedding from the plan's author."
+        )
 
     read: list[Dataset] = []
 
@@ -383,7 +416,8 @@ def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> 
 
 
 def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
-    """Raise PlanError unless a rehearsal here gives the sums, events, unit and public arrays that the plan states."""
+    """Raise PlanError unless a rehearsal by this party (the method run without private records) gives the sums, events,
+    unit and public arrays that the plan states."""
     stated = json.loads(plan.content)
     # A plan of fewer events than sums, or of less noise, would price too little.
     for name, here in rehearse(config, dataset).items():
@@ -396,7 +430,8 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Journal:
-    """The durable store of one party: a file that only its owner can read. The first value stored under a key remains.
+    """The durable store in which one party of a plan keeps what it sent and decided, a file that only its owner can
+    read. A stored value is never replaced.
 
     Every value is on the disk when :meth:`setdefault` returns. JournalError if that fails.
     """
@@ -408,9 +443,9 @@ class Journal:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, plan: SitePlan) -> Iterator[Journal]:
-        """Open the journal in ``path``; a missing file is created.
+        """Open the journal in the file ``path`` inside the block; a missing file is created.
 
-        PlanError for another plan's journal, JournalError if another process has it open.
+        PlanError for the journal of another plan than ``plan``, JournalError if another process has it open.
         """
         # SQLite would create the file with the rights of the umask, readable for others.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -430,11 +465,11 @@ class Journal:
                 journal._do(command)
             # Noise that was drawn for another plan must not answer for this one.
             if journal.setdefault("plan", plan.digest.encode()) != plan.digest.encode():
-                raise PlanError(f"{path}: belongs to another plan; give another folder with --out.")
+                raise PlanError(f"{path}: this journal belongs to another plan; give another folder with --out.")
             yield journal
 
     def part(self, prefix: str) -> Journal:
-        """Return a journal for the part of this one whose keys begin with ``prefix``."""
+        """Return a view of this journal that contains the keys with this ``prefix`` only, and shows them without it."""
         return Journal(self.database, self.path, f"{self.prefix}{prefix}/")
 
     def get(self, key: str, /) -> bytes | None:
@@ -450,7 +485,8 @@ class Journal:
         return stored
 
     def erase(self, reason: str) -> None:
-        """Overwrite and delete all values of this journal or part, and store ``reason`` under the key ``ENDED``."""
+        """Overwrite and delete all values of this journal, or of this part of one, and store ``reason`` under the key
+        ``ENDED``."""
         # The reason first: after a crash in between, no secret is drawn anew.
         self._do("INSERT OR REPLACE INTO kept VALUES (?, ?)", self.prefix + ENDED, reason.encode())
         size, own = len(self.prefix), self.prefix
@@ -463,15 +499,20 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise JournalError(f"{old}: cannot be overwritten ({error}); restore the rights to it.") from error
+            raise JournalError(
+                f"{old}: erased secrets cannot be overwritten in this file ({error}); restore the rights to write it."
+            ) from error
 
     def _do(self, command: str, *values: Any) -> list[Any]:
         try:
             return self.database.execute(command, values).fetchall()
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-                raise JournalError(f"{self.path}: another process works with it; wait for it.") from error
+                raise JournalError(
+                    f"{self.path}: another process uses this journal; wait until that process ends."
+                ) from error
             raise JournalError(
-                f"{self.path}: cannot be read and written ({error}); free space there or restore the rights to it, "
+                f"{self.path}: the journal cannot be read and written ({error}); free space or restore the "
+                "rights to it, "
                 "and give the same command again."
             ) from error

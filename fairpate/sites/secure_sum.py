@@ -65,18 +65,21 @@ _SEALED = 12 + 2 * _SHARE + 16  # nonce, two shares, tag
 
 
 class SumError(UserError):
-    """A message does not match the plan or an earlier message, or the sum cannot be unmasked."""
+    """A noisy sum over sites failed: a message does not match the plan or an earlier message, or the sum cannot be
+    unmasked."""
 
 
 class LateError(SumError):
-    """A message came after its list was closed, or differs from an earlier one; the sum continues without it."""
+    """A site's message came after the coordinator closed the list of sites that sent this kind, or differs from an
+    earlier one; the sum continues without it."""
 
 
 class Store(Protocol):
-    """A key-value store in which the first value stored under a key remains: a ``dict``, or a durable file."""
+    """A key-value store of one party in one sum, in which a stored value is never replaced: a ``dict``, or a durable
+    file."""
 
     def get(self, key: str, /) -> bytes | None:
-        """Return the value of ``key``, None if it has none."""
+        """Return the value stored under ``key``, None for an unknown key."""
 
     def setdefault(self, key: str, value: bytes, /) -> bytes:
         """Store ``value`` unless ``key`` has a value, and return the value that it has."""
@@ -84,7 +87,8 @@ class Store(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicKeys:
-    """The long-term public keys of a site: Ed25519 for its signatures, X25519 for shares that are encrypted for it."""
+    """The long-term public keys of a site: Ed25519 (``signing``) for its signatures, X25519 (``sealing``) for secret
+    shares that are encrypted for the site."""
 
     signing: bytes
     sealing: bytes
@@ -95,10 +99,13 @@ class PublicKeys:
             # Any bytes of the right length make an X25519 key; only an exchange refuses points of small order.
             _PROBE.exchange(X25519PublicKey.from_public_bytes(self.sealing))
         except ValueError as error:
-            raise SumError(f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}.") from error
+            raise SumError(
+                f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}; ask the site for "
+                "its keys again."
+            ) from error
 
     def signed(self, signature: bytes, text: bytes) -> bool:
-        """Return whether ``signature`` is this site's signature of ``text``."""
+        """Return whether ``signature`` is a valid signature of ``text`` by the site with these keys."""
         try:
             Ed25519PublicKey.from_public_bytes(self.signing).verify(signature, text)
         except InvalidSignature:
@@ -107,7 +114,7 @@ class PublicKeys:
 
 
 class SiteKey:
-    """The private keys of a site, derived from a secret of 32 bytes."""
+    """The private keys of a site, derived from one secret of 32 bytes."""
 
     def __init__(self, secret: bytes) -> None:
         # One secret in the file, two independent keys: a key that signs must not also agree on secrets.
@@ -118,18 +125,19 @@ class SiteKey:
         )
 
     def sign(self, text: bytes) -> bytes:
-        """Return the signature of ``text``; equal texts have equal signatures."""
+        """Return this site's signature of ``text``; equal texts have equal signatures."""
         return self._signing.sign(text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """The terms of one sum, which all parties know before it begins.
+    """The terms of one noisy sum over sites, which all parties know before it begins.
 
     ``plan``: digest of the plan; ``number``: position of this sum in the plan; ``may_vanish`` and ``may_collude``: how
-    many sites may vanish, and collude with the coordinator; ``size``: D; ``noise_stddev``: standard deviation, per
-    number, of the noise for which the sum's cost is computed. SumError if there are too few sites for ``may_vanish``
-    and ``may_collude``, or if the noise of one site is out of range.
+    many sites may vanish, and how many may collude with the coordinator; ``size``: the length D of the sum;
+    ``noise_stddev``: standard deviation, per number, of the noise for which the sum's cost is computed. SumError if
+    there are too few sites for ``may_vanish`` and ``may_collude``, or if the noise that each site has to add is out of
+    range.
     """
 
     plan: bytes
@@ -143,11 +151,11 @@ class Draw:
     def __post_init__(self) -> None:
         # One party in two places would count as two honest sites, each with noise that nobody knows.
         if len({keys.signing for keys in self.sites}) < len(self.sites):
-            raise SumError("Expected a different key for every site, got one twice; every site must make its own.")
+            raise SumError("Expected a different key for every site, got one twice; let every site make its own key.")
         if not (self.may_vanish >= 0 and self.may_collude >= 1):
             raise SumError(
-                f"Expected may_vanish >= 0 and may_collude >= 1, got {self.may_vanish} and {self.may_collude}: a site "
-                "that sees the sum knows its own noise."
+                f"Expected may_vanish >= 0 and may_collude >= 1, got {self.may_vanish} and {self.may_collude}; count "
+                "at least one colluding site, since a site that sees the sum knows its own noise."
             )
         # Then the sites that stay reach the threshold: K - d >= (K + c) // 2 + 1.
         if not 2 * self.may_vanish + self.may_collude < len(self.sites):
@@ -163,8 +171,8 @@ class Draw:
 
     @property
     def least(self) -> int:
-        """The least number of survivors for which the sum is unmasked: with fewer, it would have less noise than its
-        cost assumes."""
+        """The smallest number of survivors (sites that sent their masked numbers) with which the sum is unmasked: with
+        fewer, it would have less noise than its cost assumes."""
         return len(self.sites) - self.may_vanish
 
     @property
@@ -175,8 +183,8 @@ class Draw:
 
     @cached_property
     def share_stddev(self) -> float:
-        """The standard deviation of each site's noise, so that ``num_honest`` sites have at least the variance of
-        ``noise_stddev``."""
+        """The standard deviation of each site's noise: large enough that the noise of ``num_honest`` sites has at least
+        the variance ``noise_stddev`` squared."""
         priced, share = Fraction(self.noise_stddev) ** 2, self.noise_stddev / math.sqrt(self.num_honest)
         # The root is rounded: a float lower, the noise would be less than what is priced.
         while self.num_honest * Fraction(share) ** 2 < priced:
@@ -185,31 +193,33 @@ class Draw:
 
     @property
     def threshold(self) -> int:
-        """The number of shares that reconstruct a secret, and of signatures that make a list valid."""
+        """The number of Shamir shares that reconstruct a secret, and of survivors' signatures that make a list of
+        survivors valid."""
         # More than half of the honest sites and all that collude: two lists with as many share an honest site.
         return (len(self.sites) + self.may_collude) // 2 + 1
 
     def tag(self, purpose: str, *places: int) -> bytes:
-        """Return a hash that identifies one use of a key, by plan, sum, purpose and the sites in ``places``."""
+        """Return a hash that separates the uses of one key: by plan, sum, ``purpose`` and the sites in ``places``."""
         return _tag(self.plan, self.number, purpose, places)
 
     def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
-        """Raise SumError unless ``signature`` is site ``place``'s signature of ``text`` and, if ``purpose`` is `hello`,
-        the mask key in ``text`` is usable."""
+        """Raise SumError unless ``signature`` is site ``place``'s signature of ``text`` for the step ``purpose``. For
+        `hello`, the key for masks with which ``text`` begins must be usable, too."""
         if not self.sites[place].signed(signature, self.tag(purpose, place) + text):
             raise SumError(
-                f"Site {place}: its message '{purpose}' is not signed by it for this plan; the plan, the sum or the "
-                "list of participants differs."
+                f"Site {place}: its message '{purpose}' has no valid signature for this plan, sum and list of "
+                "participants; let the site use its own key and the present plan."
             )
         if purpose == "hello":
             _exchanged(_PROBE, text[:32], place)
 
     def flags(self, places: Sequence[int] | Mapping[int, object]) -> bytes:
-        """Encode a list of sites as bytes: one for each site of the plan, 1 if the site is in ``places`` and else 0."""
+        """Return a list of sites as bytes: one for each site of the plan, 1 if the site is in ``places`` and else 0."""
         return bytes(place in places for place in range(len(self.sites)))
 
     def parts(self, message: bytes, size: int, *, least: int = 0) -> dict[int, bytes]:
-        """Split a message that begins with :meth:`flags` into the ``size`` bytes of each listed site.
+        """Split a message of the coordinator, a list of sites as :meth:`flags` encodes it, followed by ``size`` bytes
+        for each listed site; return these bytes by site.
 
         SumError for a damaged list, and for a list of fewer than ``least`` sites.
         """
@@ -217,50 +227,59 @@ class Draw:
         places = [place for place, flag in enumerate(flags) if flag == 1]
         if len(flags) != len(self.sites) or set(flags) - {0, 1} or len(rest) != size * len(places):
             raise SumError(
-                f"Expected a list of {len(self.sites)} sites, got {len(message)} damaged bytes; give the command again."
+                f"Expected a list of {len(self.sites)} sites, got {len(message)} damaged bytes; give the same "
+                "command again."
             )
         if len(places) < least:
-            raise SumError(f"Expected a list of at least {least} sites, got {len(places)}; the sum ends here.")
+            raise SumError(f"Expected a list of at least {least} sites, got {len(places)}; make a new plan.")
         return {place: rest[size * row : size * (row + 1)] for row, place in enumerate(places)}
 
     def digest(self, heads: Mapping[int, bytes], survivors: bytes | None = None) -> bytes:
-        """Return the digest of the list of participants, given the ``heads`` of their first messages.
+        """Return the digest of the list of participants, given the signed beginnings (``heads``) of their first
+        messages.
 
-        With ``survivors``, return the digest of that list of survivors. Every site signs the first digest with its
-        numbers; every survivor signs the second, once.
+        With ``survivors``, the list of sites that sent masked numbers, return the digest of both lists. Every site
+        signs the first digest with its numbers; every survivor signs the second, once.
         """
         members = hashlib.sha256(self.tag("members") + self.flags(heads) + b"".join(heads.values())).digest()
         return members if survivors is None else hashlib.sha256(self.tag("survivors") + members + survivors).digest()
 
     def mask(self, secret: bytes, *places: int) -> Words:
-        """Expand ``secret`` to a mask of D words, for one site or for the pair of sites in ``places``."""
+        """Expand ``secret`` to a mask of D pseudorandom words, for the one site or the pair of sites in ``places``."""
         # A nonce of zeros is safe: the key is derived for this plan, sum and pair, and masks only one message.
         stream = Cipher(ChaCha20(_derived(secret, self.tag("mask", *places)), bytes(16)), mode=None).encryptor()
         return np.frombuffer(stream.update(bytes(8 * self.size)), dtype="<u8").astype(np.uint64, copy=False)
 
     def pair_mask(self, own: X25519PrivateKey, place: int, other_key: bytes, other: int) -> Words:
-        """Return the pairwise mask that site ``place``, whose mask key is ``own``, adds for site ``other``."""
+        """Return the mask that site ``place`` adds for site ``other``, and that cancels in the sum of the two.
+
+        ``own`` is the private mask key of site ``place``, ``other_key`` the public one of the other site.
+        """
         mask = self.mask(_exchanged(own, other_key, other), min(place, other), max(place, other))
         # The other site adds the same words with the other sign.
         return mask if place < other else 0 - mask
 
 
 class Site:
-    """The state machine of one site in one sum: its methods return the site's messages, in their order.
+    """The state machine of one site in one sum: its methods return the site's messages, in the order of the protocol.
 
     ``store`` belongs to this sum of this plan, and is erased once the sum is known.
     """
 
     def __init__(self, draw: Draw, place: int, key: SiteKey, store: Store) -> None:
         if draw.sites[place] != key.public:
-            raise SumError(f"Site {place}: the plan has another public key for it; use the key that was sent in.")
+            raise SumError(
+                f"Site {place}: the plan has another public key for this site; use the key whose public part is "
+                "in the plan."
+            )
         # Its secrets were erased: new ones would be a second draw of noise for the same sum.
         if store.get(ENDED) is not None:
-            raise SumError(f"This sum has ended here ({store.get(ENDED)!r}); a new attempt needs a new plan.")
+            raise SumError(f"This sum has ended at this site ({store.get(ENDED)!r}); a new attempt needs a new plan.")
         self._draw, self._place, self._key, self._store = draw, place, key, store
 
     def hello(self) -> bytes:
-        """Return the first message: the public mask key, and encrypted shares of both secrets for every site."""
+        """Return the site's first message: its public mask key, and encrypted Shamir shares of its two secrets (the
+        seeds of its mask key and of its own mask) for every site."""
         draw, stored = self._draw, self._store.get("hello")
         if stored is None:
             own, seed = secrets.token_bytes(_SECRET), secrets.token_bytes(_SECRET)
@@ -280,10 +299,11 @@ class Site:
         return stored[2 * _SECRET :]
 
     def masked(self, members: bytes, exact_D: IntArray, source: NoiseSource | None = None) -> bytes:
-        """Return the message with this site's numbers ``exact_D``, noise and masks.
+        """Return the site's second message: its numbers ``exact_D`` with noise and masks added. ``members`` is the list
+        of participants.
 
         ``source`` None: noise from the operating system's entropy. Noise is drawn once: later calls return the same
-        message. SumError for another list of participants.
+        message. SumError if ``members`` is not valid, or differs from that of an earlier call.
         """
         draw, place = self._draw, self._place
         heads, _ = self._members(members)
@@ -308,10 +328,10 @@ class Site:
         return stored
 
     def agreed(self, survivors: bytes) -> bytes:
-        """Sign the list of survivors, and return the signature.
+        """Sign ``survivors``, the list of sites that sent masked numbers, and return the signature.
 
-        SumError for a second list, and for a list that must not be unmasked: with too few sites, without this site, or
-        with sites that had another list of participants.
+        SumError for a second, different list, and for a list that must not be unmasked: with too few sites, without
+        this site, or with sites that had another list of participants.
         """
         draw = self._draw
         heads, _ = self._members(self._stored("members"))
@@ -319,7 +339,10 @@ class Site:
         # With fewer survivors, there is less noise than was priced.
         found = draw.parts(survivors, _HASH + _SIGNATURE, least=draw.least)
         if not found.keys() <= heads.keys() or self._place not in found:
-            raise SumError("The list of survivors has sites that did not take part, or lacks this site; the sum ends.")
+            raise SumError(
+                "The coordinator's list of survivors has sites that did not take part, or lacks this site; make a "
+                "new plan."
+            )
         # Each survivor signed the same participants: with other lists, pairwise masks would not cancel.
         for place, part in found.items():
             draw.verify(place, part[_HASH:], digest + part[:_HASH], "masked")
@@ -328,16 +351,20 @@ class Site:
         return self._signed("agreed", draw.digest(heads, survivors))
 
     def shares(self, agreement: bytes) -> bytes:
-        """Return one share per participant: of the seed of its own mask if it survived, else of its mask key.
+        """Return the site's last message: for each participant that survived, its share of the seed of that
+        participant's own mask; for each that vanished, of its mask key.
 
-        SumError unless ``agreement`` has the signatures of ``threshold`` survivors for the list that this site signed.
+        SumError unless ``agreement`` has the signatures of ``threshold`` survivors for the list of survivors that this
+        site signed.
         """
         draw, survivors = self._draw, self._stored("survivors")
         heads, sealed = self._members(self._stored("members"))
         digest = draw.digest(heads, survivors)
         signed, survived = draw.parts(agreement, _SIGNATURE), draw.parts(survivors, _HASH + _SIGNATURE)
         if len(signed) < draw.threshold or not signed.keys() <= survived.keys():
-            raise SumError(f"Expected {draw.threshold} survivors who sign their list, got {len(signed)}; the sum ends.")
+            raise SumError(
+                f"Expected {draw.threshold} survivors who signed their list, got {len(signed)}; make a new plan."
+            )
         # A list that fewer signed may have a rival: the shares for both would unmask a site's own numbers.
         for place, signature in signed.items():
             draw.verify(place, signature, digest, "agreed")
@@ -346,28 +373,35 @@ class Site:
             try:
                 pair = self._box(place, sender=place).decrypt(box[:12], box[12:], None)
             except InvalidTag:
-                raise SumError(f"Site {place}: its shares for this site cannot be opened; the sum ends here.") from None
+                raise SumError(
+                    f"Site {place}: its shares for this site cannot be decrypted; make a new plan without it."
+                ) from None
             body += pair[_SHARE:] if place in survived else pair[:_SHARE]
         return body + self._signed("shares", digest + body)
 
     def _members(self, members: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Split the list of participants ``members``: return the signed beginning of each one's first message, and the
-        shares that each encrypted for this site."""
+        """Split ``members``, the list of participants: return the signed beginning of each participant's first message,
+        and the Shamir shares that each encrypted for this site."""
         draw = self._draw
         parts = draw.parts(members, _HEAD + _SEALED, least=draw.least)
         heads = {place: part[:_HEAD] for place, part in parts.items()}
         if heads.get(self._place) != self.hello()[:_HEAD]:
-            raise SumError("The list of participants lacks this site's own message; the sum ends.")
+            raise SumError("The coordinator's list of participants lacks this site's own message; make a new plan.")
         return heads, {place: part[_HEAD:] for place, part in parts.items()}
 
     def _once(self, key: str, value: bytes) -> None:
         if self._store.setdefault(key, value) != value:
-            raise SumError(f"The coordinator sent two different lists of {key}; the sum ends here.")
+            raise SumError(
+                f"The coordinator sent two different lists of {key}; make a new plan, and another coordinator."
+            )
 
     def _stored(self, key: str) -> bytes:
         value = self._store.get(key)
         if value is None:
-            raise SumError(f"This site has no list of {key} yet, or erased it, so it does not help to unmask the sum.")
+            raise SumError(
+                f"This site has no list of {key} yet, or erased it, and does not help to unmask the sum; make a "
+                "new plan."
+            )
         return value
 
     def _signed(self, purpose: Step, text: bytes) -> bytes:
@@ -381,8 +415,8 @@ class Site:
 
 
 class Coordinator:
-    """The state machine of the coordinator in one sum: it receives the sites' messages, closes lists of sites, and
-    unmasks the sum."""
+    """The state machine of the coordinator in one sum: it receives the sites' messages, closes the lists of sites that
+    sent them, and unmasks the sum."""
 
     def __init__(self, draw: Draw, store: Store) -> None:
         self._draw, self._store = draw, store
@@ -394,22 +428,26 @@ class Coordinator:
         }
 
     def receive(self, step: Step, place: int, message: bytes) -> None:
-        """Store a site's message; storing the same message again has no effect.
+        """Store the message of site ``place`` for the protocol's ``step``; storing the same message again has no
+        effect.
 
         SumError for a message that no honest site sends; LateError for a message that differs from an earlier one, or
-        that comes after its list was closed.
+        that comes after the list for this step was closed.
         """
         known = self._messages[step]
         if known.get(place) != message:
             self._check(step, place, message)
             closing: dict[Step, str] = {"hello": "members", "masked": "survivors"}
             if place in known or (step in closing and self._store.get(closing[step]) is not None):
-                raise LateError(f"Site {place}: its message '{step}' came too late, or differs from an earlier one.")
+                raise LateError(
+                    f"Site {place}: its message '{step}' is late, or differs from an earlier one; only wait for "
+                    "the sum."
+                )
             known[place] = self._store.setdefault(f"{step}/{place}", message)
 
     def advance(self, *, time_is_up: bool = False) -> int:
-        """Close every list for which all sites have answered; if ``time_is_up``, close the open list without the
-        others.
+        """Close every list of sites for which all sites have answered; if ``time_is_up``, close the first open list
+        without the missing sites.
 
         Returns the number of closed lists, the sum included. SumError if time is up and fewer sites answered than the
         plan needs.
@@ -446,10 +484,11 @@ class Coordinator:
         return 3 if store.get("sum") is None else 4
 
     def listed(self, name: str, place: int = 0) -> bytes | None:
-        """Return the closed list ``name``, or the sum, as bytes for site ``place``; None while it is open.
+        """Return the closed list of sites ``name``, or the sum, as bytes for site ``place``; None while the list is
+        open.
 
         The list of participants, ``members``, contains the shares that were encrypted for this site; ``survivors``,
-        ``agreement`` and ``sum`` are the same for all.
+        ``agreement`` and ``sum`` are the same for all sites.
         """
         flags, hellos = self._store.get(name), self._messages["hello"]
         if flags is None or name != "members":
@@ -459,7 +498,7 @@ class Coordinator:
 
     @property
     def total_D(self) -> IntArray | None:
-        """The noisy sum (D,); None until it is known."""
+        """The noisy sum (D,) of the sites' numbers; None until it is unmasked."""
         return None if (stored := self._store.get("sum")) is None else sum_of(stored)
 
     def _is_complete(self, messages: Mapping[int, bytes], most: int, least: int, step: Step, time_is_up: bool) -> bool:
@@ -473,9 +512,13 @@ class Coordinator:
     def _check(self, step: Step, place: int, message: bytes) -> None:
         draw, is_survivor = self._draw, step in ("agreed", "shares")
         if not 0 <= place < len(draw.sites):
-            raise SumError(f"Site {place}: expected a number below {len(draw.sites)}, the number of the plan's sites.")
+            raise SumError(
+                f"Site {place}: the plan has {len(draw.sites)} sites, numbered from 0; give the number of one of them."
+            )
         if step != "hello" and place not in (self._survivors if is_survivor else self._heads):
-            raise LateError(f"Site {place}: '{step}' is not expected of it; an earlier message did not come in time.")
+            raise LateError(
+                f"Site {place}: '{step}' is not expected, as an earlier message did not come in time; wait for the sum."
+            )
         lengths: dict[Step, int] = {
             "hello": _HEAD + _SEALED * len(draw.sites),
             "masked": 8 * draw.size + _SIGNATURE,
@@ -484,8 +527,9 @@ class Coordinator:
         }
         if len(message) != lengths[step]:
             raise SumError(
-                f"Site {place}: expected {lengths[step]} bytes in '{step}', got {len(message)}; use the version of the "
-                "coordinator."
+                f"Site {place}: expected {lengths[step]} bytes in '{step}', got {len(message)}; use the same "
+                "version of "
+                "fairpate as the coordinator."
             )
         body, signature = message[:-_SIGNATURE], message[-_SIGNATURE:]
         # The head alone is signed, as only the head goes to all sites; it has the hash of the shares.
@@ -493,7 +537,9 @@ class Coordinator:
             head = message[:_HEAD]
             draw.verify(place, head[-_SIGNATURE:], head[:-_SIGNATURE], step)
             if hashlib.sha256(message[_HEAD:]).digest() != message[32 + _HASH : 32 + 2 * _HASH]:
-                raise SumError(f"Site {place}: the shares in its message '{step}' are not those that it signed.")
+                raise SumError(
+                    f"Site {place}: the shares in its message '{step}' do not match its signature; let it join again."
+                )
         elif step == "masked":
             text = draw.digest(self._heads) + hashlib.sha256(body).digest()
             draw.verify(place, signature, text, step)
@@ -514,12 +560,13 @@ class Coordinator:
 
     @cached_property
     def _survivors_digest(self) -> bytes:
-        """The digest of the list of survivors, which each of them signs; it is computed once, as the list is closed
-        before the first survivor signs."""
+        """The digest of the list of survivors, which each survivor signs. It is computed once, because the list is
+        closed before the first survivor signs."""
         return self._draw.digest(self._heads, self._store.get("survivors"))
 
     def _unmasked(self) -> IntArray | None:
-        """Return the sum (D,) without masks; None if wrong shares prevent the reconstruction of a secret."""
+        """Return the noisy sum (D,) without masks; None if wrong shares prevent the reconstruction of a site's
+        secret."""
         draw, heads, survivors = self._draw, self._heads, self._survivors
         shares = {place: body[:-_SIGNATURE] for place, body in self._messages["shares"].items()}
         # All arithmetic wraps modulo 2^64, as the masks do.
@@ -548,18 +595,24 @@ class Coordinator:
 
 
 def sum_of(message: bytes) -> IntArray:
-    """Decode a published sum: return its numbers."""
+    """Decode the message with the noisy sum that the coordinator sends to all sites: return the numbers (D,)."""
     return np.frombuffer(message, dtype="<i8").astype(np.int64)
 
 
 def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:
     if exact_D.shape != (draw.size,) or exact_D.dtype != np.int64:
-        raise SumError(f"Expected {draw.size} whole numbers of 64 bits, got {exact_D.dtype} of shape {exact_D.shape}.")
+        raise SumError(
+            f"Expected {draw.size} whole numbers of 64 bits, got {exact_D.dtype} of shape {exact_D.shape}; report "
+            "this as a defect."
+        )
     most = _LARGEST // len(draw.sites)
     noise_D = discrete_gaussians(draw.share_stddev, source.words([f"sum {draw.number}"], draw.size)[0], source)
     # Tested before they are added: an addition that wraps would look small.
     if max(np.abs(each).max(initial=0) for each in (exact_D, noise_D)) > most // 2:
-        raise SumError(f"Expected numbers of at most {most // 2} for {len(draw.sites)} sites; the sum could wrap.")
+        raise SumError(
+            f"Expected numbers of at most {most // 2} for {len(draw.sites)} sites, or the sum overflows; plan "
+            "fewer sites."
+        )
     return exact_D + noise_D
 
 
@@ -568,7 +621,9 @@ def _exchanged(own: X25519PrivateKey, other: bytes, place: int) -> bytes:
         return own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
         # A point of small order, with which anybody could agree on the same secret.
-        raise SumError(f"Site {place}: its key for masks is not a usable X25519 key; the sum ends here.") from None
+        raise SumError(
+            f"Site {place}: its key for masks is not a usable X25519 key; make a new plan without it."
+        ) from None
 
 
 # Only tests whether the other side's key can be used; no secret depends on this one.
@@ -602,7 +657,8 @@ def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
 
 
 def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
-    """Yield candidate secrets, each reconstructed from ``threshold`` of the ``shares`` (by their holders' positions).
+    """Yield candidates for one secret, each reconstructed from ``threshold`` of the Shamir ``shares`` (by their
+    holders' positions in the plan).
 
     If all shares are right, the first candidate is right.
     """
@@ -618,7 +674,7 @@ def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
 
 @lru_cache(maxsize=16)
 def _weights(holders: tuple[int, ...]) -> list[int]:
-    """Return the Lagrange weights at 0 for polynomials known at the points holder + 1."""
+    """Return the Lagrange weights with which a polynomial's values at the points holder + 1 give its value at 0."""
     weights = []
     for holder in holders:
         above = below = 1

@@ -4,8 +4,9 @@ Only the distribution of the records is simulated; the protocol is the real one.
 rows of the publisher's text, at random or by the value of a column, such as the state of a census record; pictures are
 distributed at random as vectors of numbers. All records of a person go to one site.
 
-This is meant for public records: one machine has them all, so nothing is hidden. The records of a declaration may be
-private, so the release is also charged to the operator's odometer before a party begins.
+This is meant for public records: one machine has them all, so nothing is hidden. The records of a user's own
+declaration may be private, so their release is also charged to the operator's odometer (the total cost of all releases
+on these records) before a party begins.
 """
 
 import json
@@ -46,7 +47,7 @@ _WAIT_S = "600"
 
 
 class SimulationError(UserError):
-    """A process of the simulation failed; the message ends with the output of that process."""
+    """A process of a simulated party failed; the message ends with the output of that process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Simulated:
     """The result of a simulation: the coordinator's run, the number of private records of each site, and the time and
     memory that were used.
 
-    ``site_mb``: the largest memory, in megabytes, of a site's process that exchanges messages.
+    ``site_mb`` is the largest memory, in megabytes, of a site's process that exchanges messages.
     """
 
     run: RunDirectory
@@ -65,12 +66,13 @@ class Simulated:
 
 
 def site_folders(folder: Path, sites: int) -> list[Path]:
-    """Return the folders of all sites of a simulation."""
+    """Return the folders of the ``sites`` simulated sites in ``folder``."""
     return [folder / f"site{number}" for number in range(1, sites + 1)]
 
 
 def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -> tuple[int, ...]:
-    """Write the files of all parties below ``folder``; return the number of private records of each site.
+    """Distribute the private records of ``data`` to ``sites`` sites, and write the files of all parties below
+    ``folder``; return the number of private records of each site.
 
     Records are distributed at random or by ``by``, a column of the publisher's table, whose values are assigned to
     sites in turn, the most frequent first; ``COLUMN:N`` uses the first N characters of a value. ConfigError for a
@@ -83,7 +85,7 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
     elif by is None:
         rows, declared = _vectors(load_data(data))
     else:
-        raise ConfigError(f"--by: {data.name} are pictures, which have no columns; leave it out.")
+        raise ConfigError(f"--by: {data.name} are pictures, which have no columns; leave --by out.")
     order = np.random.default_rng(data.seed)
     site_N = _dealt(rows["private"], declared, order, sites=sites, by=by)
     # The plan's settings are computed from this public number, by site, and not from the records.
@@ -99,8 +101,8 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
 
 
 def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Return the rows of a declared table as text, by part of the data set, and the table's declaration without the
-    fields about files."""
+    """Read a declared table: return its rows as text, by part of the data set (such as the test records), and its
+    declaration without the fields about files."""
     table, entry = read_declaration(path), entry_for(data)
     found: dict[str, list[pa.Table]] = {}
     # Read all columns: records may be dealt by one that is not a feature.
@@ -138,13 +140,14 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
 
 
 def _person_column(declared: Mapping[str, Any]) -> str:
-    """Return the name of the column of person ids; empty if there is none."""
+    """Return the name of the column of person ids in a declaration; empty for a table without person ids."""
     person = declared.get("person")
     return (person["column"] if isinstance(person, Mapping) else person) or ""
 
 
 def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Return the records of a data set as vectors of numbers, by part, and a declaration of these vectors."""
+    """Return the records of a data set as tables of numbers, by part of the data set (such as the test records), and a
+    declaration of these tables."""
     if dataset.kind == "image":
         raise ConfigError(
             f"data.options.features: {dataset.name} are pictures; set oriented_gradients, as sites exchange no pixels."
@@ -171,19 +174,22 @@ def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
 def _dealt(
     private: pa.Table, declared: Mapping[str, Any], order: np.random.Generator, *, sites: int, by: str | None
 ) -> IntArray:
-    """Return the index of the site to which each private record goes."""
+    """Return for each record of the table ``private`` the index of the site to which it goes. ``by`` as in
+    :func:`deal`."""
     of_person = _person_column(declared)
     column, _, length = (by or "").partition(":")
     column = column or of_person
     if not column:
         return order.permutation(len(private)) % sites
     if column not in private.column_names:
-        raise ConfigError(f"--by: no column {column}; the table has {', '.join(private.column_names)}.")
+        raise ConfigError(f"--by: there is no column {column}; give one of {', '.join(private.column_names)}.")
     text = text_of(private[column])
     values = text if not length else pc.utf8_slice_codeunits(text, 0, int(length))
     found, value_N = np.unique(np.array(values.to_pylist(), dtype=str), return_inverse=True)
     if len(found) < sites:
-        raise ConfigError(f"--by: {by or column} has {len(found)} values, fewer than {sites} sites; ask for fewer.")
+        raise ConfigError(
+            f"--by: {by or column} has {len(found)} values, fewer than {sites} sites; simulate fewer sites."
+        )
     # Values are dealt in turn: those of a column by frequency, persons in random order.
     ranked = np.argsort(-np.bincount(value_N), kind="stable") if by else order.permutation(len(found))
     site_of = np.empty(len(found), np.int64)
@@ -205,11 +211,12 @@ def _dealt(
 def simulate(
     data: DataConfig, folder: Path, *, sites: int, by: str | None = None, planning: Sequence[str] = ()
 ) -> Simulated:
-    """Distribute the records of ``data`` to ``sites`` in ``folder``, and run plan, coordinator and sites as processes.
+    """Distribute the records of ``data`` to simulated sites in ``folder``, and run the commands of plan, coordinator
+    and sites as processes.
 
-    ``planning`` are further arguments of `fairpate site plan`. UsageError for a folder that exists, SimulationError for
-    a process that fails; all processes are ended. LimitReachedError if the operator's own odometer, which counts
-    records of a declaration, has no room.
+    ``by`` as in :func:`deal`; ``planning`` are further arguments of `fairpate site plan`. UsageError for a folder that
+    exists; SimulationError for a process that fails, after all others were ended. LimitReachedError if the records are
+    declared by the user and the operator's odometer, which adds up the cost of all their releases, has no room.
     """
     if folder.exists():
         raise UsageError(f"--out: {folder} exists already; give another folder.")
@@ -239,7 +246,10 @@ def simulate(
     def result(process: subprocess.Popen[str], party: Path, command: str) -> dict[str, Any]:
         output, _ = process.communicate()
         if process.returncode:
-            raise SimulationError(f"{party.name}: `fairpate site {command}` failed: {output or '(no output)'}")
+            raise SimulationError(
+                f"{party.name}: `fairpate site {command}` failed; correct the cause in its output: "
+                f"{output or '(no output)'}"
+            )
         return json.loads(output)
 
     began_s = time.monotonic()

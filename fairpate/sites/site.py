@@ -1,9 +1,10 @@
 """One site's part in a release over sites: it connects to the coordinator; nobody connects to it.
 
-Before anything leaves, the site has rehearsed the plan, its operator has agreed, and its own odometer has charged all
-events of the plan. Then it computes every sum of the release together with the others
-(:mod:`fairpate.sites.secure_sum`). What it sent is in the journal in ``private/`` of its run folder, so that a site
-that was stopped resumes. Once a sum is known, or the plan has ended, its secrets and noise are deleted.
+Before anything leaves, the site has rehearsed the plan (run the method without private records), its operator has
+agreed, and its own odometer (the total cost of all releases on its records) has charged all events of the plan. Then it
+computes every sum of the release together with the others (:mod:`fairpate.sites.secure_sum`). What it sent is in the
+journal in ``private/`` of its run folder, so that a site that was stopped resumes. Once a sum is known, or the plan has
+ended, its secrets and noise are deleted.
 
 Computing a table of the site's records needs torch and hundreds of megabytes; exchanging messages needs neither. So
 each table is computed in a separate process (:func:`take_part`), which ends before the first message about the table
@@ -65,12 +66,13 @@ List = Literal["members", "survivors", "agreement", "sum"]
 
 
 class CoordinatorError(UserError):
-    """The coordinator cannot be reached, refuses a message, or ended the plan; the message says what was charged."""
+    """The coordinator of a plan cannot be reached, refuses a message, or ended the plan; the message says what to
+    do."""
 
 
 class CoordinatorClient:
-    """Sends requests to a coordinator, and repeats each for up to ``wait_s`` seconds while the coordinator cannot be
-    reached or has no answer yet."""
+    """Sends a site's requests to the coordinator, and repeats each for up to ``wait_s`` seconds while the coordinator
+    cannot be reached or has no answer yet."""
 
     def __init__(self, url: str, *, wait_s: float, ca: str | None = None) -> None:
         parts = urlsplit(url)
@@ -87,11 +89,11 @@ class CoordinatorClient:
     def request(
         self, path: str, content: bytes | None = None, *, wait_s: float | None = None, into: Path | None = None
     ) -> bytes | None:
-        """Send ``content`` to ``path``, or without content fetch ``path``; return the reply.
+        """Send ``content`` to the coordinator's ``path``, or without content fetch ``path``; return the reply.
 
-        None if the coordinator refuses the message as late. ``wait_s`` None: that of the client. With ``into``, the
-        reply is written to this file piece by piece and not returned. CoordinatorError if the coordinator ended the
-        plan or refused the message, or if time is up.
+        None if the coordinator refuses the message as late. ``wait_s`` None: the client's own. With ``into``, the reply
+        is written to this file piece by piece and not returned. CoordinatorError if the coordinator ended the plan or
+        refused the message, or if time is up.
         """
         wait_s = self._wait_s if wait_s is None else wait_s
         deadline_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -118,22 +120,27 @@ class CoordinatorClient:
                 if reply.status_code == 409:
                     return None
                 if reply.status_code == 410:
-                    raise PlanEndedError(f"The coordinator ended the plan: {_words(reply)}")
+                    raise PlanEndedError(
+                        f"The coordinator ended the plan; ask its author for a new plan. Cause: {_words(reply)}"
+                    )
                 # Not there yet, busy, or failing for a while: everything else is wrong for good.
                 if reply.status_code not in (202, 429) and reply.status_code < 500:
-                    raise CoordinatorError(f"{path}: refused by the coordinator ({_words(reply)}).")
+                    raise CoordinatorError(
+                        f"{path}: the coordinator refused this request ({_words(reply)}); correct its cause, then "
+                        "give the command again."
+                    )
                 reason = "waits for other sites" if reply.status_code == 202 else f"answers {reply.status_code}"
             # After a try: with a wait of 0, each request is made once.
             if time.monotonic() >= deadline_s:
                 raise CoordinatorError(
-                    f"The coordinator {reason}, for {wait_s:g} s now; give the same command again to continue."
+                    f"The coordinator {reason}, and did so for {wait_s:g} s; give the same command again to continue."
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
 
 
 class PlanEndedError(CoordinatorError):
-    """The plan ended without its sum; what was charged remains charged."""
+    """The coordinator ended the plan without its sum; what was charged remains charged."""
 
 
 def _words(reply: httpx.Response) -> str:
@@ -144,11 +151,12 @@ def _words(reply: httpx.Response) -> str:
 
 
 class Messenger:
-    """The part of a site that needs no records: it asks the operator, keeps the journal, and exchanges messages.
+    """The part of a site that needs no records: it asks the operator, keeps the site's journal of sent messages, and
+    talks to the coordinator.
 
     :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
-    When :func:`take_part` starts again, calls that were answered before return at once. ``source`` None: noise from the
-    operating system's entropy.
+    When :func:`take_part` starts again, calls that were answered before return without waiting. ``source`` None: noise
+    from the operating system's entropy.
     """
 
     def __init__(
@@ -169,16 +177,17 @@ class Messenger:
         self.has_agreed = self._has_begun = False
 
     def agree(self, offer: str) -> bool:
-        """Show ``offer`` to the operator, and return whether the operator agrees."""
+        """Show the text ``offer`` (what leaves the site, and its cost) to the operator, and return whether the operator
+        agrees."""
         self.has_agreed = self._agree(offer)
         return self.has_agreed
 
     def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
-        """Open the journal in ``path``; return whether an earlier process began to charge the plan.
+        """Open the site's journal in the file ``path``; return whether an earlier process began to charge the plan.
 
-        ``charge`` charges the whole plan to the site's odometer. ``begun``: a folder next to the odometer with the id
-        of the journal with which this site began the plan; ``records``: a digest of the records. SumError if journal or
-        records are not those with which the site began.
+        ``charge`` charges the whole plan to the site's odometer. ``begun`` is a folder next to the odometer, with the
+        id of the journal with which this site began the plan; ``records`` is a digest of the site's records. SumError
+        if journal or records are not those with which the site began.
         """
         if not self._has_begun:
             self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
@@ -199,11 +208,11 @@ class Messenger:
         return what == "model" and not self._model
 
     def is_charged(self) -> bool:
-        """Return whether the plan is charged to the odometer."""
+        """Return whether the plan's cost is charged to the site's odometer."""
         return self._journal.get("charged") is not None
 
     def sum(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Return the noisy sum of all sites' tables; ``exact_RW`` is this site's.
+        """Add up this site's table ``exact_RW`` and the tables of all other sites; return the noisy sum.
 
         ``stddev`` and ``name`` must be those of the plan; ``about`` is the file of the model that the table describes,
         if any.
@@ -212,7 +221,7 @@ class Messenger:
         self._number += 1
         # Noise is drawn once for a table, and a table of another model is another one.
         if about and self._journal.setdefault("model", digest := hashlib.sha256(about).digest()) != digest:
-            raise SumError("The coordinator sent another model than before; the sum ends here.")
+            raise SumError("The coordinator sent another model than before; ask its operator for a new plan.")
         total = self._journal.get(f"total {number}")
         if total is None:
             with self._waiting("sum"):
@@ -231,16 +240,16 @@ class Messenger:
         return self._model
 
     def leave(self) -> None:
-        """Send the signed report that this site needs nothing more. Without it the coordinator waits for a while before
-        it stops."""
+        """Report to the coordinator, signed, that this site needs nothing more. Without the report the coordinator
+        waits for a while before it stops."""
         signature = self._key.sign(self._plan.draw(0).tag("done", self._place))
         with suppress(CoordinatorError):
             self._client.request(f"/v1/done/{self._place}", signature, wait_s=0.0)
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Inside the block, show that the site waits for others; if the coordinator ends the plan, erase all
-        secrets."""
+        """Inside the block, show the operator that the site waits for others, with the text ``what``; if the
+        coordinator ends the plan, erase all secrets of the site."""
         try:
             with self._reporter.stage(what, patience_s=_PATIENCE_S):
                 yield
@@ -282,7 +291,7 @@ class Messenger:
         def fetch(name: List) -> bytes:
             found = self._client.request(f"/v1/sums/{number}/{name}/{self._place}")
             if found is None:
-                raise SumError(f"The coordinator has no list of {name} for this site; the sum ends here.")
+                raise SumError(f"The coordinator has no list of {name} for this site; ask its operator for a new plan.")
             return found
 
         send("hello", site.hello())
@@ -297,7 +306,10 @@ class Messenger:
                 send("shares", site.shares(fetch("agreement")))
         total = fetch("sum")
         if len(total) != 8 * draw.size:
-            raise SumError(f"The coordinator sent a sum of {len(total)} bytes, expected {8 * draw.size}.")
+            raise SumError(
+                f"The coordinator sent a sum of {len(total)} bytes, expected {8 * draw.size}; use its version of "
+                "fairpate."
+            )
         return total
 
 
@@ -307,8 +319,8 @@ class ComputingError(UserError):
 
 @dataclass(eq=False)
 class _RemoteMessenger:
-    """Stands for the :class:`Messenger` in the process that computes tables: each method calls that of the other
-    process through a pipe."""
+    """Stands for the :class:`Messenger` in the process that computes a site's tables: each method calls that of the
+    messenger's process through a pipe."""
 
     pipe: Connection
     has_agreed: bool
@@ -350,8 +362,8 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
 
 
 def in_processes(part: Part, messenger: Messenger) -> Path | None:
-    """Run :func:`take_part` in successive processes, and return its result. No such process runs while ``messenger``
-    waits for other sites."""
+    """Run :func:`take_part` in one process after another, and return its result. None of these processes runs while
+    ``messenger`` waits for other sites, so that little memory is used."""
     # Spawned, not forked: a copy of this process would hold its connections and its journal.
     context = get_context("spawn")
     while True:
@@ -369,8 +381,8 @@ def in_processes(part: Part, messenger: Messenger) -> Path | None:
 
 
 def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> list[Path | None]:
-    """Answer the calls of a computing process until it ends. Return its result in a list, which is empty if the process
-    was ended because it would have had to wait."""
+    """Answer the calls that the process with :func:`take_part` sends through ``pipe``, until it ends. Return its result
+    in a list; an empty list if the process was ended because it would have had to wait for other sites."""
 
     def receive() -> tuple[str, Any, Any]:
         try:
@@ -379,7 +391,7 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
             process.join(_LEAVES_S)
             raise ComputingError(
                 f"The process that computes this site's tables ended with code {process.exitcode} (-9: killed, mostly "
-                "for want of memory); give the same command again to continue."
+                "because memory ran out); give the same command again to continue."
             ) from None
         if asked == "error":
             raise values
@@ -412,8 +424,8 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The plan, a site's position in it, and its own files and settings: everything from which its tables are
-    computed. ``party`` are arguments of :func:`fairpate.sites.plan.config_of`."""
+    """Everything from which a site's tables are computed: the plan, the site's position in it (``place``), and its own
+    files and settings (``party``, arguments of :func:`fairpate.sites.plan.config_of`)."""
 
     plan: SitePlan
     place: int
@@ -433,19 +445,22 @@ def join(
     ca: str | None = None,
     **party: Any,
 ) -> Path | None:
-    """Take part in the plan of the coordinator at ``url``; return the folder of the release, None without agreement.
+    """Take part in the plan of the coordinator at ``url``; return the folder of the release, None if the operator did
+    not agree.
 
-    ``agree`` gets a text that says what leaves the site and what it costs, and returns whether the operator agrees;
-    ``digest`` is the digest of the only plan to accept; ``party`` are this site's files and settings, arguments of
-    :func:`fairpate.sites.plan.config_of`. PlanError, ConfigError or DataError if plan, key and records do not match;
-    LimitReachedError if the odometer has no room; CoordinatorError and SumError if the plan ends without a sum. Only
-    these last two may come after a charge or a message.
+    ``key`` is the file of this site's private keys. ``agree`` gets a text that says what leaves the site and what it
+    costs, and returns whether the operator agrees; ``digest`` is the digest of the only plan to accept; ``party`` are
+    this site's files and settings, arguments of :func:`fairpate.sites.plan.config_of`. PlanError, ConfigError or
+    DataError if plan, key and records do not match; LimitReachedError if the odometer has no room; CoordinatorError and
+    SumError if the plan ends without a sum. Only these last two may come after a charge or a message.
     """
     own_key = plans.read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
         plan = plans.read_plan(client.request("/v1/plan") or b"", url)
         if digest is not None and digest.lower() != plan.digest:
-            raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
+            raise PlanError(
+                f"--plan: {url} serves another plan, {plan.digest}; ask the plan's author which of the two is right."
+            )
         place, embedding = plan.place_of(own_key), None
         if plan.embedding:
             # Never whole in this process, which waits for hours: of pictures it is a quarter of its size.
@@ -456,7 +471,8 @@ def join(
 
 
 def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
-    """Rehearse the plan, compute this site's tables, and write the release to a folder; None without agreement."""
+    """Rehearse the plan, compute this site's tables, and write the release to a folder, which is returned; None if the
+    operator did not agree."""
     from fairpate.methods.base import price
     from fairpate.methods.pate import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
@@ -516,18 +532,22 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
 
 
 def measurable(run: RunDirectory, dataset: Dataset) -> Student:
-    """Return the model that the coordinator sent to the run folder. SumError if its file is not a model of
-    ``dataset``."""
+    """Return the model that the coordinator sent to the run folder, to be measured on this site's test records.
+    SumError if its file is not a model of records like those of ``dataset``."""
     from student.card import StudentFileError
     from student.student import load_student
 
     try:
         student = load_student(run.student)
     except StudentFileError as error:
-        raise SumError(f"The coordinator sent a file that is not a model ({error}); the sum ends here.") from error
+        raise SumError(
+            f"The coordinator sent a file that is not a model ({error}); ask its operator for a new plan."
+        ) from error
     found = (student.card.input_shape, student.card.label_names, student.card.group_names)
     if found != (tuple(dataset.private.x.shape[1:]), dataset.label_names, dataset.group_names):
-        raise SumError("The coordinator sent a model of other records than the plan's; the sum ends here.")
+        raise SumError(
+            "The coordinator sent a model of other records than the plan's; ask its operator for a new plan."
+        )
     return replace(student, embedding=None)
 
 

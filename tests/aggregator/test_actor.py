@@ -41,7 +41,7 @@ def served(ray_session, tmp_path_factory):
 def test_one_service_per_name_and_no_exposure_without_tokens(served):
     service, path, _ = served
     settings = ServiceSettings(port=free_port())
-    with pytest.raises(ServiceError, match="served already"):
+    with pytest.raises(ServiceError, match="runs already"):
         start_service(service.name, open_backend, (path,), settings)
     with pytest.raises(ServiceError, match="another process writes this ledger"):
         start_service("another", open_backend, (path,), settings)

@@ -55,7 +55,7 @@ def test_taking_over_ends_the_connection_of_the_other_and_a_third_is_refused(dat
     with Ledger(database, TERMS) as first:
         reserved = reserve(first, "key")
         with Ledger(database, TERMS, create=False, take_over=True) as second:
-            with pytest.raises(LedgerError, match=r"cannot be written|writing ended"):
+            with pytest.raises(LedgerError, match=r"cannot be written|writing to the ledger ended"):
                 first.commit(reserved, [ANSWER])
             with pytest.raises(LedgerError, match="another process writes"):
                 Ledger(database, TERMS, create=False)

@@ -66,12 +66,12 @@ def told(tmp_path_factory):
 def test_a_full_disk_ends_the_answers_with_a_clear_message_and_loses_none(told):
     assert 10 < told["answered"] < 300
     assert "cannot be written" in told["failure"]
-    assert "Fix the disk" in told["failure"]
+    assert "Repair its disk" in told["failure"]
     assert told["stored"]
     assert told["kept"]
 
 
 def test_a_read_only_disk_is_refused_and_nothing_is_lost(told):
-    assert "ledger.sqlite: cannot be" in told["read_only"]
+    assert "ledger.sqlite: the ledger cannot be" in told["read_only"]
     assert "Read-only" in told["read_only"]
     assert told["after"]

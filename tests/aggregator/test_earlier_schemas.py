@@ -54,5 +54,5 @@ def test_a_damaged_key_is_named(path, key):
         database.execute("UPDATE chain SET key = ?", (key,))
     database.close()
     for read in (lambda: Ledger(path, TERMS), lambda: audit.verify(path)):
-        with pytest.raises(LedgerError, match=r"its key is damaged: .*restore the ledger from a copy"):
+        with pytest.raises(LedgerError, match=r"key is damaged .*restore the ledger from a copy"):
             read()

@@ -82,7 +82,7 @@ def test_a_query_is_drawn_once(path):
         ledger.commit(reserved, [REFUSAL])
         with pytest.raises(ValueError, match="has an outcome already"):
             reserve(ledger, "key")
-        with pytest.raises(ValueError, match="some have one already"):
+        with pytest.raises(ValueError, match="that has none yet"):
             ledger.commit(reserved, [ANSWER])
 
 

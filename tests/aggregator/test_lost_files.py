@@ -164,7 +164,7 @@ def test_a_ledger_behind_a_link_is_refused(path, tmp_path):
     with Ledger(path, TERMS) as ledger:
         fill(ledger)
     linked(path, tmp_path)
-    with pytest.raises(LedgerError, match="is a link"):
+    with pytest.raises(LedgerError, match="found a link"):
         Ledger(path, TERMS)
 
 

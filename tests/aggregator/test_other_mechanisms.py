@@ -276,7 +276,7 @@ GNMAX: dict[str, Any] = {"threshold": 30, "threshold_stddev_votes": 10, "noise_s
 @pytest.mark.parametrize(
     ("name", "parameters", "said"),
     [
-        ("nobody", {}, "unknown mechanism 'nobody', known: confident_counts, confident_gnmax, "),
+        ("nobody", {}, "unknown mechanism 'nobody'; give one of: confident_counts, confident_gnmax, "),
         ("confident_gnmax", {"sigma": 1}, "confident_gnmax: .*sigma"),
         ("confident_gnmax", {**GNMAX, "noise_stddev_votes": -1}, "noise_stddev_votes"),
     ],
@@ -295,7 +295,7 @@ def test_a_name_is_given_once_and_no_other_class_goes_by_it(tmp_path: Path) -> N
 
     with pytest.raises(ValueError, match="another mechanism has this name"):
         register(Impostor)
-    with pytest.raises(ValueError, match="Impostor: another class is registered as test_nearest_records"):
+    with pytest.raises(ValueError, match="Impostor: another mechanism class is registered as test_nearest_records"):
         Ledger(
             tmp_path / "ledger.sqlite",
             dataclasses.replace(TERMS, mechanism=Impostor(sampling_rate=0.1, noise_stddev_votes=20.0)),

@@ -114,7 +114,7 @@ def test_a_writer_whose_entry_failed_writes_no_more(place, monkeypatch):
         monkeypatch.undo()
         assert ledger.outcome_of.get("key") is None
         for write in (lambda: ledger.commit(reserved, [ANSWER]), lambda: reserve(ledger, "other"), ledger.check):
-            with pytest.raises(LedgerError, match="writing ended"):
+            with pytest.raises(LedgerError, match="writing to the ledger ended"):
                 write()
 
 

@@ -135,7 +135,7 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
         TEST,
         "B,M",
         "B,F",
-        ("The test split has no member of group of sex M", "where a file names the split, add some to it"),
+        ("The test split has no member of group of sex M", "If the split has its own file, add such records to it"),
     ),
     (
         PRIVATE,

@@ -419,7 +419,7 @@ def test_small_groups_are_floored_and_said_to_be() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"shares": ((0.5, 0.5), (0.5, 0.5))}, "1 events by 2 groups"),
+        ({"shares": ((0.5, 0.5), (0.5, 0.5))}, "each of 2 numbers, one per group"),
         ({"shares": ((0.5, 0.6),)}, "sum to 1"),
         ({"shares": ((0.999, 0.001),)}, "sum to 1"),
         ({"constraint": "equal_opportunity", "positive_label": 2}, "positive_label < 2"),

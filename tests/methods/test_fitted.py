@@ -95,7 +95,9 @@ def test_a_method_that_protects_the_attribute_alone_refuses_an_embedding(tmp_pat
         options={"colour_as_feature": False}, embedding=EmbeddingConfig(num_components=5, graph_share=0.0)
     )
     config = configured({}, [f"out={tmp_path / 'run'}"], method="dp_postprocessing")
-    with pytest.raises(ConfigError, match=r"data\.embedding: dp_postprocessing protects .* set it to null"):
+    with pytest.raises(
+        ConfigError, match=r"data\.embedding: dp_postprocessing protects .* set data\.embedding to null"
+    ):
         run_method(config.model_copy(update={"data": data}), Reporter(quiet=True))
 
 

@@ -129,5 +129,5 @@ def test_flattening_records_together_is_not_known() -> None:
 
 def test_a_layer_norm_over_records_is_refused_where_it_runs() -> None:
     model = nn.Sequential(nn.LayerNorm((BATCH, 4)), nn.Linear(4, 3)).double()
-    with pytest.raises(ValueError, match="LayerNorm reads records without an axis of their own"):
+    with pytest.raises(ValueError, match="LayerNorm reads an input without an axis for records"):
         GradientClipper(model, CrossEntropy(), clip_norm=1.0).sum(*records())

@@ -174,8 +174,8 @@ def test_the_command_writes_a_page_that_begins_with_what_it_is_not(fairpate: Any
     [
         ({"groups": ["sexx"]}, "no column sexx; did you mean sex"),
         ({"groups": []}, "at least one column of groups"),
-        ({"prediction": "race"}, "has 6 classes; name the one"),
-        ({"selected": "maybe"}, "no hired is 'maybe'"),
+        ({"prediction": "race"}, "race has 6 classes; name the class"),
+        ({"selected": "maybe"}, "'maybe' is not a class of column hired"),
         ({"score": "hired", "label": None}, "expected a number in every row"),
         ({"score": "hired"}, "leave out one of the two options"),
         ({"least_cell": 0}, "expected 1 or more"),

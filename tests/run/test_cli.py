@@ -128,7 +128,7 @@ def test_the_end_of_a_file_is_no_interrupt(fairpate, monkeypatch):
     ("arguments", "words"),
     [
         (["run", "--set", "data.name=adult", "--data-dir", "."], ["adult.data", "fairpate data fetch", "missing file"]),
-        (["query", "http://127.0.0.1:9", "budget"], ["no service answers", "start it, or correct the URL"]),
+        (["query", "http://127.0.0.1:9", "budget"], ["no service answers", "start the service, or correct the URL"]),
     ],
 )
 def test_what_fails_for_another_reason_than_the_request_ends_in_exit_code_1(fairpate, monkeypatch, arguments, words):
@@ -402,11 +402,14 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        (["run", "data.yaml"], "not a configuration; give it with --data data.yaml"),
+        (["run", "data.yaml"], "not a configuration; give the file with --data data.yaml"),
         (["data", "describe", "rows.csv"], "fairpate data declare rows.csv --public"),
-        (["run", "--data", "rows.csv", "--epsilon", "1"], "not a declaration; draft one with `fairpate data declare"),
+        (
+            ["run", "--data", "rows.csv", "--epsilon", "1"],
+            "not a declaration; draft a declaration with `fairpate data declare",
+        ),
         (["ledger", "verify", "rows.csv"], "rows.csv: no ledger; give a ledger file"),
-        (["aggregate", "no.csv", "--unit", "site", "--classes", "a,b"], "no.csv: not found; give the CSV"),
+        (["aggregate", "no.csv", "--unit", "site", "--classes", "a,b"], "no.csv not found; give the CSV"),
         (["card", "."], "holds no run"),
         (["verify", "rows.csv"], "not a bundle"),
         (["verify", "nowhere.zip"], "nowhere.zip: no such file; give the file that `fairpate bundle` wrote"),
@@ -414,7 +417,7 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
             ["serve", ".", "--analyst-token-file", "no"],
             "no: cannot be read as a token file (No such file or directory); give",
         ),
-        (["compare", "settings.yaml"], "This configures one run, not a sweep"),
+        (["compare", "settings.yaml"], "this file configures one run, not a comparison"),
         (["new", "clinic"], "clinic exists already"),
     ],
 )

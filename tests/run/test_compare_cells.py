@@ -77,11 +77,11 @@ def test_what_the_sweep_itself_says_is_refused_in_settings_and_grids() -> None:
         )
     faults = str(caught.value)
     for fault in (
-        "settings.ray.num_actors: a sweep does not read it here; use ray.",
-        "settings.data.seed: a sweep does not read it here; use seeds, or set split_by_seed: false.",
-        "grid.seed: a sweep does not read it here; use seeds.",
-        "data_sets.color_digits.settings.out: a sweep does not read it here; use out, or give --out.",
-        "methods.dp_sgd.grid.method: a sweep does not read it here; use methods.",
+        "settings.ray.num_actors: a sweep does not read this field here; use ray.",
+        "settings.data.seed: a sweep does not read this field here; use seeds, or set split_by_seed: false.",
+        "grid.seed: a sweep does not read this field here; use seeds.",
+        "data_sets.color_digits.settings.out: a sweep does not read this field here; use out, or give --out.",
+        "methods.dp_sgd.grid.method: a sweep does not read this field here; use methods.",
     ):
         assert fault in faults
 
@@ -413,7 +413,7 @@ def test_a_configuration_of_a_run_is_no_sweep_and_is_not_shown(fairpate, tmp_pat
     code, output, errors = fairpate("compare", "run.yaml")
     assert (code, output) == (2, "")
     assert errors.count("\n") == 1
-    assert all(word in errors for word in ("not a sweep", "data, teachers", "fairpate run"))
+    assert all(word in errors for word in ("not a comparison", "data, teachers", "fairpate run"))
     assert "200" not in errors
 
 

@@ -93,7 +93,8 @@ def test_a_cell_that_hangs_ends_with_its_cause_and_the_next_one_has_its_own_time
     assert [row.status for row in ended.rows] == ["ok", "failed", "ok"]
     (failure,) = ended.failed
     assert failure.error == (
-        "CellTimeoutError: the cell ran longer than tasks.max_minutes=0.02; raise this limit, or train less."
+        "CellTimeoutError: the cell ran longer than tasks.max_minutes=0.02; raise this limit, or lower the "
+        "number of epochs."
     )
 
 
@@ -195,12 +196,12 @@ def test_two_drivers_do_not_share_a_folder_and_other_folders_are_left_alone(tmp_
     folder = open_sweep_folder(tmp_path / "sweep", sweep)
     with (
         sole_worker(folder.root, "fairpate compare"),
-        pytest.raises(RunDirectoryError, match="another `fairpate compare` is running here"),
+        pytest.raises(RunDirectoryError, match="another `fairpate compare` is running in this folder"),
     ):
         run(tmp_path / "sweep", counted)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(RunDirectoryError, match="not empty and not a sweep"):
+    with pytest.raises(RunDirectoryError, match="not empty and holds no comparison"):
         run(tmp_path / "other", counted)
     (tmp_path / "stopped" / "private").mkdir(parents=True)  # by a crash before the first table
     assert open_sweep_folder(tmp_path / "stopped", sweep).parts.is_dir()

@@ -129,7 +129,7 @@ def test_a_signature_holds_for_its_key_and_its_content_alone(run: RunDirectory, 
     assert verify_dossier(file, signed=public["mine"].signed)["files"]["statement.json"]
     code, said, _ = fairpate("verify", file, "--key", keys["mine"])
     assert (code, "signed by this key: egress" in said) == (0, True)
-    for key, words in ((keys["other"], "not signed by this key"), ("12", "error --key: not the text")):
+    for key, words in ((keys["other"], "not signed by this key"), ("12", "error --key: expected the text")):
         code, _, errors = fairpate("verify", file, "--key", key)
         assert (code > 0, words in errors) == (True, True)
     code, _, errors = fairpate("verify", file)

@@ -116,6 +116,6 @@ def test_a_declaration_given_to_a_comparison_is_called_one(fairpate, tmp_path):
         "name: clinic\nfiles: {records: a.csv}\nlabel: {column: y}\n", encoding="utf-8"
     )
     code, _, said = fairpate("compare", "clinic.yaml")
-    assert (code, "clinic.yaml: is a declaration of records, not a comparison" in said) == (2, True), said
+    assert (code, "clinic.yaml: a declaration of records, not a comparison" in said) == (2, True), said
     code, _, said = fairpate("run", "clinic.yaml")
-    assert (code, "give it with --data clinic.yaml" in said) == (2, True), said
+    assert (code, "give the file with --data clinic.yaml" in said) == (2, True), said

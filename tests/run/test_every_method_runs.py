@@ -68,7 +68,7 @@ def test_a_second_run_in_the_same_folder_waits_outside(tmp_path):
     create_run_directory(config)
     with (
         sole_worker(tmp_path / "run", "fairpate run"),
-        pytest.raises(RunDirectoryError, match="another `fairpate run` is running here; wait until it ends"),
+        pytest.raises(RunDirectoryError, match="another `fairpate run` is running in this folder; wait until it ends"),
     ):
         run_method(config, QUIET, load=load_two_labels)
     assert not [*(tmp_path / "run").rglob("released.*"), *(tmp_path / "run").glob("data.json")]
@@ -78,7 +78,10 @@ def test_a_second_run_in_the_same_folder_waits_outside(tmp_path):
 def test_of_two_that_begin_a_folder_at_once_the_second_leaves_no_configuration(tmp_path):
     config = config_of("record_votes", tmp_path / "run")
     (tmp_path / "run").mkdir()
-    with sole_worker(tmp_path / "run", "fairpate run"), pytest.raises(RunDirectoryError, match="is running here"):
+    with (
+        sole_worker(tmp_path / "run", "fairpate run"),
+        pytest.raises(RunDirectoryError, match="is running in this folder"),
+    ):
         run_method(config, QUIET, load=load_two_labels)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
     (tmp_path / "run" / ".config.yaml.0123.tmp").write_text("method:")  # killed while it wrote
@@ -192,7 +195,7 @@ def test_settings_for_images_are_refused_for_a_table(method, field, setting, wor
 
 
 def test_a_model_that_is_sure_of_nothing_labels_nothing(tmp_path):
-    with pytest.raises(ConfigError, match=r"student\.confidence: .* lower it"):
+    with pytest.raises(ConfigError, match=r"student\.confidence: .* lower student\.confidence"):
         train(tmp_path / "run", "dp_sgd", "public_data.self_label=mlp", "student.confidence=1.0")
 
 

@@ -34,9 +34,12 @@ def test_every_file_of_the_folder_belongs_to_an_example():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("compare",), "CONFIG: expected a file, or --example quick, got neither."),
-        (("compare", "a.yaml", "--example", "quick"), "CONFIG: expected a file, or --example quick, got both."),
-        (("compare", "--example", "quik"), "--example: no example 'quik'; did you mean quick?"),
+        (("compare",), "CONFIG: expected a file, or --example quick, got neither; give one."),
+        (
+            ("compare", "a.yaml", "--example", "quick"),
+            "CONFIG: expected a file, or --example quick, got both; give one.",
+        ),
+        (("compare", "--example", "quik"), "--example: no example is named 'quik'; did you mean quick?"),
         (("compare", "--example", "own-method"), "--example: own-method is not a comparison;"),
         (("new", "mine", "--example", "quick", "--kind", "table"), "--kind: not read with --example"),
     ],

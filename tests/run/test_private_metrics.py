@@ -792,7 +792,7 @@ def test_a_method_that_asks_teachers_states_its_table_again_with_its_queries(cli
 
 def test_metrics_of_public_test_records_are_called_so(clinic: Dataset, tmp_path: Path) -> None:
     # By a hash the test records are drawn from private ones.
-    with pytest.raises(ConfigError, match="draws the test records from private ones"):
+    with pytest.raises(ConfigError, match="the test records are private records"):
         run(tmp_path / "drawn", clinic, "evaluation.metrics=public")
     done = run(tmp_path / "run", replace(clinic, parts=""), "evaluation.metrics=public")
     assert read_json(done.record)["metrics"] == "public"

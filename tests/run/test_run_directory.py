@@ -199,6 +199,6 @@ def test_the_lock_of_a_folder_empties_no_file_that_its_name_leads_to(tmp_path):
     (tmp_path / "mine").write_text("kept")
     (tmp_path / "run/.lock").symlink_to(tmp_path / "mine")
     work = partial(sole_worker, tmp_path / "run", "fairpate run")
-    with work(), pytest.raises(RunDirectoryError, match="is running here"), work():
+    with work(), pytest.raises(RunDirectoryError, match="is running in this folder"), work():
         pass
     assert (tmp_path / "mine").read_text() == "kept"

@@ -198,7 +198,7 @@ def test_what_cannot_be_chosen_privately_is_refused_before_anything_is_released(
     candidates: list[Any], clinic: Path, tmp_path: Path
 ) -> None:
     for configs, words in (
-        ([*candidates, candidate(clinic, "target.epsilon=2")], r"target\.epsilon: 1.0 -> 2.0: read by the release"),
+        ([*candidates, candidate(clinic, "target.epsilon=2")], r"target\.epsilon: 1.0 -> 2.0; read by the release"),
         ([*candidates, configured({}, method="dp_sgd")], r"a release of arrays; got dp_sgd\."),
         (candidates[:1], "at least two settings"),
         (
@@ -206,12 +206,14 @@ def test_what_cannot_be_chosen_privately_is_refused_before_anything_is_released(
                 candidate(clinic, "data.split.validation_share=0", f"seed={0}", *more)
                 for more in ((), ("student.fit.epochs=1",))
             ],
-            r"data\.split: a choice needs validation records",
+            r"data\.split: a choice of settings needs validation records",
         ),
     ):
         with pytest.raises(ConfigError, match=words):
             select_settings(configs, epsilon=1.0, out=tmp_path / "out", reporter=QUIET)
-    with pytest.raises(ConfigError, match=r"--share: expected a number in \(0, 1\] for each of F, M"):
+    with pytest.raises(
+        ConfigError, match=r"--share: expected a number above 0 and at most 1 for each of the groups F, M"
+    ):
         select_settings(candidates, epsilon=1.0, out=tmp_path / "out", reporter=QUIET, group_shares={"F": 0.5})
     assert parts_counted() == []
 

@@ -291,7 +291,7 @@ def test_settings_that_cannot_be_charged_together_are_refused_before_anything_is
     seeded = [candidate(clinic, "noise=seeded"), candidate(clinic, "noise=seeded", "student.fit.epochs=3")]
     for given, words in (
         (configs[:1], "at least two settings"),
-        ([*configs, candidate(clinic, "target.delta=1e-6")], r"target\.delta: 1e-05 -> 1e-06: all trials are charged"),
+        ([*configs, candidate(clinic, "target.delta=1e-6")], r"target\.delta: 1e-05 -> 1e-06; all trials are charged"),
         ([*configs, candidate(clinic, "data.seed=3")], r"data\.seed"),
         (seeded, "needs os_entropy"),
         ([configured({}, method="dp_sgd"), configured({"seed": 1}, method="dp_sgd")], r"data\.split"),

@@ -144,7 +144,9 @@ def test_a_run_that_recorded_nothing_gets_no_card_until_it_is_repeated(
     with pytest.raises(RunDirectoryError, match=r"data\.json: missing, so the data set of this run is not known"):
         write_card(root)
     digits = replace(hospital, label_names=tuple(map(str, range(10))))
-    with pytest.raises(RunDirectoryError, match="was not trained on hospital 7, because it differs in label_names"):
+    with pytest.raises(
+        RunDirectoryError, match="not trained on the data set hospital 7, as they differ in label_names"
+    ):
         run_method(config_for(root), QUIET, digits)
     run_method(config_for(root), QUIET, hospital)
     assert json.loads(write_card(root)[1].read_text())["data"]["name"] == "hospital 7"
@@ -155,7 +157,7 @@ def test_a_card_refuses_a_folder_that_contradicts_itself(tmp_path: Path, given: 
     shutil.copytree(given.root, root)
     record = json.loads((root / "data.json").read_text())
     (root / "data.json").write_text(json.dumps(record | {"sensitive_attribute": "colour"}))
-    with pytest.raises(RunDirectoryError, match="differs in sensitive_attribute"):
+    with pytest.raises(RunDirectoryError, match="differ in sensitive_attribute"):
         write_card(root)
     (root / "data.json").write_text(json.dumps(record | {"given_from_python": False}))
     with pytest.raises((ConfigError, ValueError), match="unknown data set"):

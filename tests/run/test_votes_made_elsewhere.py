@@ -114,7 +114,7 @@ def broken(column, row, value):
         (broken("site 2", 0, ""), "column site 2: 1 row has no vote"),
         (broken("age", 0, math.nan), "column age: 1 row has no finite number"),
         (broken("age", 0, 1e39), "column age: 1 row has no finite number of 32 bits"),
-        (lambda columns: {name: v for name, v in columns.items() if name != "size"}, "no column size; it has"),
+        (lambda columns: {name: v for name, v in columns.items() if name != "size"}, "no column size; the file has"),
         (lambda columns: dict(itertools.islice(columns.items(), 5)), "expected a column for each of 2 or more voters"),
         (lambda columns: {name: v[:0] for name, v in columns.items()}, "no row"),
         (lambda columns: columns | {"label": ["yes"] * RECORDS}, "column label holds true labels; leave it out"),
@@ -128,12 +128,12 @@ def test_every_fault_of_votes_names_column_and_rows(tmp_path, change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (broken("no", 0, 13), "column no, yes: 1 row has sums other than 12"),
+        (broken("no", 0, 13), "column no, yes: 1 row has votes whose sum is not 12"),
         (broken("no", 0, -1), "column no: 1 row has no whole number of votes"),
         (broken("no", 0, 0.5), "column no: 1 row has no whole number of votes"),
         (broken("yes", 0, math.nan), "column yes: 1 row has no whole number of votes"),
         (lambda columns: columns | {"perhaps": [0] * RECORDS}, "unknown column perhaps; name it as class or feature"),
-        (lambda columns: {name: v for name, v in columns.items() if name != "yes"}, "no column yes; it has"),
+        (lambda columns: {name: v for name, v in columns.items() if name != "yes"}, "no column yes; the file has"),
     ],
 )
 def test_every_fault_of_counts_names_column_and_rows(tmp_path, change, words):
@@ -197,7 +197,7 @@ def test_other_votes_are_another_ledger(tmp_path, fairpate, state):
     written(tmp_path, table(changed=4))
     code, _, errors = aggregate(fairpate, path, tmp_path / "run", "--epsilon", "8")
     assert code == 1
-    assert "opened for other teachers" in errors
+    assert "created for other teachers" in errors
 
 
 @pytest.mark.usefixtures("with_graphs")

@@ -55,7 +55,7 @@ def test_messages_of_another_sum_or_plan_are_refused(other: dict[str, Any]) -> N
         for place in range(4):
             message = one.kept[f"{step}/{place}"]
             fresh = Coordinator(two.draw, {key: value for key, value in two.kept.items() if key != f"{step}/{place}"})
-            with pytest.raises(SumError, match="not signed by it for this plan"):
+            with pytest.raises(SumError, match="no valid signature for this plan"):
                 fresh.receive(step, place, message)
         for parties in (one, two):
             parties.coordinator.advance(time_is_up=True)
@@ -131,7 +131,7 @@ def test_a_journal_that_another_process_has_open_is_refused(tmp_path: Path) -> N
     plan = plan_of(4)
     with (
         Journal.opened(tmp_path / "journal.sqlite", plan),
-        pytest.raises(JournalError, match="another process works with it"),
+        pytest.raises(JournalError, match="another process uses this journal"),
         Journal.opened(tmp_path / "journal.sqlite", plan),
     ):
         pass
@@ -194,7 +194,7 @@ def test_a_model_that_would_fail_on_some_test_records_alone_is_refused_before_on
     data.private = SimpleNamespace(x=np.zeros((0, 2)))
     run.student.parent.mkdir(parents=True)
     save_student(Student(card=card, network=network), run.student)
-    with pytest.raises(SumError, match="Expected a mixing of shape"):
+    with pytest.raises(SumError, match="Expected mixing of shape"):
         measurable(run, data)  # type: ignore[arg-type]
 
 

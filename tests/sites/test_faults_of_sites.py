@@ -324,7 +324,7 @@ def test_a_full_disk_stops_a_site_before_it_sends(tmp_path: Path) -> None:
 
     with network.coordinator() as sums, pytest.MonkeyPatch.context() as patched:
         patched.setattr(Journal, "opened", full)
-        with pytest.raises(JournalError, match=r"is full.*free space there"):
+        with pytest.raises(JournalError, match=r"is full.*free space"):
             network.join(0)
         assert sums._machines[0]._messages["hello"] == {}
 

@@ -179,7 +179,7 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
 
     assert "2 may_vanish + may_collude < sites" in refused("coordinator", "plan", *words, "--may-vanish", "1")
     assert "expected os_entropy" in refused("coordinator", "plan", *words, "--set", "noise=seeded")
-    assert "give --tls-cert and --tls-key" in refused(
+    assert "encrypt with --tls-cert and --tls-key" in refused(
         "coordinator", "serve", "plan.json", "--data", "hospitals.yaml", "--host", "192.0.2.1"
     )
     assert "expected https://" in refused(
@@ -188,4 +188,4 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
     assert "exists already" in refused("north", "key", "own.key")
     # A script that is repeated agrees to one plan, and not to whatever is served next.
     joining = ("join", "http://127.0.0.1:1", "--data", "hospitals.yaml", "--key", "own.key", "--yes")
-    assert "name it with --plan DIGEST" in refused("north", *joining)
+    assert "name this plan with --plan DIGEST" in refused("north", *joining)

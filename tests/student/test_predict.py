@@ -109,7 +109,7 @@ def test_a_flipped_bit_or_a_missing_end_anywhere_is_noticed(tmp_path):
         try:
             load_student(path)
         except StudentFileError as error:
-            assert "restore it from a copy" in str(error) or "expected format" in str(error)
+            assert "restore it from a copy" in str(error) or "expected a student of format" in str(error)
         else:
             assert same_header(wrong, content), f"damage {number} was not noticed"
 

@@ -220,8 +220,8 @@ def test_words_and_truth_values_are_not_numbers(features):
     ("body", "field", "remedy"),
     [
         (b"{", "body", "Expected JSON; Expecting property name enclosed in double quotes."),
-        ({"records": [{}]}, "records.0.features", "Required; add this field, or columns."),
-        ({"records": [{"features": [1, 2, 3]}]}, "records.0.features", "Expected the shape (4,)."),
+        ({"records": [{}]}, "records.0.features", "A record needs features or columns; add one of the two."),
+        ({"records": [{"features": [1, 2, 3]}]}, "records.0.features", "Expected features of shape (4,)."),
         ({"records": [], "x": 1}, "records", "Expected at least 1 item."),
     ],
 )

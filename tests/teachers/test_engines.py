@@ -157,7 +157,7 @@ def test_a_teacher_that_diverges_is_one_without_records_and_the_operator_hears_o
     assert heard == [len(shards)]
     assert not caplog.records
     train_teachers([lost], spec, teacher_indices=[17], engine=engine)
-    assert "Teacher 17 diverged and keeps its initial weights" in caplog.text
+    assert "The training of teacher 17 diverged, so it keeps its initial weights" in caplog.text
 
 
 def test_the_engine_follows_model_and_device() -> None:

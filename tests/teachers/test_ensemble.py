@@ -237,7 +237,7 @@ def test_a_bound_on_shards_trims_them_and_tells_the_operator_alone(
     sizes = np.bincount(assign_teachers(split.record_id, 7, shard_key(5)))
     assert sizes.max() > 8 > sizes.min()
     before, after = _train(tmp_path, split, config), _train(tmp_path, without, config)
-    assert f"{(sizes > 8).sum()} shards had more than teachers.max_shard_size=8 records" in caplog.text
+    assert f"{(sizes > 8).sum()} shards were trimmed to teachers.max_shard_size=8 records" in caplog.text
     touched = assign_teachers(split.record_id[:1], 7, shard_key(5)).tolist()
     assert [t for t in range(7) if before.blocks[t] != after.blocks[t]] in ([], touched)
     unbounded = _train(tmp_path, split, config.model_copy(update={"max_shard_size": None}))
