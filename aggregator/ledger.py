@@ -36,20 +36,7 @@ from pydantic_core import from_json
 
 from aggregator import store
 from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
-from aggregator.store import (
-    EntryKind,
-    Head,
-    Header,
-    LedgerError,
-    Place,
-    Row,
-    canonical,
-    entry_payload,
-    is_database,
-    rows_after,
-    shown,
-    verified_entries,
-)
+from aggregator.store import Head, Header, LedgerError, Place, Row, canonical
 from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
 
 if TYPE_CHECKING:
@@ -210,11 +197,11 @@ class LedgerState:
         collects = gc.isenabled()
         gc.disable()
         try:
-            for number, kind, text, digest in verified_entries(rows, name, header, header.start):
+            for number, kind, text, digest in store.verified_entries(rows, name, header, header.start):
                 self.head = Head(number, digest)
                 if number in lacking_numbers:
                     lacking.discard(self.head)
-                self._add(kind, entry_payload(name, number, text))
+                self._add(kind, store.entry_payload(name, number, text))
                 if number % _TOLD_EVERY == 0:
                     tell(number, max(last, number))
         finally:
@@ -224,7 +211,7 @@ class LedgerState:
             raise _lacks(name, self.head.number, max(lacking).number)
         self.stored_terms: dict[str, Any] = json.loads(header.terms)
 
-    def _add(self, kind: EntryKind, payload: dict[str, Any]) -> None:
+    def _add(self, kind: store.EntryKind, payload: dict[str, Any]) -> None:
         """Add one entry, parsed from the text that :class:`Ledger` stored, to the state."""
         if kind == "reserve":
             keys, first = payload["keys"].split(), len(self.keys)
@@ -331,7 +318,7 @@ class BackEnd(NamedTuple):
 
 def back_end(place: Place) -> BackEnd:
     """Return the back end (files or databases) for ``place``, the path or the database URL of a ledger."""
-    if is_database(place):
+    if store.is_database(place):
         from aggregator import postgres  # here only: psycopg is an extra
 
         return BackEnd(
@@ -385,7 +372,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         entry on record in the anchor is missing, or if its terms differ from ``terms`` (the message names both values).
         ValueError for a mechanism that is not registered.
         """
-        self.place, self.terms, name = place, terms, shown(place)
+        self.place, self.terms, name = place, terms, store.shown(place)
         mechanism = {"name": terms.mechanism.name, "parameters": asdict(terms.mechanism)}
         # Through JSON, as stored terms go: a tuple becomes a list.
         wanted = json.loads(json.dumps(asdict(terms) | {"mechanism": mechanism}))
@@ -409,7 +396,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
                 )
                 noted = [] if self._anchor is None else [self._anchor.noted()]
                 with closing(self.store.reader()) as reader:
-                    super().__init__(name, reader.header, [reader.noted, *noted], rows_after(reader))
+                    super().__init__(name, reader.header, [reader.noted, *noted], store.rows_after(reader))
                 # Before `begin`, which may write: a ledger of other terms stays as it was.
                 other = [field for field, value in wanted.items() if self.stored_terms.get(field) != value]
                 if other[:1] == ["ensemble"]:  # a digest of private shards: not to be shown
@@ -519,7 +506,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
                 words.append(settled.label if settled.counts is None else [settled.label, *settled.counts])
         self._append("commit", {"first": reserved.start, "outcomes": words})
 
-    def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
+    def _append(self, kind: store.EntryKind, payload: dict[str, Any]) -> None:
         """Store an entry, then add it to the ledger's state in memory. LedgerError if the entry cannot be stored; then
         the state is unchanged."""
         self.check()
@@ -552,7 +539,7 @@ def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
     # The anchor first: read after the rows, it may note an entry that a writer appended in between.
     noted = noted_at(anchor)
     with closing(back_end(place).reader(place)) as reader:
-        return LedgerState(shown(place), reader.header, [reader.noted, *noted], rows_after(reader))
+        return LedgerState(store.shown(place), reader.header, [reader.noted, *noted], store.rows_after(reader))
 
 
 def verified_slices(ledger: Ledger) -> Iterator[int]:
@@ -572,7 +559,7 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
             rows = reader.rows(head.number, min(count, written.number - head.number))
             if not rows:
                 raise _lacks(name, head.number, written.number)
-            for number, _, _, digest in verified_entries(rows, name, reader.header, head):
+            for number, _, _, digest in store.verified_entries(rows, name, reader.header, head):
                 head = Head(number, digest)
             # Entries differ a thousandfold in length, so their number follows the clock.
             took_s = time.perf_counter() - began_s

@@ -884,43 +884,17 @@ class SweepConfig(Section):
         return value
 
 
-_KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite_number": "a finite number",
-    "bool": "true or false",
-    "string": "text",
-    "path": "a path",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "a mapping",
-    "model": "a mapping",
-    "dataclass": "a mapping",
-}
-_BOUNDS = {
-    "greater_than": (">", "gt"),
-    "greater_than_equal": (">=", "ge"),
-    "less_than": ("<", "lt"),
-    "less_than_equal": ("<=", "le"),
-}
-_FORMS = {
-    "^[a-z][a-z0-9_]*$": "a name of lower-case letters (a to z), digits and underscores that begins with a letter",
-    "^[a-z][a-z ]{0,39}$": "at most 40 lower-case letters (a to z) and spaces that begin with a letter",
-    "^[0-9a-f]{64}$": "a sha256 of 64 digits 0 to 9 and a to f",
-    r"^(pixels|oriented_gradients|[\w.]+:[\w.]+)$": "'pixels', 'oriented_gradients' or module:function",
-}
-
-
 def expected(fault: Mapping[str, Any]) -> str:
     """Return in words what the pydantic error ``fault`` says was expected, such as ``expected > 0``; for unusual kinds
     of errors, return pydantic's own words."""
     kind, context, message = str(fault["type"]), fault.get("ctx", {}), str(fault["msg"])
+    words_of = read_yaml(Path(__file__).with_name("faults.yaml"))
     if kind == "value_error":  # raised by a check of ours
         said = message.removeprefix("Value error, ").rstrip(".")
         # It follows the field's name, not the start of a sentence.
         return said.replace("Expected", "expected", 1) if said.startswith("Expected ") else said
-    if kind in _BOUNDS:
-        sign, name = _BOUNDS[kind]
+    if kind in words_of["bounds"]:
+        sign, name = words_of["bounds"][kind]
         # In as few digits as are exact: what is typed in a command must mean the same again.
         short = f"{context[name]:g}"
         return f"expected {sign} {short if float(short) == context[name] else context[name]}"
@@ -932,11 +906,10 @@ def expected(fault: Mapping[str, Any]) -> str:
     if kind in ("literal_error", "enum"):
         return f"expected {context['expected']}"
     if kind == "string_pattern_mismatch":
-        return f"expected {_FORMS.get(context['pattern'], 'text of the form ' + context['pattern'])}"
-    # `int_type`, `int_parsing`, `int_from_float` and the like.
-    known = next((words for name, words in _KINDS.items() if kind == name or kind.startswith(f"{name}_")), None)
-    if known is not None:
-        return f"expected {known}"
+        return f"expected {words_of['forms'].get(context['pattern'], 'text of the form ' + context['pattern'])}"
+    for name, words in words_of["types"].items():
+        if f"{kind}_".startswith(f"{name}_"):
+            return f"expected {words}"
     return message.replace("Input should be", "expected", 1).replace("Input should have", "expected", 1)
 
 

@@ -88,7 +88,7 @@ class SensitiveFeature(Section):
 @dataclass(frozen=True, kw_only=True)
 class GivenRecords:
     """The records that a caller passed in, checked and encoded: features ``x`` (N, ...), and, if known, labels, groups
-    and the persons to whom records belong (N,)."""
+    and persons (N,)."""
 
     x: Values
     groups: Values | None
@@ -1337,8 +1337,6 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         validation = whole.private.take(kept_apart.tolist())
         if counted_as is not None:
             # All trials are announced, and charged as two releases from disjoint parts.
-            unit, relation = plan.trainings.unit, plan.trainings.relation
-            cost = Price(epsilon=self.epsilon, delta=self.delta, unit=unit, relation=relation, accounting="rdp")
             rule, logs = f"search {seed} {self.validation_share:g}", []
             with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
                 for part in ("private", "validation"):
@@ -1347,7 +1345,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     private_folder(run.receipt.parent)
                     part = f"{rule}/{part}"
                     logs.append(ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=part))
-                choice.charge_trials(plan, logs, cost, counted_as, Reporter(quiet=not base.progress), is_own=True)
+                plan.charge(logs, counted_as, Reporter(quiet=not base.progress), is_own=True)
         source, best = OsEntropy(), None
         with choice.unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:

@@ -152,7 +152,7 @@ class Storage:
         opened for."""
         if _identity(self.uri) != self.identity:
             raise StorageError(
-                f"storage: {self.uri}: not the same place on every node: this node finds another folder; "
+                f"storage: {self.uri}: not the same place on every node of the cluster; "
                 "give a network file system mounted at that path everywhere, or an object store."
             )
 

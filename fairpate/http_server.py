@@ -312,7 +312,8 @@ class Guard:
     def _admit(
         self, scope: Scope, headers: dict[bytes, str], token: str | None, length: int
     ) -> tuple[KnownCaller | None, str]:
-        """Return the caller, and the name by which its requests are limited. FaultError for a refused request."""
+        """Return the caller of a request, and the name by which the caller's requests are limited. FaultError for a
+        request that is refused."""
         tokens = self.tokens
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")

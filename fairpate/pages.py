@@ -73,7 +73,8 @@ def glossary() -> Mapping[str, tuple[Term, ...]]:
 
 @lru_cache(maxsize=1024)
 def term_of(word: str) -> Term | None:
-    """Return the glossary's term for ``word`` (a name, label or element id, in any case); None if there is none."""
+    """Return the glossary's term for ``word`` (a name, label or element id, in any case); None if the glossary lacks
+    it."""
     terms = (term for chapter in glossary().values() for term in chapter)
     named = ((term, (term.key, term.name, *term.also, *term.labels)) for term in terms)
     return next((term for term, names in named if word.lower() in map(str.lower, names)), None)

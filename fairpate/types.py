@@ -254,8 +254,8 @@ class QueryOutcomes:
     """The numbers of queries by outcome. Outcomes are released, so counting them has no privacy cost.
 
     ``epsilon_submitted`` is the epsilon if every query in the ledger is charged its full cost. This includes queries
-    that were refused before a vote, which cost nothing, or left open by a crash, because the number of such refusals
-    depends on the released labels.
+    that were refused before a vote, at no cost, or left open by a crash, because the number of such refusals depends on
+    the released labels.
     """
 
     submitted: int

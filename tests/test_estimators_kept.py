@@ -139,7 +139,10 @@ class TestACard:
             voted.card(tmp_path / "run", TEST_X, np.full(300, "perhaps"), sensitive_features=TEST_Z)
         grouped = FairClassifier("dp_postprocessing", **QUICK).fit(X, Y, sensitive_features=Z)
         # Between two known names, where it would be counted as one of them.
-        with pytest.raises(ValueError, match=r"sensitive_features among \['a', 'b'\], got \['aa', 'b'\]"):
+        with pytest.raises(
+            ValueError,
+            match=r"sensitive_features: expected groups among \['a', 'b'\], those of `fit`, got \['aa', 'b'\]",
+        ):
             grouped.card(tmp_path / "run", TEST_X, TEST_Y, sensitive_features=np.where(TEST_Z == "a", "aa", "b"))
         assert not (tmp_path / "run").exists()
 

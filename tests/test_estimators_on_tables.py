@@ -238,10 +238,10 @@ class TestWhatIsChosen:
         other = clone(model).fit(-7 * X[:300], Y[:300]).student_.embedding
         np.testing.assert_array_equal(one(np_tensor(X)).numpy(), other(np_tensor(X)).numpy())
         for wrong in (1, -3, 10**9):
-            with pytest.raises(ValueError, match="expected records, or a number from 2"):
+            with pytest.raises(ValueError, match="expected records, or how many to draw, from 2"):
                 clone(model).set_params(public_X=wrong).fit(X, Y)
         grouped = FairClassifier("fair_dp_sgd", **FEW, public_X=50, sensitive_feature=1)
-        with pytest.raises(ValueError, match=r"sensitive_feature\.edges: needed"):
+        with pytest.raises(ValueError, match=r"sensitive_feature\.edges: drawn public records"):
             grouped.fit(np.column_stack([X, Z == "a"])[:, [0, 2, 1]], Y)
 
     def test_progress_is_told(self, capfd: pytest.CaptureFixture[str]) -> None:

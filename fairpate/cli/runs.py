@@ -73,7 +73,7 @@ def run(
 ) -> Output:
     """Train one method, and publish its model, metrics and report with the privacy guarantee.
 
-    Without arguments: FairPATE on an embedded data set, about a minute. With --data, --method or --epsilon and no
+    Without arguments: train FairPATE on an embedded data set, in a minute. With --data, --method or --epsilon and no
     CONFIG, all other settings are chosen for the data set from public facts.
 
     Args:
@@ -84,8 +84,8 @@ def run(
         weights: File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision).
         release_of: Run whose release is reused, at no privacy cost; without CONFIG, its configuration is used too.
         dry_run: Only show the privacy cost of the run and how much signal its noise would leave.
-        keep: Share of the queries within the target to keep for later, such as 30% for `fairpate serve`; a larger share
-            needs more noise.
+        keep: Share of the target's queries that is kept for `fairpate serve`, such as 30%; a larger share needs more
+            noise.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.methods.base import configured, resolved
@@ -104,7 +104,7 @@ def run(
         try:
             share = float(keep.removesuffix("%").strip()) / (100 if keep.endswith("%") else 1)
         except ValueError:
-            raise UsageError(f"--keep: expected a share such as 30% or 0.3, got {keep!r}.") from None
+            raise UsageError(f"--keep: expected a share, got {keep!r}; give one such as 30% or 0.3.") from None
     given |= {
         "aggregator.keep": share,
         "evaluation.fair_at": fair_at,
@@ -283,8 +283,8 @@ def select(
         out: Folder for the choice, and for the run of the chosen settings.
         trials: Expected number of trials: settings drawn at random are trained a secret number of times, and the best
             model is published. Without it, all settings must share one release.
-        shares: Public share of a group among records; give it once for each group. Scores then weight all groups
-            equally.
+        shares: Public share of a group among all records; repeat it for each group. All groups then have equal weight
+            in the choice.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.privacy.mechanism_events import MOST_TRIALS
@@ -301,7 +301,7 @@ def select(
         try:
             given[name] = float(share)
         except ValueError:
-            raise UsageError(f"--share {each}: expected GROUP=SHARE with a number, such as F=0.5.") from None
+            raise UsageError(f"--share: {each} is not a share of a group; give GROUP=SHARE, such as F=0.5.") from None
     configs = [cell.config for cell in cells]
     common: dict[str, Any] = {"epsilon": epsilon, "out": out, "group_shares": given or None}
     common["reporter"] = Reporter(asks=not yes)
@@ -436,8 +436,8 @@ def aggregate(
         group: Column with the groups of the public records.
         test: File of test records to evaluate the student on: the same columns, and true labels.
         label: Column with the true labels of the test records; default: label.
-        name: Name of the data set in the odometer; default: that of the file.
-        mechanism: Parameters of the mechanism, instead of a target, as in {threshold: 8, threshold_stddev_votes: 2,
+        name: Name under which the data set's privacy cost is totalled; default: that of the file.
+        mechanism: Parameters of the noisy vote, instead of --epsilon, as in {threshold: 8, threshold_stddev_votes: 2,
             noise_stddev_votes: 1}.
     """
     from fairpate.report.records import Guarantee
@@ -600,7 +600,7 @@ def dossier(
     from fairpate.sites.plan import key_text, read_key
 
     if form not in FORMS:
-        raise UsageError(f"--for: expected one of {', '.join(FORMS)}, got {form}.")
+        raise UsageError(f"--for: {form} is not the name of a form; give one of {', '.join(FORMS)}.")
     if out is not None:
         check_output(out, "--out", is_file=True, suffixes=(".json",))
     # Before the form is filled in: a key that cannot be read is refused now.

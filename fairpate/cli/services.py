@@ -96,11 +96,11 @@ def declare_data(
         public: Table of public records: the same columns, the label may be missing.
         label: Column of the label; default: one that --public lacks.
         group: Column of the group whose fairness counts.
-        person: Column that is the same in all rows of one person; default: ids that repeat.
-        test: Table of labelled records to measure the model on, which is not read.
+        person: Column that is the same in all rows of one person; default: an id column whose values repeat.
+        test: Table of labelled records to measure the model on; this command does not read it.
         read_private: Also read private rows, for the values of the label and for ids that repeat; the draft asks you to
             confirm these lines from your own knowledge. Bounds and categories are never taken from private rows.
-        output: YAML file to write; default: none.
+        output: YAML file to write; default: the draft is only printed.
     """
     # An existing draft may hold answers of the user.
     if output is not None and output.exists():
@@ -172,7 +172,7 @@ def audit_ledger(
         follow: Keep printing new entries.
         out: File to append to; default: standard output.
         check: Verify this log instead, against --head.
-        head: The value `chain` of a line of the log, as you noted it elsewhere.
+        head: The value `chain` of a line of the log, which you noted elsewhere before.
     """
     if check is not None or head is not None:
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
@@ -213,7 +213,7 @@ def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()
 
 @ledger_app.command("restore")
 def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFolder, to: str | None = None) -> Output:
-    """Replace the ledger of a run by a copy, which must contain every charge; else it is refused.
+    """Replace the ledger of a run by a copy. A copy that lacks a charge of the ledger is refused.
 
     Args:
         copy: A copy of `fairpate ledger backup`.
@@ -228,9 +228,9 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 
 @ledger_app.command("anchor")
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
-    """Note the ledger's last entry at a second location too, so that a ledger that was rolled back is refused.
+    """Note the last entry of a ledger at a second location too, so that a ledger that was rolled back is refused.
 
-    A service begins to do so when it is started next.
+    A service notes its entries there from its next start on.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
@@ -245,7 +245,7 @@ def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()
 
 @ledger_app.command("export")
 def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
-    """Write all entries of a ledger, including votes, to a file. Do not publish it.
+    """Write all entries of a ledger, including votes, to a file. Do not publish the file.
 
     Args:
         out: A .parquet or .json file.
@@ -258,7 +258,7 @@ def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]
 
 @ledger_app.command("show")
 def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)] = 20) -> Output:
-    """Print the last charges of a ledger and their outcomes. Do not publish them.
+    """Print the last charges of a ledger and their outcomes. Do not publish the output.
 
     Args:
         last: Number of charges.
@@ -272,11 +272,11 @@ _DELTA = "--delta: expected 0 < delta < 1, got {}."
 
 @ledger_app.command("total")
 def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
-    """Print what all your releases on each data set cost together: runs, comparisons and services.
+    """Print the privacy cost of all your releases on each data set together: runs, comparisons and services.
 
     Args:
         data: Only this data set.
-        delta: Delta at which the sums are stated.
+        delta: Delta at which the total epsilons are stated.
     """
     if not 0 < delta < 1:
         raise ConfigError(_DELTA.format(delta))
@@ -306,7 +306,7 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
     if unit is None:
         unit = "record" if len(released) != 1 or "person" in released else next(iter(released))
     if unit not in units:
-        raise ConfigError(f"--unit: expected one of {', '.join(units)}, got {unit}.")
+        raise ConfigError(f"--unit: {unit} is not a known unit of privacy; give one of {', '.join(units)}.")
     if not 0 < epsilon < float("inf"):
         raise ConfigError(f"--epsilon: expected 0 < epsilon < inf, got {epsilon}; give a positive number such as 3.")
     spent = odometer.set_limit(data, unit, epsilon=epsilon, delta=delta)
@@ -424,11 +424,11 @@ serve = base.in_modes(
         operator_token_file: File with the operator's token; default: FAIRPATE_OPERATOR_TOKEN.
         quota: New queries per analyst token and day.
         rate: Requests per second and token; bursts of twice as many.
-        traces: Send OpenTelemetry traces to where OTEL_EXPORTER_OTLP_* point.
+        traces: Send OpenTelemetry traces to the address in OTEL_EXPORTER_OTLP_*.
         stop: Stop a service started with --detach.
         student: Serve the published model; without tokens it is open to all users.
-        detach: Start it on the cluster at RAY_ADDRESS, and return.
-        take_over: End another writer of a ledger in a database, if it hangs or is lost.
+        detach: Start the service on the cluster at RAY_ADDRESS, and return.
+        take_over: Stop another service that writes the same ledger in a database, if it hangs or is lost.
         replicas: Replicas of the model on Ray Serve; default: one, in this process.
     """,
     base.Mode(function=_serve_aggregator),
@@ -552,7 +552,7 @@ def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Ou
     """Make a new token for an owner who has one and print it, only once.
 
     Args:
-        keep_old: How long the old token stays valid: 1h, 2d.
+        keep_old: How long the old token stays valid, such as 1h or 2d; default: it ends now.
     """
     return _shown_once(name, serving.change_tokens(folder, "rotate", name, when=keep_old))
 

@@ -225,7 +225,7 @@ class SourceFile(Section):
     manual: str = Field("", description="Without `url`: a sentence on how to get the file.")
     note: str = Field("", description="Differences between this file and the published one.")
     alternatives: tuple[SourceFile, ...] = Field(
-        (), description="Other files, of which the first that exists is read if this file is missing."
+        (), description="Other files; if this file is missing, the first of them that exists is read."
     )
     extracted: str | None = Field(None, description="For an archive: the extracted folder that may be used instead.")
     when: dict[str, str] = Field({}, description="Options with the values for which the file is read.")
@@ -237,7 +237,7 @@ class SourceFile(Section):
     def _is_below_the_folder(cls, place: str | None) -> str | None:
         # A declaration may come from a stranger: it must not read outside the data folder.
         if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
-            raise ValueError(f"Expected a path below the data folder, got {place!r}; give the rest as --data-dir")
+            raise ValueError(f"Expected a path below the data folder, got {place!r}; set that folder by --data-dir")
         return place
 
 
@@ -705,8 +705,8 @@ def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str,
 
 
 def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
-    """Return the records of ``split`` in a new order and with new names, neither of which reveals the order of the
-    file.
+    """Return the records of ``split`` in a new order and with new names, so that neither order nor names reveal the
+    order of the file.
 
     Records are sorted by a keyed hash of their unit; records of the same unit are put in an order drawn from
     ``secret``, and names are replaced by hashes keyed by ``secret``. This is for methods that protect only the

@@ -423,8 +423,8 @@ class Declaration(Section):
         return {name: self.groups[name] for name in self.intersections.get(choice, (choice,))}
 
     def group_names(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of the groups in the order of their codes. For an intersection, a name joins those of
-        several attributes, of which the last varies fastest."""
+        """Return the names of the groups in the order of their codes. For an intersection, each name joins the groups
+        of several attributes, and the last attribute varies fastest."""
         names = (group.names for group in self.chosen_groups(options).values())
         return tuple(" & ".join(each) for each in itertools.product(*names))
 

@@ -70,8 +70,8 @@ class Nearness:
     """Computes exactly how near rows e are to public rows c: e . c - |c|^2 / 2, which is largest at the smallest
     distance.
 
-    For each public row there are V varied copies, of which the nearest one counts. Rows and public rows are rounded to
-    whole numbers so small that sums of products are at most 2^23. So a row's values depend on no other row, and equal
+    For each public row there are V varied copies; the nearest copy counts. Rows and public rows are rounded to whole
+    numbers so small that sums of products are at most 2^23. So a row's values depend on no other row, and equal
     distances stay equal.
     """
 

@@ -44,8 +44,8 @@ FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NOR
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """The pixels of N pictures as bytes (N, channels, height, width), and the ``file`` of which they are a view; None
-    if they are in memory."""
+    """The pixels of N pictures as bytes (N, channels, height, width). ``file`` is the file that they are a view of;
+    None if they are in memory."""
 
     x: Tensor
     file: Path | None = None

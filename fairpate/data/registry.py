@@ -229,8 +229,9 @@ def entry_for(source: DataConfig | str) -> DatasetEntry:
 
 
 def compared_on(config: DataConfig) -> dict[str, bool]:
-    """Return the names of known data sets whose test records ``config`` reads for any purpose. A name is mapped to
-    False if the configuration uses these records only as public ones, otherwise to True.
+    """Return the names of known data sets whose test records ``config`` reads for any purpose. The privacy statement
+    names them, because this package's default settings were compared on them. A name is mapped to False if the
+    configuration uses these records only as public ones, otherwise to True.
 
     A known data set is recognised by its name, or by the content of a file with its test records. Changed files,
     folders of pictures and records in memory are not recognised.
@@ -265,10 +266,10 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     """Return the declared data set as it is loaded by one of several sites that compute together, or, with
     ``has_private`` False, by their coordinator.
 
-    A site's private records may lack a class or a group. Declared files that a party does not read need not exist. The
-    coordinator does not read private records, and a site does not read validation and test records. With a hashed split
-    nobody reads validation and test records, because each site sets test records aside from its private ones. Errors as
-    in :func:`load_data`, and for a data set whose private records have no file of their own.
+    A site's private records may lack a class or a group. Declared files may be missing at a party that does not read
+    them. The coordinator does not read private records, and a site does not read validation and test records. With a
+    hashed split no party reads validation and test records, because each site sets test records aside from its private
+    ones. Errors as in :func:`load_data`, and for a data set whose private records have no file of their own.
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
@@ -357,7 +358,8 @@ def dataset_of(
 
 
 def pool_size(config: DataConfig) -> int:
-    """Return about how many public records the data set of ``config`` has, without reading private ones."""
+    """Return the approximate number of public records of the data set that ``config`` describes, without reading
+    private ones."""
     entry = entry_for(config)
     size = entry.num_public if config.num_public is None else config.num_public
     if size is None:
@@ -962,8 +964,7 @@ def _listed(values: Sequence[str] | dict[str, None]) -> str:
 
 
 def _quoted(text: str | None) -> str:
-    """Return ``text`` as it is written in a YAML file: quoted if YAML would read it as something other than this
-    text."""
+    """Return ``text`` in the form for a YAML file: in quotes if YAML would read it as another value than this text."""
     assert text is not None
     return text if _PLAIN.match(text) and text == text.strip() else json.dumps(text, ensure_ascii=False)
 

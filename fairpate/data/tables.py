@@ -127,8 +127,8 @@ class Feature(Section):
 
     @property
     def own_categories(self) -> tuple[str, ...]:
-        """The categories for each of which there is a feature: the declared ones, then one for missing and one for
-        undeclared values, if they may occur."""
+        """The categories that have a feature each: the declared ones, then one for missing and one for undeclared
+        values, if such values may occur."""
         names = (*self.categories, *([self.missing] if self.missing is not None else []), *([OTHER] * self.other))
         # Without duplicates: a missing value may be replaced by a declared category.
         return tuple(dict.fromkeys(names))
@@ -346,8 +346,8 @@ def _require_distinct(values: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCode:
-    """How one feature is computed from one published ``column``; fields that belong to other kinds of features are
-    None.
+    """The rule by which one feature is computed from one published ``column``; fields that belong to other kinds of
+    features are None.
 
     There are six kinds, which :func:`encode` computes:
 
@@ -1067,7 +1067,7 @@ class RecordForm:
 
 def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
     """Return the input form for records with the features ``codes``; None if there are no features, or if a column
-    contains vectors, which nobody can type."""
+    contains vectors, which are too long to type."""
     if not codes or any(code.kind == "element" for code in codes):
         return None
     return RecordForm(codes=tuple(codes))

@@ -163,28 +163,32 @@ def filter_streams(
     # The left side bounds every product in `_is_below`: what int64 does not hold, Python's integers do.
     is_large = margin is not None and (length + 1) ** 2 * max(margin.as_integer_ratio()) >= _LARGEST
     counts_RGC = np.zeros((num_streams, num_groups, num_classes), dtype=object if is_large else np.int64)
-    sizes_RG = counts_RGC.sum(axis=2)
+    # Sums are kept and not added up again: a step reads a few numbers of each stream.
+    sizes_RG, labels_RC, total_R = counts_RGC.sum(axis=2), counts_RGC.sum(axis=1), counts_RGC.sum(axis=(1, 2))
     # A decision depends on all earlier ones of its stream, so only the streams are computed together.
     for step, (group_R, label_R) in enumerate(zip(groups_RN.T, labels_RN.T, strict=True)):
-        hits_R, size_R, total_R = counts_RGC[rows_R, group_R, label_R], sizes_RG[rows_R, group_R], sizes_RG.sum(axis=1)
+        hits_R, size_R = counts_RGC[rows_R, group_R, label_R], sizes_RG[rows_R, group_R]
+        all_hits_R = labels_RC[rows_R, label_R]
         answers_R = {"group": size_R, "cell": hits_R}.get(rule.cold_start)
         answers_R = sizes_RG.min(axis=1) if answers_R is None else answers_R
         # No other group has an answer, or cold start: accepted at any gap.
         accepted_R = (total_R == size_R) | (answers_R < rule.min_count)
         if margin is not None:
             is_below = partial(_is_below, margin.as_integer_ratio())
-            of_label_RG, offered_R, in_group_R = counts_RGC[rows_R, :, label_R], hits_R + 1, size_R + 1
-            all_hits_R = of_label_RG.sum(axis=1)
+            offered_R, in_group_R = hits_R + 1, size_R + 1
             if rule.gap == "one_vs_rest":
                 accepted_R |= is_below(offered_R, in_group_R, all_hits_R - hits_R, total_R - size_R)
             elif rule.gap == "overall":
                 accepted_R |= is_below(offered_R, in_group_R, all_hits_R + 1, total_R + 1)
             else:
+                of_label_RG = counts_RGC[rows_R, :, label_R]
                 below_RG = is_below(offered_R[:, None], in_group_R[:, None], of_label_RG, sizes_RG)
                 own_RG = np.arange(num_groups) == group_R[:, None]
                 accepted_R |= (below_RG | own_RG | (sizes_RG == 0)).all(axis=1)
-        # A refused label adds 0.
-        np.add.at(counts_RGC, (rows_R, group_R, label_R), accepted_R)
-        np.add.at(sizes_RG, (rows_R, group_R), accepted_R)
+        # A refused label adds 0; each stream has one label a step, so that no place occurs twice.
+        counts_RGC[rows_R, group_R, label_R] = hits_R + accepted_R
+        sizes_RG[rows_R, group_R] = size_R + accepted_R
+        labels_RC[rows_R, label_R] = all_hits_R + accepted_R
+        total_R = total_R + accepted_R
         accepted_NR[step] = accepted_R
     return accepted_NR.T

@@ -43,17 +43,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, Field, model_validator
 
 from fairpate import config as configuration
-from fairpate.config import (
-    ConfigError,
-    DataConfig,
-    Noise,
-    Override,
-    Section,
-    Seed,
-    apply_override,
-    parse_config,
-    without,
-)
+from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply_override, parse_config, without
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.files import open_storage
 from fairpate.privacy import accountant
@@ -670,6 +660,15 @@ class PrivateMethod(Method):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenRun(Training):
+    """A run whose folder this process has locked, with everything that the stages of the run read: data, settings and
+    release log."""
+
+    config: Method
+    log: ReleaseLog
+
+
 class ReleasingMethod(PrivateMethod):
     """A method that draws one release of arrays and then learns from it.
 
@@ -811,7 +810,7 @@ def require_trusted(method: Any, path: Path) -> None:
 
 def configured(
     source: Values | Path | str | None,
-    overrides: Sequence[Override] = (),
+    overrides: Sequence[configuration.Override] = (),
     *,
     method: str | None = None,
     exactly: bool = False,
@@ -978,7 +977,7 @@ _FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_s
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
-def resolved(overrides: Sequence[Override], method: str | None = None, *, num_sites: int = 1) -> Method:
+def resolved(overrides: Sequence[configuration.Override], method: str | None = None, *, num_sites: int = 1) -> Method:
     """Return the configuration of a run without a file: settings that fit the data set, replaced by ``overrides``.
 
     `fairpate run` without a file uses it, and printed commands rely on it. ``num_sites`` sites each have as many
@@ -994,7 +993,7 @@ def resolved(overrides: Sequence[Override], method: str | None = None, *, num_si
     return configured(start, overrides, method=method)
 
 
-def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tuple[str, str]:
+def default_method(overrides: Sequence[configuration.Override], *, num_sites: int = 1) -> tuple[str, str]:
     """Return the method that is used if ``overrides`` name none, and the reason; both depend on public facts only.
 
     The method is `residual_votes` or `record_votes`. The first release of residual votes is a sum of vectors of norm at

@@ -28,13 +28,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from aggregator.mechanism import Mechanism, NearestCounts, NearestRecords
 from aggregator.session import Ballot, Question, VotesUnavailableError
@@ -45,9 +43,15 @@ from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.pate import Labels, ReleasePlan, StandingVoters, VotingMethod, digest_of_records, passing
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
-from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, sklearn, stream_seed
-from teachers import ray_pool
-from teachers.ensemble import PoolError, shard_key
+from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, Later, sklearn, stream_seed, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from teachers import ensemble, ray_pool
+else:
+    # Both import torch, and a configuration is read without it.
+    ensemble, ray_pool = Later("teachers.ensemble"), Later("teachers.ray_pool")
 
 _AT_ONCE = 1024
 _STEPS = 2**15
@@ -324,7 +328,7 @@ class PrivateKnn(VotingMethod):
             names = [question.query.record_id for question in questions]
             try:
                 return counts(np.stack([question.features for question in questions]), names)
-            except PoolError as error:
+            except ensemble.PoolError as error:
                 raise VotesUnavailableError(str(error)) from error
 
         return StandingVoters(
@@ -352,7 +356,7 @@ class PrivateKnn(VotingMethod):
         private, settings = dataset.private, self.private_knn
         seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
         # The order of equal distances must be the same in every run; it need not be secret.
-        key, persons = shard_key(self.seed), None if private.person_N is None else private.person_N.numpy()
+        key, persons = ensemble.shard_key(self.seed), None if private.person_N is None else private.person_N.numpy()
         voters = places(private.x), private.y.numpy(), private.unit_id
         blocks = list(ray_pool.blocks_of(*voters, key=key, person_N=persons))
         if self.ray.num_actors == 0:

@@ -19,14 +19,14 @@ every (label, prediction) keeps its public total; the allowed gap is corrected; 
 Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
@@ -34,11 +34,12 @@ from fairpate.methods.base import PrivateMethod, Stream, Trained, Training
 from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, GameRules, Mixing, fair_mixing, fit_mixture
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import ParityCells, ParityConfig, require_codes
-from fairpate.nn.fit import linear_rules, said_labels
-from fairpate.nn.models import scale_bytes
 from fairpate.privacy.accountant import PureReleases, spent
 from fairpate.privacy.laplace import keep_probability, randomise_response
-from fairpate.types import FloatArray, sklearn
+from fairpate.types import FloatArray, sklearn, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class RandomisedResponseConfig(ParityConfig):
@@ -155,6 +156,9 @@ class RandomisedResponse(PrivateMethod):
             # F-LD drives violations to 0 for any allowed gap.
             parity, generator = parity_of(self.f_ld, dataset), training.generator(Stream.TRAINING)
             return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
+        from fairpate.nn.fit import linear_rules  # a configuration is read without torch
+        from fairpate.nn.models import scale_bytes
+
         # Uniform reports show no gap, and there is nothing to scale.
         per_gap = 1 / shrunk if shrunk else 1.0
         scaled = {"dual_bound": config.dual_bound * per_gap, "learning_rate": config.learning_rate * per_gap}
@@ -180,6 +184,8 @@ class RandomisedResponse(PrivateMethod):
 
         ValueError for codes out of range, and for a group and event with too few records.
         """
+        from fairpate.nn.fit import said_labels  # a configuration is read without torch
+
         dataset, config, epsilon = training.dataset, self.randomised_response, self.target.epsilon
         x, y, num_groups = dataset.private.x, dataset.private.y, dataset.num_groups
         require_codes("labels", y.numpy(), dataset.num_classes)

@@ -42,15 +42,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
-from torch import Tensor, nn
 
 from fairpate import config as configuration
 from fairpate.config import ConfigError, Count, EmbeddingConfig
@@ -62,14 +60,16 @@ from fairpate.fairness.rates import TableByGroup
 from fairpate.methods import base
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.pate import fit_student, passing
-from fairpate.nn.fit import public_penalty
-from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
 from fairpate.run.release_log import Released
-from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, sklearn, stream_seed
-from student.student import Student
+from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, sklearn, stream_seed, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from student.student import Student
 
 UNITS = 2**14
 """U: the number of units of a vote of norm one; votes are whole numbers of units."""
@@ -254,6 +254,8 @@ class VotesOfRecords(base.ReleasingMethod):
         training.reporter.note("votes", f"the student learns from {len(labelled.labels)} of {num_records} labels")
         penalty = None
         if settings.penalty is not None:
+            from fairpate.nn.fit import public_penalty  # a configuration is read without torch
+
             generator = training.generator(Stream.PENALTY)
             penalty = public_penalty(public.x, public.z, settings.penalty, generator=generator)
         network = fit_student(
@@ -716,6 +718,8 @@ def labels_of_chances(chances_MC: FloatArray) -> PoolLabels:
 
 def rule_network(rule_CW: FloatArray) -> tuple[configuration.ModelConfig, nn.Module]:
     """Return the linear rule (C, W) over votes as a network over embedded records, with its architecture."""
+    from fairpate.nn.models import build_model  # a configuration is read without torch
+
     architecture = configuration.ModelConfig(name="bounded_logistic")
     width, num_classes = rule_CW.shape[1] - 1, len(rule_CW)
     network = build_model(architecture, input_shape=(width,), num_classes=num_classes)

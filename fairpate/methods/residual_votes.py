@@ -53,13 +53,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 from scipy.special import softmax
-from torch import Tensor
 
 from fairpate.config import ConfigError, Count, NetworkConfig, Positive, RayConfig, StudentConfig
 from fairpate.data import Dataset
@@ -72,9 +71,15 @@ from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
-from fairpate.types import FloatArray, IntArray
-from teachers.ensemble import BlockPool
-from teachers.ray_pool import open_pool
+from fairpate.types import FloatArray, IntArray, Later
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from teachers import ray_pool
+    from teachers.ensemble import BlockPool
+else:
+    ray_pool = Later("teachers.ray_pool")  # imports torch, and a configuration is read without it
 
 Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]
@@ -380,7 +385,7 @@ class ResidualVotes(RulesOfRecords):
         earlier ones."""
         dataset, settings = training.dataset, self.residual_votes
         noise, source = self.multiplier(), self.source
-        with training.reporter.stage("votes"), open_pool(self.ray) as pool:
+        with training.reporter.stage("votes"), ray_pool.open_pool(self.ray) as pool:
             ballot = WeightedBallot.of(dataset, settings.embedding)
             records = RecordSums.of(ballot, dataset.private, pool)
 
@@ -552,7 +557,7 @@ class AdaSsp(RulesOfRecords):
         these moments."""
         dataset, source = training.dataset, self.source
         sums, moments, eigenvalue = events = self.events()
-        with training.reporter.stage("votes"), open_pool(self.ray) as pool:
+        with training.reporter.stage("votes"), ray_pool.open_pool(self.ray) as pool:
             ballot = WeightedBallot.of(dataset, self.ada_ssp.embedding)
             records = RecordSums.of(ballot, dataset.private, pool)
             exact_CW = records.total(partial(indicators, num_classes=dataset.num_classes), norm=UNITS)

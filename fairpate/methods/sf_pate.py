@@ -15,15 +15,14 @@ Deviations from the paper:
 Shapes: N records, C classes.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional
 
 from fairpate.config import LEARNING_FIELDS, GnmaxConfig, Section
 from fairpate.data import Dataset, Split
@@ -32,11 +31,13 @@ from fairpate.methods.base import Stream, Trained, Training
 from fairpate.methods.f_ld import FairLoopConfig, FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import UNKNOWN
 from fairpate.methods.pate import Labels, PateFamily, ReleasePlan, digest_of_records
-from fairpate.nn.fit import predict_logits
-from fairpate.nn.models import build_model
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, LabelledSet, VoteBatch, stream_seed
-from teachers.ensemble import BlockPool, count_votes, rows_of_teachers
+from fairpate.types import IntArray, LabelledSet, VoteBatch, functional, stream_seed, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from teachers.ensemble import BlockPool
 
 
 class SfPateConfig(Section):
@@ -106,6 +107,8 @@ class SfPate(PateFamily):
         one after another."""
         if self.sf_pate.variant == "sf_s":
             return super().collect_votes(dataset, queries, folder, reporter, pool)
+        from teachers.ensemble import count_votes, rows_of_teachers  # a configuration is read without torch
+
         private, count = dataset.private, self.teachers.num_teachers
         rows_T = rows_of_teachers(private, self.teachers, self.seed)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
@@ -145,6 +148,9 @@ class SfPate(PateFamily):
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
         """Train one teacher by F-LD, with a fairness constraint, on ``shard``, and return its label for each query,
         (Q,)."""
+        from fairpate.nn.fit import predict_logits  # a configuration is read without torch
+        from fairpate.nn.models import build_model
+
         # Seeded by its number alone: no draw of a teacher may depend on another teacher's records.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
         shape, seed = tuple(shard.x.shape[1:]), int(torch.randint(2**62, (), generator=generator))

@@ -31,8 +31,6 @@ from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
 from fairpate.privacy.mechanism_events import VoteSums
 from fairpate.run.release_log import Released
-from teachers.ensemble import collect_votes
-from teachers.ray_pool import open_pool
 
 
 class TeacherVotesConfig(TaughtConfig):
@@ -84,6 +82,9 @@ class TeacherVotes(VotesOfRecords):
         # A coordinator has no teachers. Elsewhere all shards vote, even empty ones: one record more must not add the
         # votes of a teacher.
         if not dataset.is_elsewhere:
+            from teachers.ensemble import collect_votes  # a configuration is read without torch
+            from teachers.ray_pool import open_pool
+
             with open_pool(self.ray) as pool:
                 with reporter.stage("teachers") as advance:
                     ensemble = self.train_teachers(dataset, training.run.teachers, pool, on_progress=advance)

@@ -52,7 +52,7 @@ class Pair:
 
 
 def gaussian(stddev: float) -> Pair:
-    """Return the pair of output distributions N(1, ``stddev``^2), with the unit, and N(0, ``stddev``^2), without it."""
+    """Return the pair of output distributions N(1, stddev^2), with the unit, and N(0, stddev^2), without it."""
     _require_noise(stddev)
     points = _points(stddev, 0.0, 1.0)
     return Pair(_log_normal(points - 1, stddev), _log_normal(points, stddev))

@@ -414,8 +414,8 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
 
 
 def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: float) -> frozenset[Threshold]:
-    """Return the thresholds of ``rule`` because of which a method is chosen in none of the paper's settings: those that
-    every one of its ``points`` misses, or, if there is none, all that any point misses.
+    """Return the thresholds of ``rule`` that exclude a method from all of the paper's settings: the thresholds that
+    every one of its ``points`` misses, or, if no threshold is missed by all points, those that any point misses.
 
     Empty if a point is eligible; ``definition`` means that an objective is undefined.
     """
@@ -437,8 +437,8 @@ def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> f
 
 
 def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
-    """Return the least error among the configurations of a panel (data set and privacy class) whose coverage is at
-    least ``rule.min_coverage``; inf if there are none.
+    """Return the least error among the configurations of a panel (data set and privacy class) with a coverage of at
+    least ``rule.min_coverage``; inf without such a configuration.
 
     Configurations without a privacy guarantee count only if there are no others.
     """
@@ -466,8 +466,8 @@ class Baselines:
 
 
 def baselines(points: Sequence[Point]) -> Baselines:
-    """Return the baseline accuracies of one panel's points; the majority accuracy is taken from the point with the
-    highest coverage."""
+    """Return the baseline accuracies of one panel (data set and privacy class); the majority accuracy is taken from the
+    point with the highest coverage."""
     # With a reject option the majority is that of answered records, so the point that answers most is used.
     known = [point for point in points if not math.isnan(point.majority_accuracy)]
     widest = min(known, key=lambda point: point.value("refused"), default=None)
@@ -482,8 +482,8 @@ def baselines(points: Sequence[Point]) -> Baselines:
 
 @dataclass(frozen=True, kw_only=True)
 class Dominance:
-    """How one series dominates another: the number, share and epsilons of those points of ``loser`` that some point of
-    ``winner`` dominates."""
+    """A comparison of two series (methods): the number, share and epsilons of the points of ``loser`` that some point
+    of ``winner`` dominates."""
 
     winner: str
     loser: str
@@ -494,8 +494,8 @@ class Dominance:
 
 
 def dominance(points: Sequence[Point]) -> list[Dominance]:
-    """Return, for each ordered pair of series (methods) in one panel, how many points of the second are dominated by
-    some point of the first."""
+    """Return, for each ordered pair of series (methods) in one panel (data set and privacy class), how many points of
+    the second are dominated by some point of the first."""
     require_one_panel(points)
     series = by_series(defined(points, OBJECTIVES)[0])
     values = {name: matrix(found, OBJECTIVES, guaranteed=True) for name, found in series.items()}

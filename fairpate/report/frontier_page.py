@@ -64,8 +64,9 @@ class Findings:
 
 
 def findings(points: Sequence[Point]) -> Findings:
-    """Return the sentences about the points of one panel: on the best configurations within the middle level of
-    epsilon, then within up to four other levels."""
+    """Return the sentences about the points of one panel (data set and privacy class): on the best configurations whose
+    epsilon is within the middle level, then within up to four other levels
+    (:func:`fairpate.report.figures.epsilon_levels`)."""
 
     def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
         """Return the most accurate and the fairest of the points ``found``. Ties in accuracy are broken by disparity,
@@ -176,7 +177,7 @@ def ranked(points: Sequence[Point]) -> list[Point]:
 
 def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
     """Return, for each of the FairPATE paper's three settings, the best configuration of every method, the best method
-    first; ``points`` are those of one panel."""
+    first; ``points`` are those of one panel (data set and privacy class)."""
     least = frontier.best_error(points, _RULE)
     chosen = {}
     for setting, first in frontier.FIRST.items():
@@ -190,7 +191,8 @@ def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
 
 
 def baseline_words(found: frontier.Baselines) -> str:
-    """Return a sentence on the accuracies of the baselines of a panel; empty if none is known."""
+    """Return a sentence on the baseline accuracies of a panel (data set and privacy class); empty if they are
+    unknown."""
     words = [] if math.isnan(found.majority) else [f"always the most common class: {percent(found.majority)}"]
     if not math.isnan(found.unprotected):
         words.append(f"best without privacy: {percent(found.unprotected)} ({found.unprotected_method})")
@@ -198,8 +200,8 @@ def baseline_words(found: frontier.Baselines) -> str:
 
 
 def left_out_words(points: Sequence[Point]) -> str:
-    """Return a sentence that names the methods of which no configuration is chosen in any of the paper's settings, with
-    the thresholds that they miss; empty if there is no such method."""
+    """Return a sentence that names the methods without a configuration that meets the thresholds in any of the paper's
+    settings, with the thresholds that they miss; empty if there is no such method."""
     least = frontier.best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(_RULE.min_coverage)}",

@@ -73,7 +73,7 @@ class GroupResult:
     """The results of one group: the numbers of its evaluated and of its answered records, the share answered
     (``coverage``), and the accuracy on answered records.
 
-    Numbers are None and shares NaN for a group with too few records to be shown.
+    Numbers are None, and shares NaN, for a group that has too few records to be published.
     """
 
     name: str
@@ -523,8 +523,8 @@ def _percent(share: float) -> str:
 
 
 def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
-    """Return words for a cell of which a fairness gap compares rates, such as "predicted 3, given true 5: red against
-    green"; "undefined" if ``cell`` is None."""
+    """Return words for the rates that a fairness gap compares in ``cell``, such as "predicted 3, given true 5: red
+    against green"; "undefined" if ``cell`` is None."""
     if cell is None:
         return "undefined"
     negated = "" if cell.label_is else "not "
@@ -760,8 +760,8 @@ class OrderResult:
 
     ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap after a number of answers,
     ``max_gap_from``, by which every group with records has got ``rule.min_count`` answers, and enough answers to be
-    shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets so many answers, or if
-    there is only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
+    shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets that number of answers,
+    or if there is only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
     """
 
     accuracy: float

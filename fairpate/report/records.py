@@ -262,7 +262,7 @@ class MeasuredClaims:
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
     no_baseline: ClassVar[str] = ""
-    """The sentence that stands instead of a baseline without privacy, if there is none."""
+    """The reason for which a page shows no baseline without privacy, as a sentence."""
 
     @property
     def fairness(self) -> Fairness:
@@ -412,7 +412,8 @@ class MeasuredClaims:
 
     @property
     def measured_rows(self) -> Rows:
-        """The measurements on test records as pairs of heading and words; if there are none, the reason."""
+        """The measurements on test records as pairs of heading and words; without measurements, the reason why they are
+        missing."""
         measured = self.measured
         if not measured.is_measured:
             return [("accuracy", f"unknown: {measured.words['why_unknown']}")]

@@ -113,7 +113,8 @@ class Division:
 
     @property
     def words(self) -> str:
-        """Sentences on the smallest impact ratio, and on the groups with too few records to be compared."""
+        """Sentences on the smallest impact ratio of any group, and on the groups that have too few records to be
+        compared."""
         least = self.least
         if least is None:
             return "No two groups can be compared."
@@ -465,7 +466,7 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
     try:
         require_columns(read, columns, title)
     except DataError as error:
-        raise DataSettingsError(f"{error} Options such as --prediction and --group name the columns.") from error
+        raise DataSettingsError(f"{error} Name the columns by options such as --prediction and --group.") from error
     found = {}
     for name in columns:
         # `1.0` as `1`: predictions may be written as floats where labels are whole numbers.
@@ -475,8 +476,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
 
 
 def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Return the number of each record's group, and the names of all groups. Each combination of values that occurs in
-    ``columns`` is a group."""
+    """Return the index of each record's group (N,), and the names of all groups. Each combination of values that occurs
+    in ``columns`` is a group."""
     joined = [" · ".join(parts) for parts in zip(*(column.tolist() for column in columns), strict=True)]
     names, codes_N = np.unique(np.array(joined, dtype=np.str_), return_inverse=True)
     return codes_N.astype(np.int64), tuple(names.tolist())

@@ -1,15 +1,17 @@
 """Audit a run: canaries in shadow releases, and the lower bound on epsilon that an attack proves.
 
-A shadow release is drawn by the run's own method under its settings, from made-up records in the form of the run's
-data; a fair coin decides for each canary, a record that the attacker looks for, whether it is included. No private
-record is read, so the result may be published. With ``on_private`` the other records are the private ones, and the
-result must not be published. The attacker knows all made-up records and what every canary would add, and reads what a
-run publishes. Guesses about the coins give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
+A shadow release is drawn for the audit by the run's own method under its settings, from made-up records in the form of
+the run's data. A canary is a record that the attacker looks for; a fair coin decides for each canary whether it is
+included. No private record is read, so the result may be published. With ``on_private`` the other records are the
+private ones, and the result must not be published. The attacker knows all made-up records and what every canary would
+add, and reads what a run publishes. Guesses about the coins give lower bounds on epsilon
+(:mod:`fairpate.privacy.audit`).
 
-    tables, sums      a canary has a cell of the table or a direction of its own: likelihood ratio of the released
-    numbers teachers' votes   a canary flips its teacher's vote by a random code over the queries: correlation with the
-    answers SGD family        a canary has a feature of its own: how much the published model raised the odds of its
-    label
+- Tables and sums: a canary has a cell of the table or a direction of its own. The attacker's score is the likelihood
+  ratio of the released numbers.
+- Teachers' votes: a canary changes its teacher's vote by a random code over the queries. The score is the correlation
+  of this code with the answers.
+- SGD family: a canary has a feature of its own. The score is how much the published model raised the odds of its label.
 
 **Power.** Before anything is drawn, the audit computes the bound that an ideal attack would reach with the chosen
 number of canaries. A control repeats the audit for the same method planned with half the noise: if the audit does not

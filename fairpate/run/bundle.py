@@ -63,7 +63,7 @@ OPTIONAL = (
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 TOLERANCE = 1e-3
-"""Relative difference from the stated epsilon that is allowed for the grids and rounding of two accountants."""
+"""Allowed relative difference of the recomputed from the stated epsilon, as two accountants round differently."""
 _NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
@@ -294,7 +294,7 @@ class _Check:
     head: dict[str, Any] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
     said: PrivacyStatement = field(init=False)
-    """The statement too, for the checks that run only after it was read, so that they need not ask for None."""
+    """The same as ``statement``, for the checks that run only after the statement was read: never None."""
 
     def run(self, check: Callable[[], str | None]) -> None:
         """Run one check of the bundle and store what it returns; a malformed file counts as a difference. Until the
@@ -568,7 +568,7 @@ def _json(bundle: RunDirectory, name: str) -> Any:
     # Bundles come from others: nothing is read that could fill the memory.
     path = bundle.public / name
     if path.stat().st_size > _MOST_TEXT:
-        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the limit of a bundle; ask for another bundle")
+        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the limit in a bundle; ask for a smaller one")
     return json.loads(path.read_bytes()) if name == EVENTS else read_json(path)
 
 
@@ -602,13 +602,13 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
                     f"more than {_MOST_BYTES} bytes": sum(entry.file_size for entry in entries) > _MOST_BYTES,
                 }
                 if fault := next((words for words, is_there in faults.items() if is_there), None):
-                    raise BundleError(f"{path}: not a bundle ({fault}); give a file of `fairpate bundle`.")
+                    raise BundleError(f"{path}: not a bundle ({fault}); give the file that `fairpate bundle` wrote.")
                 # Every name is known and without a folder, so none leads out of this one.
                 bundle.extractall(folder)
         except FileNotFoundError:
             raise BundleError(f"{path}: no such file; give the file that `fairpate bundle` wrote.") from None
         except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError) as error:
-            raise BundleError(f"{path}: not a bundle ({error}); give a file of `fairpate bundle`.") from error
+            raise BundleError(f"{path}: not a bundle ({error}); give the file that `fairpate bundle` wrote.") from error
         yield Unpacked(root=Path(folder))
 
 
@@ -619,7 +619,7 @@ Kind = Literal["filled", "operator", "open"]
 
 
 class DossierError(UserError):
-    """Raised for a dossier that is damaged, or whose signature is not valid."""
+    """Raised if a dossier (a form about a published run) is damaged, or if its signature is not valid."""
 
 
 @dataclass(frozen=True, kw_only=True)

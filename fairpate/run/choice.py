@@ -208,8 +208,8 @@ def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSour
 
 
 class TrialsError(UserError):
-    """Raised if every trial (training of a choice among settings) failed, so that there is no model; the privacy cost
-    was charged nevertheless."""
+    """Raised if every trial failed, that is, every training in a choice among settings, so that there is no model; the
+    privacy cost was charged nevertheless."""
 
 
 MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
@@ -235,11 +235,12 @@ class Trials:
     """The plan of a choice among trainings (trials), of which a secret number is run: the ``epsilon`` of one training,
     all ``trainings`` as one privacy event, and the noisy scores of all trained models, ``scores``, as another.
 
-    Each of the two events costs the epsilon that the user asked for; the costs do not add up, because the events read
+    Each of the two events has the ``cost`` that the user asked for; their costs do not add up, because the events read
     disjoint records. Each score has noise of standard deviation ``noise_stddev_records``, in records.
     """
 
     epsilon: float
+    cost: Price
     trainings: SecretTrials
     scores: SecretTrials
     noise_stddev_records: float
@@ -248,6 +249,26 @@ class Trials:
         """Return the integer score ``exact`` of a trained model plus noise of the planned standard deviation, drawn
         from ``source``."""
         return exact + discrete_gaussian.sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
+
+    def charge(
+        self, logs: Sequence[ReleaseLog], data: str, reporter: Reporter, *, is_own: bool, also_tests: bool = False
+    ) -> None:
+        """Announce the privacy cost of the planned trials on the data set ``data``, then charge all trainings and all
+        scores to the odometer.
+
+        ``logs``: the release logs of trainings and of scores. ``also_tests``: private metrics on test records will
+        follow, at the same cost, so their limit is checked too. ``is_own``: the data set is the user's own.
+        LimitReachedError, with nothing charged, if a limit of the odometer would be exceeded.
+        """
+        counted = list(zip(logs, (self.trainings, self.scores), strict=True))
+        # All limits before the first charge: a refusal later would leave charges without a model.
+        for log, event in counted:
+            log.check([event], noise=OS_ENTROPY)
+        runs.announce_spending(self.cost, data, reporter, is_own=is_own)
+        if also_tests:
+            logs[0].of_part("test").check([table_event(self.cost)], noise=OS_ENTROPY)
+        for log, event in counted:
+            log.record([event], noise=OS_ENTROPY)
 
 
 def with_epsilon(config: PrivateMethod, epsilon: float) -> PrivateMethod:
@@ -303,7 +324,13 @@ def plan_trials(
         return (SecretTrials(expected_trials=expected_trials, trials=((score,),), unit=unit, relation=relation),)
 
     noise = accountant.least_noise(of_scores, target_epsilon=epsilon, target_delta=delta)
-    return Trials(epsilon=of_one, trainings=trainings, scores=of_scores(noise)[0], noise_stddev_records=noise)
+    return Trials(
+        epsilon=of_one,
+        cost=Price(epsilon=epsilon, delta=delta, unit=unit, relation=relation, accounting="rdp"),
+        trainings=trainings,
+        scores=of_scores(noise)[0],
+        noise_stddev_records=noise,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,18 +442,8 @@ def select_by_trials(
         ]
         # A copy of a folder whose trials were drawn is another run, with other noise: it pays too.
         if not state_file.exists() or any(log.stored() is None for log in logs):
-            unit, relation = plan.trainings.unit, plan.trainings.relation
-            cost = Price(epsilon=epsilon, delta=first.target.delta, unit=unit, relation=relation, accounting="rdp")
-            is_tested = first.evaluation.metrics == "private"
-            charge_trials(
-                plan,
-                logs,
-                cost,
-                dataset.name,
-                reporter,
-                is_own=first.data.declaration is not None,
-                also_tests=is_tested,
-            )
+            is_own, is_tested = first.data.declaration is not None, first.evaluation.metrics == "private"
+            plan.charge(logs, dataset.name, reporter, is_own=is_own, also_tests=is_tested)
         if not state_file.exists():
             # Charged, then drawn, then stored, then tried: a crash before this line has drawn nothing that was used.
             source = OsEntropy()
@@ -441,7 +458,7 @@ def select_by_trials(
                 f"{out}: the trials in this folder were charged under other settings ({'; '.join(changes.values())}); "
                 "set these fields back, or give another folder with --out."
             )
-        reporter.note("trials", f"a secret number of them, {expected_trials:g} expected; nothing is shown of them")
+        reporter.note("trials", f"a secret number of trials, {expected_trials:g} expected; none of them is displayed")
         best, outcome = _best_trial(state["drawn"], planned, data_of, plan, weights, folder.workplace)
         receipt = read_receipt(folder)
         assert receipt is not None
@@ -460,34 +477,6 @@ def select_by_trials(
         )
         shutil.rmtree(folder.workplace)
     return done
-
-
-def charge_trials(
-    plan: Trials,
-    logs: Sequence[ReleaseLog],
-    cost: Price,
-    data: str,
-    reporter: Reporter,
-    *,
-    is_own: bool,
-    also_tests: bool = False,
-) -> None:
-    """Announce the privacy cost ``cost`` of the planned trials on the data set ``data``, then charge all trainings and
-    all scores to the odometer.
-
-    ``logs``: the release logs of trainings and of scores. ``also_tests``: private metrics on test records will follow,
-    at the same cost, so their limit is checked too. ``is_own``: the data set is the user's own. LimitReachedError, with
-    nothing charged, if a limit of the odometer would be exceeded.
-    """
-    counted = list(zip(logs, (plan.trainings, plan.scores), strict=True))
-    # All limits before the first charge: a refusal later would leave charges without a model.
-    for log, event in counted:
-        log.check([event], noise=OS_ENTROPY)
-    runs.announce_spending(cost, data, reporter, is_own=is_own)
-    if also_tests:
-        logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
-    for log, event in counted:
-        log.record([event], noise=OS_ENTROPY)
 
 
 def _best_trial(

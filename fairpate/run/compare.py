@@ -1,12 +1,12 @@
 """Compare methods: run the cells of a sweep as Ray tasks that share votes and releases, then report the frontier.
 
-A cell is one method with one setting, data set and seed. Cells that differ only in settings of the steps after the vote
-(mechanism, gate, budget, student) share the votes. Cells that differ only in settings of the steps after a release
-share the release: it is drawn once and charged once. Votes and releases are stored under the digest of the settings
-that determine them, so that the next sweep finds them.
+A cell is one method with one setting, data set and seed. Cells that differ only in settings of the steps after the
+teachers' vote (mechanism, rule for refusing queries, budget, student) share the votes. Cells that differ only in
+settings of the steps after a release share the release: it is drawn once and charged once. Votes and releases are
+stored under a digest of the settings that determine them, so that the next sweep finds them.
 
-The driver alone writes results and charges releases to the odometer, so cells may run on any node with the same data
-files; models stay in the run directories of the node that trained them.
+The driver, the process that runs `fairpate compare`, alone writes results and charges releases to the odometer, so
+cells may run on any node with the same data files; models stay in the run directories of the node that trained them.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ class Comparison:
     notion: NotionName = DEFAULT
     fair_at: FairRule = field(default_factory=FairRule)
     spent: tuple[str, ...] = ()
-    """A sentence for each data set, on what this call released of its records, and what was spent on it so far."""
+    """A sentence for each data set on the privacy cost of this call's releases and of all releases of it so far."""
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -136,7 +136,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
-    """Write ``value`` to ``path`` as strict JSON, atomically; ValueError for NaN or infinity, which the caller must
+    """Write ``value`` to ``path`` as strict JSON, atomically. ValueError for NaN or infinity, which the caller must
     replace by None."""
     # NaN is no JSON: browsers and other languages would refuse the whole file.
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", private=private)
@@ -148,11 +148,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RunDirectoryError(f"{path}: cannot be read ({error}); restore it from a copy.") from error
+        raise RunDirectoryError(f"{path}: cannot be read ({error}); restore the file from a copy.") from error
     except ValueError as error:
-        raise RunDirectoryError(f"{path}: damaged ({error}); restore it from a copy.") from error
+        raise RunDirectoryError(f"{path}: damaged ({error}); restore the file from a copy.") from error
     if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path}: damaged, expected a JSON object; restore it from a copy.")
+        raise RunDirectoryError(f"{path}: damaged, expected a JSON object; restore the file from a copy.")
     return value
 
 
@@ -171,7 +171,7 @@ def read_statement(run: RunDirectory) -> PrivacyStatement:
     try:
         return restored(PrivacyStatement, values)
     except (TypeError, KeyError) as error:
-        raise RunDirectoryError(f"{run.statement}: damaged ({error}); restore it from a copy.") from error
+        raise RunDirectoryError(f"{run.statement}: damaged ({error}); restore the file from a copy.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ def recorded_data(run: RunDirectory) -> DataRecord | None:
     try:
         return restored(DataRecord, read_json(run.data))
     except TypeError as error:
-        raise RunDirectoryError(f"{run.data}: damaged ({error}); restore it from a copy.") from error
+        raise RunDirectoryError(f"{run.data}: damaged ({error}); restore the file from a copy.") from error
 
 
 def require_data(run: RunDirectory) -> DataRecord:

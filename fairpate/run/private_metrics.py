@@ -13,8 +13,8 @@ training at no further cost. A unit that is replaced stays in its split as long 
 names depend on content are refused for that relation.
 
 **Predictor.** Each prediction is a function of its record and of released values alone. The reject option is left out,
-because its gate depends on earlier records, so that one record could change all later answers; it is simulated on
-records that are made up from the noisy table.
+because whether it refuses depends on earlier records, so that one record could change all later answers; it is
+simulated on records that are made up from the noisy table.
 
 **Intervals.** Let A be a noisy number of hits (the sum of a cells of the table) among B noisy records (the sum of m
 cells), and n the true number of these records. Then A - p B has variance n p (1 - p) + s^2 (a (1 - p)^2 + (m - a) p^2)
@@ -46,7 +46,7 @@ from fairpate.config import ConfigError, EvaluationConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
-from fairpate.methods.base import Method, NoisySum, Price, Stream
+from fairpate.methods.base import Method, NoisySum, OpenRun, Price, Stream
 from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, sample_discrete_gaussian
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 WEIGHT = 2**20
 LEVEL = 0.95
 PREDICTIONS = "predictions"
-"""The table's name in messages, if it is a sum over several sites."""
+"""Name of the noisy table of predictions in messages between sites, if it is a sum over several sites."""
 _LEAST_SHARE = 1e-9  # which has a logarithm
 _DRAWS = 1000
 
@@ -260,8 +260,8 @@ def draw_table(
 
 
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
-    """Return the predicted label (N,) and the score (N,) of each record. Each record is predicted separately, so that
-    its prediction depends on no other record."""
+    """Return the label (N,) that ``student`` predicts for each record, and its score (N,). Each record is predicted
+    separately, so that its prediction depends on no other record."""
     alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
     # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
     generator = np.random.default_rng(source.randbelow(2**63))
@@ -283,28 +283,18 @@ def records_of_unit(split: Split) -> IntArray:
     return np.bincount(person_N)[person_N]
 
 
-def release_table(
-    config: Method,
-    dataset: Dataset,
-    student: Student,
-    event: Event,
-    run: RunDirectory,
-    log: ReleaseLog,
-    *,
-    noise: str,
-    noisy_sum: NoisySum | None = None,
-) -> Released:
+def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseLog, *, noise: str) -> Released:
     """Return the noisy table of predictions that is stored with the run. If there is none, draw it from the test
-    records and charge it to ``log``.
+    records and charge it to ``log``, the log of these records.
 
     ``event`` is the table's privacy event, ``noise`` the label of the noise source, such as ``os_entropy``. Errors as
     in :meth:`ReleaseLog.step`: a table that was published and then deleted is not drawn again.
     """
     assert isinstance(event, PredictionTables)
+    dataset, edges = opened.dataset, opened.config.evaluation.score_edges
     source: NoiseSource = OsEntropy()
     if noise != discrete_gaussian.OS_ENTROPY:
-        source = SeededSource(stream_seed(config.seed, Stream.METRICS))
-    edges = config.evaluation.score_edges
+        source = SeededSource(stream_seed(opened.seed, Stream.METRICS))
 
     def draw() -> Released:
         return draw_table(
@@ -315,42 +305,23 @@ def release_table(
             num_groups=dataset.num_groups,
             num_classes=dataset.num_classes,
             edges=edges,
-            noisy_sum=noisy_sum,
-            about=run.student.read_bytes(),
+            noisy_sum=opened.noisy_sum,
+            about=opened.run.student.read_bytes(),
         )
 
-    settings = {"student": sha256_of(run.student), "parts": dataset.parts, "score_edges": list(edges)}
+    settings = {"student": sha256_of(opened.run.student), "parts": dataset.parts, "score_edges": list(edges)}
     # Sites charge a sum themselves, when its first message leaves.
-    events = () if noisy_sum is not None else (event,)
+    events = (event,) if opened.noisy_sum is None else ()
     return log.step(draw, settings=settings, pool="", noise=noise, events=events)
 
 
-def assess_privately(
-    config: Method,
-    dataset: Dataset,
-    student: Student,
-    statement: PrivacyStatement,
-    run: RunDirectory,
-    log: ReleaseLog,
-    noisy_sum: NoisySum | None = None,
-) -> Assessment:
+def assess_privately(opened: OpenRun, student: Student, statement: PrivacyStatement) -> Assessment:
     """Return metrics of ``student`` estimated from the noisy table of its predictions (:func:`release_table`), whose
-    privacy event ``statement`` lists.
-
-    ``noisy_sum`` adds up the tables of several sites, if there are test records at several sites.
-    """
-    released = release_table(
-        config,
-        dataset,
-        student,
-        event_from(statement.part_events["test"][-1]),
-        run,
-        log.of_part("test"),
-        noise=statement.noise,
-        noisy_sum=noisy_sum,
-    )
-    found = assessment_of(released, student.card, seed=config.seed, fair_at=config.evaluation.rule)
-    return replace(found, measured_N=np.ones(len(dataset.test), np.bool_))  # for the operator's comparison alone
+    privacy event ``statement`` lists."""
+    event, log = event_from(statement.part_events["test"][-1]), opened.log.of_part("test")
+    released = release_table(opened, student, event, log, noise=statement.noise)
+    found = assessment_of(released, student.card, seed=opened.seed, fair_at=opened.config.evaluation.rule)
+    return replace(found, measured_N=np.ones(len(opened.dataset.test), np.bool_))  # for the operator's comparison alone
 
 
 def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
@@ -576,16 +547,31 @@ class _Shares(NamedTuple):
         stddev: float,
         *,
         z: float,
-        rest: bool = False,
-        has_ends: bool = True,
     ) -> _Shares:
         """Return the share of each group's records in which each of the outcomes ``events`` occurs, with its interval,
         from one noisy table (G, Y, C) or from several that are stacked along leading axes.
 
-        ``rest`` returns instead the shares among the records of all other groups together. The ends of the intervals
-        are at z standard deviations; if not ``has_ends``, both ends equal the share.
+        The ends of the intervals are at z standard deviations.
         """
-        found, cells = events(table_GYC), events(np.ones(table_GYC.shape[-3:]))
+        return cls.of_counts(events(table_GYC), events(np.ones(table_GYC.shape[-3:])), stddev, z=z)
+
+    @classmethod
+    def of_counts(
+        cls,
+        found: rates.Events,
+        cells: rates.Events,
+        stddev: float,
+        *,
+        z: float,
+        rest: bool = False,
+        has_ends: bool = True,
+    ) -> _Shares:
+        """Return the shares of events whose records are already counted by group in ``found``.
+
+        ``cells`` counts the same events in a table of ones: the number of noisy cells in each count. ``rest`` returns
+        instead the shares among the records of all other groups together. If not ``has_ends``, both ends equal the
+        share.
+        """
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
             for each in (found.hits_EG, found.sizes_EG, cells.hits_EG, cells.sizes_EG)
@@ -622,37 +608,45 @@ def gap_of(
         # Of all groups together, whose noises add up.
         table_GYC, stddev = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
 
+    found, cells = metric.events(table_GYC), metric.events(np.ones(table_GYC.shape))
+    # A group against itself is no comparison: NaN keeps it out of maxima.
+    itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
+
     def ends(z: float, joint_GYC: FloatArray, has_ends: bool = True) -> _Shares:
-        own = _Shares.of(metric.events, joint_GYC, stddev, z=z, has_ends=has_ends)
+        counts = found if joint_GYC is table_GYC else metric.events(joint_GYC)
+        shares_of = partial(_Shares.of_counts, counts, cells, stddev, z=z, has_ends=has_ends)
+        own = shares_of()
         if metric.compare is rates.level:
             return own
-        # A group against itself is no comparison: NaN keeps it out of maxima.
-        itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
         if metric.compare is rates.below_other:
+            if not has_ends:
+                value = np.maximum(own.value_EG, _LEAST_SHARE)
+                value = 1 - value[..., :, None] / value[..., None, :] + itself_GG
+                return _Shares(value, value, value)
             ratio, least, most = _ratios(own)
             return _Shares(1 - ratio + itself_GG, 1 - most, 1 - least + itself_GG)
         if metric.compare is rates.pairwise:
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
-            others = _Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True, has_ends=has_ends)
-            first, other = list(own), list(others)
-        value = first[0] - other[0]
-        # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
-        low = value - np.hypot(first[0] - first[1], other[2] - other[0])
-        high = value + np.hypot(first[2] - first[0], other[0] - other[1])
+            first, other = list(own), list(shares_of(rest=True))
+        value = low = high = first[0] - other[0]
+        if has_ends:
+            # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
+            low = value - np.hypot(first[0] - first[1], other[2] - other[0])
+            high = value + np.hypot(first[2] - first[0], other[0] - other[1])
         if metric.compare is rates.to_overall:
             # A group is part of the whole: its distance to it is that to the others, times their share.
-            sizes_EG = np.maximum(metric.events(joint_GYC).sizes_EG, 0.0)
+            sizes_EG = np.maximum(counts.sizes_EG, 0.0)
             others_EG = 1 - rates.divide(sizes_EG, sizes_EG.sum(axis=-1, keepdims=True))
             far, near = np.maximum(np.abs(low), np.abs(high)), np.maximum(0.0, np.maximum(low, -high))
             value, low, high = np.abs(value) * others_EG, near * others_EG, far * others_EG
         return _Shares(value, low, high)
 
-    found, alone = metric.events(table_GYC), ends(_deviations(), table_GYC)
+    alone = ends(_deviations(), table_GYC)
     value = alone.value_EG
     if np.isnan(value).all():
         return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
-    shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations())
+    shares = _Shares.of_counts(found, cells, stddev, z=_deviations())
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
     low = _low_of_largest(ends, table_GYC, stddev)

@@ -423,7 +423,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
     else:
         pool = completed_pool(dataset)[:_MOST_RECORDS]
     if not len(pool):
-        reporter.note("onnx", "no model.onnx: there are no public records to check it on")
+        reporter.note("onnx", "no model.onnx: there are no public records on which to check the exported model")
         return
     try:
         with reporter.stage("onnx"):

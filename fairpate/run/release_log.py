@@ -1,20 +1,22 @@
 """The releases of each run, and the total cost of all runs on one data set, written before a release becomes visible.
 
-The costs of two runs on the same private records add up, in any folders. So each run has a receipt, and one file per
-operator, the odometer, has a row for every run. Both are written durably before anything of the release becomes
-visible. A release is charged to the sum for its unit and relation; one whose unit is a person is charged to the sum for
-records too, at its cost per person. A release without privacy is listed, and charged to no sum.
+The costs of two runs on the same private records add up, in whichever folders the runs are. So each run's folder has a
+receipt, the record of what the run was charged, and one database per operator, the odometer, has a row for every run.
+Both are written durably before anything of the release becomes visible. A release is charged to the sum for its unit
+and relation; a release whose unit is a person is charged to the sum for records too, at its cost per person. A release
+without privacy is listed, and charged to no sum.
 
-A sum of epsilons holds for releases that were fixed beforehand. A limit bounds more: releases each of which may be
-chosen after seeing the earlier ones. It adds up their costs at one Renyi order
+A sum of epsilons holds for releases that were all fixed beforehand. An operator's limit must hold for more: releases
+each of which may be chosen after seeing the earlier ones. So the limit adds up costs at one Renyi order
 (:class:`fairpate.privacy.accountant.AdaptiveLimit`), which is never better and mostly a little worse than the sum. A
 first run planned at exactly the limit's epsilon may therefore exceed the limit at this order. It is then admitted as
-the only release: its plan is stored and charged in full from then on. If less were charged, other releases might be
-admitted too; the released values would then decide which of two bounds holds, and both deltas would add up.
+the only release: its plan, all events that were fixed beforehand, is stored and charged in full from then on. If less
+were charged, other releases might be admitted too; the released values would then decide which of two bounds holds, and
+both deltas would add up.
 
 A data set may be split by a hash into disjoint parts (training, test and validation records), and a release may read
-one part alone. A unit is in one part of each split, so it pays for that part, for what reads all parts, and for parts
-of other splits. Sums and limits are those of the part that pays most.
+one part alone. A unit (record or person) is in one part of each split, so only releases that read this part, all parts
+or parts of other splits add to its cost. Sums and limits are those of the part with the highest cost.
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ def read_receipt(run: RunDirectory) -> Release | None:
         # Receipts of earlier versions have no plan.
         return Release(**values | {name: tuple(map(event_from, values.get(name, ()))) for name in ("events", "plan")})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OdometerError(f"{run.receipt}: damaged ({error}); restore it from a copy.") from error
+        raise OdometerError(f"{run.receipt}: damaged ({error}); restore the file from a copy.") from error
 
 
 def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: bool = False) -> float:
@@ -419,7 +421,9 @@ class Odometer:
         :class:`Total`, where a single release counts as fixed beforehand. ValueError for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
-            raise ValueError(f"Limit: expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
+            raise ValueError(
+                f"Limit: expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}; change these values."
+            )
         with self.transaction() as database:
             database.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (data, unit, epsilon, delta))
             # As limits will charge it: a plan in full, however little of it was released.
@@ -636,7 +640,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
             header = json.loads(file.metadata()["release"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         if header["format"] != FORMAT or header["sha256"] != arrays_digest(arrays):
-            raise ValueError(f"expected {FORMAT}, with arrays that match the checksum")  # noqa: TRY301 - reworded below
+            raise ValueError(f"expected format {FORMAT}, and arrays that match the file's checksum")  # noqa: TRY301
         released = Released(arrays=arrays, events=tuple(map(event_from, header["events"])))
         after = tuple(header.get("after", ()))
         return released, Origin(**{name: header[name] for name in ("id", "settings", "pool")}, after=after)

@@ -51,7 +51,7 @@ from fairpate.data.embedding import save_embedding
 from fairpate.data.registry import compared_on
 from fairpate.files import write_atomically
 from fairpate.methods import base
-from fairpate.methods.base import Method, Price, ReleasingMethod, Stream, Trained, Training
+from fairpate.methods.base import Method, OpenRun, Price, ReleasingMethod, Stream, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
@@ -62,15 +62,9 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run import context, release_log
+from fairpate.run import folder as folders
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, sole_worker, write_json
-from fairpate.run.folder import (
-    as_trained,
-    check_run_directory,
-    create_run_directory,
-    load_for,
-    read_student,
-    record_data,
-)
+from fairpate.run.folder import as_trained, create_run_directory, record_data
 from fairpate.run.private_metrics import assess, assess_privately, check_metrics, stated_tables, table_event
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import Odometer, Released, ReleaseLog, Standing, spent
@@ -449,15 +443,6 @@ Sums = Callable[[RunDirectory, ReleaseLog], base.NoisySum]
 """Type of a function that makes the noisy sum over several sites from which a run draws its release."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenRun(Training):
-    """A run whose folder this process has locked, with everything that the stages of the run read: data, settings and
-    release log."""
-
-    config: Method
-    log: ReleaseLog
-
-
 def with_pinned_weights(config: AnyMethod) -> AnyMethod:
     """Return ``config`` with the checksum of its file of initial weights, if it names such a file, so that the same
     weights are used when the run is repeated. The weights `imagenet` are downloaded if missing."""
@@ -611,7 +596,7 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
 
 
 EXACT_METRICS = "exact metrics of private test records: not private"
-"""The label of the odometer's row for exact metrics of test records that a hash drew from private ones."""
+"""Label of the noise in the odometer's row for exact metrics of test records that a hash drew from private ones."""
 _MOST_VALUES = 50_000_000  # 0.4 GB
 _SIDE, _MOST_FEATURES, _COMPONENTS = 16, 256, 64
 _AT_ONCE = 4096  # pictures
@@ -954,13 +939,13 @@ def _opened(
         config = config.model_copy(update={"data": DataConfig(name=dataset.name)})
     config = with_pinned_weights(config)
     # Before data are read: a folder that this run cannot use should cost no time.
-    embedded = found = check_run_directory(config)
+    embedded = found = folders.check_run_directory(config)
     if release_of is not None:
         base.check_release_of(config, release_of)
         # The released arrays belong to the coordinates of the run that drew them.
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
     with reporter.stage("data"):
-        dataset = load_for(embedded, config.data, load) if dataset is None else dataset
+        dataset = folders.load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
         if config.reads_public_groups and not is_given:
             check_members(dataset, "public")
@@ -1104,7 +1089,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
             log.count_published(list(map(event_from, statement.events)), noise=statement.noise)
             if run.choice.exists():
                 log.of_part("validation").count_published((), noise=statement.noise)
-        return read_student(run, is_free=is_free), labels
+        return folders.read_student(run, is_free=is_free), labels
 
     training = replace(opened, model=initial_model(config, dataset))
     if labels is None:
@@ -1130,7 +1115,7 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
     if config.evaluation.metrics == "private":
         statement = _with_lost_tables(opened, statement)
         with opened.reporter.stage("metrics"):
-            assessment = assess_privately(config, dataset, student, statement, run, log, opened.noisy_sum)
+            assessment = assess_privately(opened, student, statement)
     else:
         if dataset.part and config.is_private:
             # The hash drew test records from private ones: a later table of them should not look like the first. No sum

@@ -76,12 +76,12 @@ class Demand:
         for name in ("disparity", "coverage", "accuracy"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name}: expected a share between 0 and 1, got {value}.")
+                raise ValueError(f"{name}: expected a share between 0 and 1, got {value}; give a number such as 0.1.")
         for name, limit in self.fairness.items():
             if name not in NOTIONS:
-                raise ValueError(f"fairness: expected a notion among {', '.join(NOTIONS)}, got {name!r}.")
+                raise ValueError(f"fairness: {name!r} is not a notion of fairness; give one of {', '.join(NOTIONS)}.")
             if not 0 <= limit <= 1:
-                raise ValueError(f"fairness: {name}: expected a limit between 0 and 1, got {limit}.")
+                raise ValueError(f"fairness: {name}: expected a limit between 0 and 1, got {limit}; give such as 0.1.")
         if self.disparity is not None and DEFAULT in self.fairness:
             raise ValueError(
                 f"disparity: limits the same gap as fairness {DEFAULT}, but both were given; leave one of them out."
@@ -89,13 +89,14 @@ class Demand:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits that are set, by name: least coverage and accuracy, largest epsilon and values of notions."""
+        """The limits that the user set, by name: least coverage and accuracy, largest epsilon and values of notions of
+        fairness."""
         named = {name: getattr(self, name) for name in ("epsilon", "disparity", "coverage", "accuracy")}
         return {name: limit for name, limit in named.items() if limit is not None} | dict(self.fairness)
 
     @property
     def notions(self) -> tuple[NotionName, ...]:
-        """The notions of fairness that the demand limits, or the default notion if it limits none."""
+        """The notions of fairness that the user limits, or the default notion if the user limits none."""
         named = (*((DEFAULT,) if self.disparity is not None else ()), *self.fairness)
         return named or (DEFAULT,)
 
@@ -465,7 +466,7 @@ def fairness_limits(given: Sequence[str]) -> dict[NotionName, float]:
         try:
             limits[notion] = float(text)
         except ValueError:
-            raise ValueError(f"fairness: expected {notion}=LIMIT with a number, got {each!r}.") from None
+            raise ValueError(f"fairness: expected {notion}=LIMIT, got {each!r}; give a number as LIMIT.") from None
     return limits
 
 

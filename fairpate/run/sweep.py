@@ -60,7 +60,7 @@ from fairpate.types import RunRecord, UserError, strict
 
 Values = dict[str, Any]
 Faults = dict[str, None]
-"""Error messages as keys, so that each occurs once, in the order in which they were found."""
+"""Error messages as the keys of a dict, so that each message occurs once, in the order in which it was found."""
 
 # The columns of every notion of fairness: its value and the ends of its interval.
 _FAIRNESS = {
@@ -136,8 +136,8 @@ def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a results table, such as ``results.parquet``. RecordsTableError if it is damaged or of another
-    kind."""
+    """Return the rows of the results table in the file ``path``, such as ``results.parquet``. RecordsTableError if the
+    file is damaged or of another kind."""
     rows = []
     for values in read_table(path).to_pylist():
         config, record = json.loads(values["config"]), None
@@ -535,25 +535,25 @@ class SweepFolder:
 
     private = PathIn("root", "private")
     teachers = PathIn("private", "teachers")
-    """Checkpoints of teachers that cells share."""
+    """Checkpoints of the teachers that several cells of the sweep share."""
     votes = PathIn("private", "votes")
-    """Vote matrices that cells share."""
+    """Teachers' votes that several cells of the sweep share."""
     parts = PathIn("private", "parts")
-    """The rows of each finished cell."""
+    """The results rows of each finished cell of the sweep, in a file per cell."""
     failed = PathIn("private", "failed")
-    """The row of each cell that failed."""
+    """The results row, with the cause, of each cell of the sweep that failed, in a file per cell."""
     results = PathIn("root", "results.parquet")
-    """The public table."""
+    """The results table that may be published."""
     private_results = PathIn("private", "results.parquet")
-    """The table that is not to be published: every row, with its run time and the cause of a failure."""
+    """The results table that must not be published: all rows, with run times and causes of failures."""
     report = PathIn("root", "report.html")
-    """The page that may be published."""
+    """The report of the comparison that may be published, as a page."""
     figures = PathIn("root", "figures")
-    """The page's figures as image files."""
+    """The figures of the public report as image files."""
     private_report = PathIn("private", "report.html")
-    """The page that is not to be published."""
+    """The report of the comparison that must not be published, as a page."""
     config = PathIn("root", "sweep.yaml")
-    """The sweep as it was last requested."""
+    """The configuration of the sweep as it was last requested."""
 
     def run(self, cell: Cell) -> Path:
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
@@ -571,10 +571,12 @@ class SweepFolder:
         finished = []
         for path in (self.results, self.private_results):
             try:
-                table = pq.read_table(path, columns=["digest"], filters=[("status", "=", "ok")])
+                # Not `pq.read_table`, which imports pandas.
+                with pq.ParquetFile(path) as file:
+                    table = file.read(columns=["digest", "status"])
             except (OSError, pa.ArrowInvalid):
                 return False
-            finished.append(table["digest"].to_pylist())
+            finished.append(table["digest"].filter(pc.equal(table["status"], "ok")).to_pylist())
         public = [cell.digest for cell in cells if cell.config.is_private or self.publish_unprotected]
         # In order, as cells are written; a cell has two rows in the operator's table where an epsilon depends on votes.
         return finished[0] == public and set(finished[1]) == {cell.digest for cell in cells}

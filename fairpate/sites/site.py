@@ -48,7 +48,7 @@ from fairpate.types import IntArray, UserError
 
 if TYPE_CHECKING:
     from fairpate.data import Dataset
-    from fairpate.methods.base import NoisySum, Price
+    from fairpate.methods.base import NoisySum, OpenRun, Price
     from fairpate.privacy.accountant import Event
     from fairpate.run.context import RunDirectory
     from fairpate.run.release_log import ReleaseLog
@@ -133,7 +133,7 @@ class CoordinatorClient:
             # After a try: with a wait of 0, each request is made once.
             if time.monotonic() >= deadline_s:
                 raise CoordinatorError(
-                    f"The coordinator {reason}, and did so for {wait_s:g} s; give the same command again to continue."
+                    f"The coordinator {reason}, for {wait_s:g} s now; give the same command again to continue."
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
@@ -478,7 +478,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
     from fairpate.privacy.mechanism_events import event_from
     from fairpate.run.private_metrics import release_table
     from fairpate.run.release_log import ReleaseLog, state_folder
-    from fairpate.run.run import OpenRun, make_release
+    from fairpate.run.run import make_release
 
     plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)
     config = plans.config_of(plan, **part.party)
@@ -523,9 +523,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
             (_, (parts, _)) = charges
             parts.continues = True  # counted with the release
             (event,) = test_events
-            release_table(
-                opened.config, opened.dataset, student, event, run, parts, noise=OS_ENTROPY, noisy_sum=messenger.sum
-            )
+            release_table(opened, student, event, parts, noise=OS_ENTROPY)
         messenger.leave()
 
     return make_release(config, reporter, load=load, sums=sums, command="fairpate site join", then=measure).root

@@ -76,7 +76,7 @@ def test_every_column_has_one_input_that_says_what_it_takes():
         ({"age": "1_000"}, "age: expected a number"),  # nor in a file
         ({"city": ""}, "city: expected one of A, B, got ''"),
         ({"work": "Army"}, "work: expected one of Private, State, none given, got 'Army'"),
-        ({"code": -1}, "code: expected a number from 0 on"),
+        ({"code": -1}, "code: expected a number of at least 0"),
     ],
 )
 def test_what_means_nothing_is_refused_by_column(changed, word):

@@ -169,7 +169,7 @@ def test_an_empty_validation_split_is_allowed() -> None:
 def test_a_group_without_a_member_is_named() -> None:
     whole = records_of(names(8)).records
     with pytest.raises(
-        DataError, match=r"group of g b; where a file names the split, add some to it, or leave .* has; where"
+        DataError, match=r"group of g b\. If the split has its own file, add such records .* has; if it is drawn"
     ):
         check_members(dataset_of(public=whole.take([0, 1, 4])), *SPLIT_NAMES)
     check_members(dataset_of(public=whole.take([0, 1, 4])), "private", "test")

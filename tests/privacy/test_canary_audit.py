@@ -126,7 +126,7 @@ def test_what_makes_no_sense_is_refused_by_name() -> None:
         guess([1.0, math.nan], [True, False], num_guessed_in=1, num_guessed_out=1)
     with pytest.raises(ValueError, match="at most 2 guesses"):
         guess([1.0, 2.0], [True, False], num_guessed_in=2, num_guessed_out=1)
-    with pytest.raises(ValueError, match="one coin per canary"):
+    with pytest.raises(ValueError, match="scores_M and included_M"):
         guess([1.0, 2.0], [True], num_guessed_in=1, num_guessed_out=0)
     with pytest.raises(ValueError, match="confidence"):
         epsilon_lower_bound(all_guessed(10, 9), delta=0.0, confidence=1.0)
@@ -163,9 +163,9 @@ def test_the_shift_of_normal_scores_exceeds_its_bound_as_often_as_stated(mu: flo
 
 def test_scores_that_are_the_wrong_way_round_or_too_few_prove_nothing() -> None:
     assert separate([1.0, 2.0, 3.0, 4.0], [True, True, False, False]).mu_lower_bound() == 0.0
-    with pytest.raises(ValueError, match="two canaries"):
+    with pytest.raises(ValueError, match="two or more canaries"):
         Separation(num_included=1, num_left_out=5, t=1.0)
-    with pytest.raises(ValueError, match="two canaries"):
+    with pytest.raises(ValueError, match="two or more canaries"):
         separate([1.0, 2.0, 3.0], [True, True, False])
     assert separate([1.0] * 4, [True, True, False, False]).mu_lower_bound() == 0.0
 

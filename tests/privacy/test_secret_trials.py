@@ -125,8 +125,8 @@ def test_parameters_out_of_range_are_refused() -> None:
         ({"expected_trials": 1}, "1 < expected_trials"),
         ({"expected_trials": math.nan}, "1 < expected_trials"),
         ({"eta": -1}, "eta > -1"),
-        ({"trials": ()}, "Expected trials"),
-        ({"trials": ((pure(1),), ())}, "Expected trials"),
+        ({"trials": ()}, "Expected events in every trial"),
+        ({"trials": ((pure(1),), ())}, "Expected events in every trial"),
         ({"unit": "person"}, "for person"),
     ):
         with pytest.raises(ValueError, match=words):

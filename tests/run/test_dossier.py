@@ -109,7 +109,7 @@ def test_the_command_writes_counts_and_texts_of_all_three(run: RunDirectory, fai
         assert made["counts"] == {kind: kinds.count(kind) for kind in ("filled", "operator", "open")}
         assert f"{kinds.count('filled')} lines filled in" in said
     code, _, errors = fairpate("dossier", run.root, "--for", "press")
-    assert (code, "--for: expected one of registry, nist, egress" in errors) == (2, True)
+    assert (code, "give one of registry, nist, egress" in errors) == (2, True)
     entry = yaml.safe_load((run.root / "dossier-registry.yaml").read_text(encoding="utf-8"))
     statement = read_json(run.statement)
     loss = entry["deployment"]["privacy_loss"]

@@ -300,7 +300,7 @@ def test_a_share_is_kept_of_a_target_only(fairpate) -> None:
             ("--keep", "30%", "--set", "target.epsilon=null"),
             "aggregator.keep: a share of target.epsilon, and there is none",
         ),
-        (("--keep", "lots", "--epsilon", "1"), "--keep: expected a share such as 30% or 0.3, got 'lots'"),
+        (("--keep", "lots", "--epsilon", "1"), "--keep: expected a share, got 'lots'; give one such as 30% or 0.3"),
         (("--keep", "120%", "--epsilon", "1"), "aggregator.keep: expected <= 0.9, got 1.2"),
     ):
         code, _, errors = fairpate("run", "--method", "pate", *words)

@@ -112,5 +112,5 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(RecordsTableError, match=f"{other}: .*give the results.parquet of `fairpate compare`"):
             read_rows(other)
     pq.write_table(pa.table({"method": ["pate"]}), tmp_path / "other.parquet")
-    with pytest.raises(RecordsTableError, match="lacks digest, data"):
+    with pytest.raises(RecordsTableError, match="lacks columns digest, data"):
         read_rows(tmp_path / "other.parquet")

@@ -381,7 +381,7 @@ def test_the_command_chooses_among_the_cells_of_a_comparison(clinic: Path, tmp_p
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep), encoding="utf-8")
     begun = ("select", "sweep.yaml", "--epsilon", "1", "--out", "out")
     code, _, errors = fairpate(*begun, "--share", "F")
-    assert (code, "--share F: expected GROUP=SHARE" in errors) == (2, True)
+    assert (code, "--share: F is not a share of a group; give GROUP=SHARE" in errors) == (2, True)
     code, *said = fairpate(*begun, "--share", "F=.5", "--share", "M=.5")
     assert code == 0, said
     assert read_statement(RunDirectory(root=tmp_path / "out/model")).tuning_accounted

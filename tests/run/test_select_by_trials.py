@@ -327,5 +327,5 @@ def test_the_command_takes_trials(clinic: Path, tmp_path: Path, fairpate: Any) -
     code, _, errors = fairpate(*begun, "3")
     assert code == 0, errors
     assert "spends       at most ε = 1.00 (δ = 10⁻⁵) of each record; so far nothing" in errors  # nor was the dear one
-    assert "a secret number of them, 3 expected" in errors
+    assert "a secret number of trials, 3 expected" in errors
     assert read_statement(RunDirectory(root=tmp_path / "out/model")).tuning_accounted

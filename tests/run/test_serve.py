@@ -279,7 +279,7 @@ def test_a_run_without_votes_is_not_served_as_an_aggregator(fairpate, small_conf
         assert "a run of dp_sgd, which has no teachers to ask; serve its model with --student" in errors
     code, output, errors = fairpate("tokens", "add", run.root, "alice")
     assert (code, output) == (2, "")
-    assert "a run of dp_sgd without stored teachers" in errors
+    assert "this run of dp_sgd has no stored teachers" in errors
     assert not run.tokens.exists()
 
 

@@ -208,7 +208,7 @@ def test_a_demand_names_any_notion(specify, tmp_path):
             ("equalised_odds=.1",),
             "fairness: no notion of fairness is called 'equalised_odds'; did you mean equalized_odds?",
         ),
-        (("equalized_odds",), "fairness: expected equalized_odds=LIMIT with a number"),
+        (("equalized_odds",), "fairness: expected equalized_odds=LIMIT, got"),
         (("equalized_odds=1.5",), "fairness: equalized_odds: expected a limit between 0 and 1, got 1.5"),
         (("equalized_odds=nan",), "expected a limit between 0 and 1, got nan"),
         (("equalized_odds=.1", "equalized_odds=.2"), "fairness: equalized_odds is limited twice"),

@@ -103,7 +103,7 @@ def test_tokens_are_listed_while_the_ledger_cannot_be_read(fairpate, run):
         (["add", "RUN", "alice", "--expires", "soon"], "30d or 12h"),
         (["add", "RUN", "alice", "--expires", "999999999d"], "30d or 12h"),
         (["add", "RUN", "alice", "--role", "root"], "analyst"),
-        (["revoke", "RUN", "bob"], "bob: has no valid token in this store"),
+        (["revoke", "RUN", "bob"], "bob: this name has no valid token"),
         (["add", "nowhere", "alice"], "holds no run"),
     ],
 )

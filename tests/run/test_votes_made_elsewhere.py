@@ -156,7 +156,7 @@ def test_all_faults_are_told_at_once(tmp_path, fairpate, state):
     [
         ((), "give --epsilon, or --mechanism"),
         (("--epsilon", "5", "--unit", "<b>"), "votes.unit"),
-        (("--epsilon", "5", "--classes", "no"), "two classes or more"),
+        (("--epsilon", "5", "--classes", "no"), "expected two or more classes"),
         (("--mechanism", "{threshold: 6}"), "aggregator.mechanism"),
         (("--epsilon", "-1"), "target.epsilon"),
     ],
@@ -300,7 +300,7 @@ def test_test_records_measure_the_student_when_they_are_named_and_cost_nothing(t
         (broken("record_id", 9, "q3"), "column record_id: 1 row has an id of the file of votes"),
         (broken("record_id", 9, "t3"), "column record_id: 1 row has an id that another row has too"),
         (broken("age", 0, math.inf), "column age: 1 row has no finite number"),
-        (lambda columns: {name: v for name, v in columns.items() if name != "truth"}, "no column truth; it has"),
+        (lambda columns: {name: v for name, v in columns.items() if name != "truth"}, "no column truth; the file has"),
         (lambda columns: {name: v[:0] for name, v in columns.items()}, "held_out.csv: no row"),
     ],
 )
@@ -441,4 +441,4 @@ def test_groups_are_needed_for_a_gate_only(tmp_path, fairpate, state):
     code, _, errors = aggregate(fairpate, path, tmp_path / "gated", "--epsilon", "5", *gate)
     assert (code, "has no column group, and a gate needs groups; name their column (--group)" in errors) == (2, True)
     code, _, errors = aggregate(fairpate, path, tmp_path / "named", "--epsilon", "5", "--group", "sex")
-    assert (code, "no column sex; it has" in errors) == (1, True)
+    assert (code, "no column sex; the file has" in errors) == (1, True)

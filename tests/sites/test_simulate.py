@@ -78,7 +78,7 @@ def test_a_person_is_not_dealt_to_two_sites(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("by", "sites", "fault"),
-    [("village", 2, "no column village; the table has visit"), ("sex", 3, "2 values, fewer than 3 sites")],
+    [("village", 2, "no column village; give one of visit"), ("sex", 3, "2 values, fewer than 3 sites")],
 )
 def test_what_cannot_be_dealt_is_refused(by: str, sites: int, fault: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=fault):
