@@ -368,6 +368,12 @@ class Ensemble:
     published."""
     storage: Storage | None = None
 
+    @property
+    def sources(self) -> Iterator[str | ArrayWeights]:
+        """The location of each block in the storage, or the weights of each block in a local folder."""
+        places = (block.checkpoint for block in self.blocks)
+        return map(load_block, places) if self.storage is None else places
+
 
 @dataclass(frozen=True, kw_only=True)
 class CountTask:
@@ -473,10 +479,7 @@ def collect_votes(
     count_type = np.min_scalar_type(ensemble.num_teachers).name
     task = CountTask(spec=ensemble.spec, queries=queries_x.numpy(), count_type=count_type)
     sizes = [len(block.teacher_indices) for block in ensemble.blocks]
-    workers = pool or BlockPool()
-    places = (block.checkpoint for block in ensemble.blocks)
-    sources = map(load_block, places) if ensemble.storage is None else places
-    counts = workers.sum(count_block, task, sources, sizes=sizes, on_progress=on_progress)
+    counts = (pool or BlockPool()).sum(count_block, task, ensemble.sources, sizes=sizes, on_progress=on_progress)
     return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
 
 
@@ -522,12 +525,7 @@ def _train_block(
     shards = [Shard(x=torch.tensor(x), y=torch.tensor(y)) for x, y in given]
     diverged: list[int] = []
     trained = train_teachers(
-        shards,
-        spec,
-        teacher_indices=block.teacher_indices,
-        engine=engine,
-        device=device,
-        on_diverged=diverged.append,
+        shards, spec, teacher_indices=block.teacher_indices, engine=engine, device=device, on_diverged=diverged.append
     )
     weights: ArrayWeights = {name: value.numpy() for name, value in trained.items()}
     if storage is None:

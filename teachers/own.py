@@ -37,18 +37,8 @@ from fairpate.config import ShardsConfig
 from fairpate.files import Storage
 from fairpate.nn.models import scale_bytes, seeded_torch
 from fairpate.types import UserError, stream_seed, torch
-from teachers.ensemble import (
-    ArrayShard,
-    ArrayWeights,
-    Block,
-    BlockPool,
-    Progress,
-    VoteArray,
-    count_votes,
-    load_block,
-    rows_of_teachers,
-    stored_blocks,
-)
+from teachers import ensemble
+from teachers.ensemble import ArrayShard, ArrayWeights, Block, BlockPool, Progress, VoteArray
 from teachers.teacher import TRAINING
 
 if TYPE_CHECKING:
@@ -185,12 +175,12 @@ def ask_own_teachers(
     lesson = _Lesson(factory=factory, queries=queries, num_classes=num_classes, seed=seed)
     for module in own_modules(factory):
         workers.carry(module)  # other nodes do not have it
-    rows = rows_of_teachers(private, config, seed)
+    rows = ensemble.rows_of_teachers(private, config, seed)
 
     def shards_of(teachers: Sequence[int]) -> list[ArrayShard]:
         return [(_table(private.x[rows[t]]), private.y[rows[t]].numpy()) for t in teachers]
 
-    blocks, digest, errors = stored_blocks(
+    blocks, digest, errors = ensemble.stored_blocks(
         checkpoint_dir,
         num_teachers,
         block_size,
@@ -203,7 +193,7 @@ def ask_own_teachers(
         on_progress=on_progress,
     )
     failures = [error for error in errors if error is not None]
-    stored = [load_block(each.checkpoint) for each in blocks]
+    stored = [ensemble.load_block(each.checkpoint) for each in blocks]
     num_failed = sum(int(each[_FAILED].sum()) for each in stored)
     first_failure = f", the first with {failures[0]}" if failures else ""
     if num_failed == num_teachers:
@@ -218,7 +208,7 @@ def ask_own_teachers(
             first_failure,
         )
     return OwnTeachersVotes(
-        votes_QC=count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
+        votes_QC=ensemble.count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
         digest=digest,
     )
 

@@ -70,7 +70,6 @@ from teachers.ensemble import (
     VoteArray,
     checked_votes,
     count_block,
-    load_block,
     tensors_of,
 )
 from teachers.teacher import TeacherSpec
@@ -751,9 +750,7 @@ class ServingTeachers(_ServingActors):
     def __init__(self, ensemble: Ensemble, config: RayConfig) -> None:
         self._num_teachers = ensemble.num_teachers
         counter = partial(_counter_of, ensemble.spec, "cuda" if config.num_gpus else "cpu")
-        places = (block.checkpoint for block in ensemble.blocks)
-        sources = map(load_block, places) if ensemble.storage is None else places
-        super().__init__(counter, sources, config, num_gpus=config.num_gpus)
+        super().__init__(counter, ensemble.sources, config, num_gpus=config.num_gpus)
 
     def votes(self, queries: npt.NDArray[np.generic]) -> VoteArray:
         """Return ``votes_QC`` of all teachers on the queries' features (Q, ...). PoolError unless all teachers voted in

@@ -29,18 +29,8 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig
-from fairpate.nn.fit import (
-    UNCHANGED,
-    DivergedError,
-    Optimizer,
-    apply_changes,
-    batch_bounds,
-    draw_epoch,
-    exact_convolutions,
-    fit,
-    frozen_features,
-    precision_of,
-)
+from fairpate.nn import fit as fitting
+from fairpate.nn.fit import UNCHANGED, DivergedError, Optimizer
 from fairpate.nn.models import CONVOLUTIONAL, ScaleBytes, build_model, scale_bytes
 from fairpate.types import stream_seed
 
@@ -257,7 +247,7 @@ class _Stack:
         targets = functional.pad(classes * (1 - smoothing) + smoothing / spec.num_classes, (0, 0, 0, 1))
         self._targets = targets.to(device)
         batch_size = min(spec.fit.batch_size, spec.max_shard_size or spec.fit.batch_size)
-        bounds, column = [batch_bounds(len(shard.y), batch_size) for shard in shards], torch.arange(batch_size)
+        bounds, column = [fitting.batch_bounds(len(shard.y), batch_size) for shard in shards], torch.arange(batch_size)
         self._steps = []
         for number in range(max(len(b) for b in bounds) - 1):
             present = [t for t, b in enumerate(bounds) if len(b) > number + 1]
@@ -276,9 +266,8 @@ class _Stack:
         steps have the same shapes.
         """
         for epoch in range(self._fit.epochs if self._steps else 0):
-            draws = [
-                draw_epoch(shard.x, self._augment, g) for shard, g in zip(self._shards, self._generators, strict=True)
-            ]
+            pairs = zip(self._shards, self._generators, strict=True)
+            draws = [fitting.draw_epoch(shard.x, self._augment, generator) for shard, generator in pairs]
             # Every teacher's rows in the epoch's order (T, N + 1): the end of a shorter shard and the last column are
             # filler.
             shifted = [order + start for (order, _), start in zip(draws, self._starts, strict=True)]
@@ -294,7 +283,7 @@ class _Stack:
                 chosen, at_home = chosen_TB.flatten(), chosen_TB.flatten().to(self._home)
                 x = scale_bytes(self._x.index_select(0, at_home).to(self._device))
                 if changes is not None:
-                    x = apply_changes(x, self._augment, changes.index_select(0, chosen).to(self._device))
+                    x = fitting.apply_changes(x, self._augment, changes.index_select(0, chosen).to(self._device))
                 targets = self._targets.index_select(0, self._y.index_select(0, at_home).to(self._device))
                 batch = x.unflatten(0, chosen_TB.shape), targets.unflatten(0, chosen_TB.shape), step.weights_TB
                 gradients = self._gradients(*batch, self._kept_T)
@@ -327,7 +316,7 @@ class _Stack:
             parameters = {name: _rows(kept_T, value) for name, value in parameters.items()}
             x = _rows(kept_T, x)
         active = {name: value.requires_grad_() for name, value in parameters.items()}
-        with precision_of(self._fit, self._device):
+        with fitting.precision_of(self._fit, self._device):
             log_p_TBC = functional.log_softmax(stacked_logits(self._template, active, x), dim=2)
             # A sum over teachers: the gradient in each row is that of its own teacher's loss alone.
             loss = -((targets_TBC * log_p_TBC).sum(dim=2) * weights_TB).sum()
@@ -403,10 +392,10 @@ def train_teachers(
     if spec.model.trainable == "head":
         # Once per record: layers that are not trained give the same features in every epoch. On these features the
         # teacher is a logistic regression.
-        shards = [Shard(x=frozen_features(spec.model, shard.x, device=device), y=shard.y) for shard in shards]
+        shards = [Shard(x=fitting.frozen_features(spec.model, shard.x, device=device), y=shard.y) for shard in shards]
         spec = replace(spec, model=ModelConfig(name="logistic"))
     chosen = choose_engine(spec.model, device) if engine == "auto" else engine
-    with exact_convolutions():
+    with fitting.exact_convolutions():
         if chosen == "stacked":
             trained = train_stacked(shards, spec, indices, device=torch.device(device))
         else:
@@ -415,7 +404,7 @@ def train_teachers(
                 model = initial_model(spec, teacher, shard).to(torch.device(device))
                 generator = torch.Generator().manual_seed(stream_seed(spec.seed, teacher, TRAINING))
                 try:
-                    fit(model, shard.x, shard.y, spec.fit, generator=generator, augmentation=spec.augment)
+                    fitting.fit(model, shard.x, shard.y, spec.fit, generator=generator, augmentation=spec.augment)
                 except DivergedError:
                     for parameter in model.parameters():
                         # NaN, as a diverged teacher has it in the stacked engine: both are handled below.

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
-from fairpate.config import Section, nearest, short_for
+from fairpate.config import HashedSplit, Section, nearest, short_for
 from fairpate.data.large_arrays import Gathered, Names, Pixels, run_of
 from fairpate.data.tables import FeatureCode
 from fairpate.types import DataError, DataSettingsError, IntArray, Unit, torch
@@ -39,7 +39,6 @@ from fairpate.types import DataError, DataSettingsError, IntArray, Unit, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fairpate.config import HashedSplit
     from fairpate.data.embedding import Embedding
 
 SPLIT_NAMES = ("private", "public", "validation", "test")

@@ -29,64 +29,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, model_validator
 
-from fairpate.config import (
-    ConfigError,
-    Count,
-    CountOrZero,
-    Refused,
-    Section,
-    nearest,
-    parse_config,
-    read_yaml,
-    short_for,
-)
-from fairpate.data.dataset import (
-    SEPARATORS,
-    DatasetEntry,
-    LoadedRecords,
-    Option,
-    Origin,
-    Part,
-    Request,
-    SourceFile,
-    Split,
-    as_text,
-    check_file,
-    content_units,
-    counted,
-    expanded,
-    holds,
-    locate,
-    resolve_data_dir,
-    sha256_of,
-)
+from fairpate import config
+from fairpate.config import ConfigError, Count, CountOrZero, Refused, Section, nearest, short_for
+from fairpate.data import dataset, tables
+from fairpate.data.dataset import DatasetEntry, LoadedRecords, Option, Origin, Part, Request, SourceFile, Split
 from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
 from fairpate.data.pictures import LEVEL, PicturesConfig, decode, folder_table, pictures_in
-from fairpate.data.tables import (
-    Feature,
-    Group,
-    Label,
-    Mask,
-    NumberRange,
-    TableFaults,
-    Texts,
-    When,
-    cells,
-    codes_of,
-    encode,
-    feature_codes,
-    is_vectors,
-    numbers,
-    numbers_of_dates,
-    plain_batches,
-    read_batches,
-    require_columns,
-    several,
-    text_of,
-    with_decimal_points,
-    with_vectors,
-)
+from fairpate.data.tables import Feature, Group, Label, NumberRange, TableFaults, Texts, When, several
 from fairpate.types import DataError, DataSettingsError, IntArray
 
 
@@ -167,7 +117,7 @@ class Person(Section):
     column: str = Field(description="Name of the column in the file; it may not reveal the sensitive attribute.")
     prefix: str = Field("person", description="Start of every name.")
     separators: str = Field(
-        SEPARATORS,
+        dataset.SEPARATORS,
         description="Characters between several persons in one cell: such a row is refused. Empty: a cell is one name.",
     )
     count: Count | None = Field(None, description="The publisher's count of persons: a public number.")
@@ -229,7 +179,7 @@ class Files(Section):
     def origin(self, part: Part, options: Mapping[str, Any]) -> Origin:
         """Return the origin of the records in the files of ``part``, which restricts the splits that these records may
         enter."""
-        if self.pooled and holds(self.pooled, options):
+        if self.pooled and dataset.holds(self.pooled, options):
             return "any"
         if part == "records":
             # The publisher's test records are the whole test split: a record from `records` may not enter it.
@@ -252,8 +202,7 @@ class Declaration(Section):
     )
     kind: Literal["table", "embeddings", "images"] = Field(
         "table",
-        description="Kind of the records: rows of a `table`, rows with a vector (`embeddings`), or pictures "
-        "(`images`).",
+        description="Kind: rows of a `table`, rows with a vector (`embeddings`), or pictures (`images`).",
     )
     task: str = Field("", description="Meaning of the label, in a few words.")
     publisher: str = Field("", description="Publisher of the records.")
@@ -265,10 +214,7 @@ class Declaration(Section):
     )
     files: Files = Field(description="Files of each part.")
     separator: str | None = Field(
-        None,
-        min_length=1,
-        max_length=1,
-        description="Character between two fields; empty: a tab in .tsv files, else a comma.",
+        None, min_length=1, max_length=1, description="Sign between fields; empty: a tab in .tsv files, else a comma."
     )
     header: tuple[str, ...] = Field((), description="Names of all columns, for files without a header line.")
     encoding: str = Field("utf-8", description="Encoding of text files, such as cp1252 or latin-1.")
@@ -307,14 +253,10 @@ class Declaration(Section):
         None, description="Column with the person of each record; empty: no person has two records."
     )
     num_public: CountOrZero | None = Field(
-        None,
-        description="Default size of the public split; empty: all records of its own files, none with `private`, or "
-        "1000.",
+        None, description="Default size of the public split; empty: all of its own files, none with `private`, or 1000."
     )
     num_validation: CountOrZero | None = Field(
-        None,
-        description="Default size of the validation split; empty: all records of its own files, none with "
-        "`private`, or 500.",
+        None, description="Default size of the validation split; empty: all of its files, none with `private`, or 500."
     )
     num_test: Count | None = Field(
         None, description="Default size of the test split; empty: all records of its own files, or a quarter of `rows`."
@@ -375,7 +317,7 @@ class Declaration(Section):
         whens += [(f"keep.{rule.column}.when", rule.when) for rule in self.keep]
         whens += [("person.when", self.person.when)] if self.person else []
         for where, name, value in ((where, *each) for where, when in whens for each in when.items()):
-            allowed = [as_text(choice) for choice in options[name].allowed] if name in options else []
+            allowed = [dataset.as_text(choice) for choice in options[name].allowed] if name in options else []
             if name not in options:
                 faults.append(f"{where}: no option {name}{nearest(name, options)}")
             elif value not in allowed:
@@ -414,8 +356,8 @@ class Declaration(Section):
             names = sorted({name for file in main for name in file.when})
             for values in itertools.product(*(options[name].allowed for name in names)):
                 choice = dict(zip(names, values, strict=True))
-                if not any(holds(file.when, choice) for file in main):
-                    missing = ", ".join(f"{name}: {as_text(value)}" for name, value in choice.items())
+                if not any(dataset.holds(file.when, choice) for file in main):
+                    missing = ", ".join(f"{name}: {dataset.as_text(value)}" for name, value in choice.items())
                     faults.append(f"files: none with {missing}; add one, or leave the value out")
         if faults:
             raise ValueError("\n".join(faults))
@@ -468,7 +410,7 @@ class Declaration(Section):
         needs with any options."""
         ruled = [(rule.column, rule.when) for rule in self.keep]
         ruled += [(column, feature.when) for column, feature in self.columns]
-        conditional = [column for column, when in ruled if options is None or holds(when, options)]
+        conditional = [column for column, when in ruled if options is None or dataset.holds(when, options)]
         trimmed = [column for each in self.trim for column in each.columns]
         named = [*self.identity.key, *self.identity.text, *([self.person.column] if self.person else [])]
         named += [self.pictures.column] if self.pictures else []
@@ -494,7 +436,7 @@ class Declaration(Section):
         return tuple(
             (column, feature)
             for column, feature in self.columns
-            if holds(feature.when, options) and column not in hidden
+            if dataset.holds(feature.when, options) and column not in hidden
         )
 
 
@@ -506,13 +448,13 @@ def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part
     """
     where = "declaration" if isinstance(source, Mapping) else str(source)
     try:
-        values = _all_text(source) if isinstance(source, Mapping) else read_yaml(source, as_text=True)
+        values = _all_text(source) if isinstance(source, Mapping) else config.read_yaml(source, as_text=True)
     except ConfigError as error:  # it names the file
         raise DataSettingsError(str(error)) from error
     if given:  # tables in memory replace the declared files
         values["files"] = {part: part for part in given}
     try:
-        return parse_config(values, Declaration)
+        return config.parse_config(values, Declaration)
     except ConfigError as error:
         # The message calls the whole declaration `config`: the rest of it names the field.
         lines = (line.removeprefix("config: ") for line in str(error).splitlines())
@@ -525,7 +467,7 @@ def _all_text(value: Any) -> Any:
         return {_all_text(name): _all_text(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_all_text(each) for each in value]
-    return value if value is None else as_text(value)
+    return value if value is None else dataset.as_text(value)
 
 
 def rows_of(
@@ -535,23 +477,23 @@ def rows_of(
     part, the file's name, and a table of the columns that the reader needs."""
     if request.tables is not None:
         for part, given in request.tables.items():
-            for rows in plain_batches(given, part):
+            for rows in tables.plain_batches(given, part):
                 yield part, part, _used_columns(table, part, rows, part, request)
         return
     # Vectors next to a file are joined to its rows before any rule leaves one out.
     arrays = {column: each.vector for column, each in table.visible(request.options) if each.array and each.vector}
     for part, declared in parts.items():
-        active = (each for each in declared if holds(each.when, request.options))
-        for file in (found for each in active for found in expanded(each, request.data_dir)):
-            folder = resolve_data_dir(request.data_dir)
+        active = (each for each in declared if dataset.holds(each.when, request.options))
+        for file in (found for each in active for found in dataset.expanded(each, request.data_dir)):
+            folder = dataset.resolve_data_dir(request.data_dir)
             if table.pictures and (folder / file.path).is_dir():
                 pictures = folder_table(folder / file.path, folder)
                 yield part, file.path, _used_columns(table, part, pictures, file.path, request)
                 continue
-            choice, path = locate(file, request.data_dir)
+            choice, path = dataset.locate(file, request.data_dir)
             if choice.sha256 is not None:  # of the published bytes: a copy may be gzipped
-                check_file(choice, path, unpack=path.suffix == ".gz")
-            batches = read_batches(
+                dataset.check_file(choice, path, unpack=path.suffix == ".gz")
+            batches = tables.read_batches(
                 path,
                 choice.path,
                 columns=table.header or None,
@@ -560,7 +502,7 @@ def rows_of(
                 encoding=table.encoding,
                 wanted=None if table.identity.by_text else table.used(request.options),
             )
-            for rows in with_vectors(batches, path, choice.path, arrays):
+            for rows in tables.with_vectors(batches, path, choice.path, arrays):
                 yield part, choice.path, _used_columns(table, part, rows, choice.path, request)
 
 
@@ -575,19 +517,19 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
         # If two columns have one name, either may be meant.
         if {column, again} <= set(rows.column_names) and not rows[column].equals(rows[again]):
             raise DataError(f"{name}: column {column}: is given twice, with other values; rename one.")
-    require_columns(rows, required, name)
+    tables.require_columns(rows, required, name)
     if is_unlabelled:
         rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
     if not table.identity.by_text:  # otherwise columns of other options are part of a name too
         rows = rows.select(used)
     for trim, column in ((each, column) for each in table.trim for column in each.columns):
-        text = text_of(rows[column])
+        text = tables.text_of(rows[column])
         for shorten, characters in ((pc.utf8_rtrim, trim.end), (pc.utf8_ltrim, trim.start)):
             short = shorten(text, characters)
             # A value of such characters alone keeps one of them: the code 00 is 0.
             text = pc.if_else(pc.equal(short, ""), pc.utf8_slice_codeunits(text, 0, 1), short)
         rows = rows.set_column(rows.column_names.index(column), column, text)
-    dated = {column: each for column, each in table.columns if each.date and holds(each.when, request.options)}
+    dated = {column: each for column, each in table.columns if each.date and dataset.holds(each.when, request.options)}
     numeric: list[str] = []
     if table.decimal == ",":
         # Every column whose values are read as numbers under some option.
@@ -600,9 +542,9 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
     for column in (each for each in dict.fromkeys((*dated, *numeric)) if each in rows.column_names):
         text = rows[column].combine_chunks()
         if column in dated:
-            text = numbers_of_dates(text_of(text), dated[column])
+            text = tables.numbers_of_dates(tables.text_of(text), dated[column])
         elif pa.types.is_string(text.type):
-            text = with_decimal_points(text)
+            text = tables.with_decimal_points(text)
         rows = rows.set_column(rows.column_names.index(column), column, text)
     return rows
 
@@ -648,9 +590,9 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     if not features and not table.pictures:
         raise DataError(f"{table.name}: with these options no column is a feature; declare one, or change the options.")
     faults = faults or TableFaults()
-    rules = [rule for rule in table.keep if holds(rule.when, options)]
+    rules = [rule for rule in table.keep if dataset.holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
-    person = table.person if table.person and holds(table.person.when, options) else None
+    person = table.person if table.person and dataset.holds(table.person.when, options) else None
     x, y, z, units, persons = Gathered(), Gathered(), Gathered(), GatheredNames(), GatheredNames()
     paths: list[str] = []
     size_of, headers = Counter[Part](), dict[Part, tuple[str, tuple[str, ...]]]()
@@ -658,18 +600,18 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     for part, file, rows in rows_of(table, request, table.files.parts):
         keep = np.ones(len(rows), dtype=bool)
         for place, rule in enumerate(rules):
-            found = cells(rows, rule.column, file, faults)
-            kept: Mask = ~pc.is_in(found.text, pa.array(rule.other_than, pa.string())).to_numpy(zero_copy_only=False)
+            found = tables.cells(rows, rule.column, file, faults)
+            kept = ~pc.is_in(found.text, pa.array(rule.other_than, pa.string())).to_numpy(zero_copy_only=False)
             if rule.has_range:  # a missing value is NaN, which is in no range
-                kept &= rule.holds(numbers(found, rule.unknown))
+                kept &= rule.holds(tables.numbers(found, rule.unknown))
             left_out[place] += (keep & ~kept).sum()  # a row counts for the first rule that leaves it out
             keep &= kept
         # Before anything is encoded: errors in a row that is left out do not matter.
         rows = rows.filter(pa.array(keep)) if rules else rows
         faults.rows[file] += len(rows)
         if table.pictures:
-            column, folder = table.pictures.column, resolve_data_dir(request.data_dir)
-            listed = text_of(rows[column]).to_pylist()
+            column, folder = table.pictures.column, dataset.resolve_data_dir(request.data_dir)
+            listed = tables.text_of(rows[column]).to_pylist()
             paths += listed
             # A table from a stranger must not read files outside the data folder.
             is_outside = [{"..", "/"} & set(PurePosixPath(path).parts) for path in listed]
@@ -677,13 +619,13 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             remedy = "correct the path, which begins in the data folder, or put the picture there"
             faults.add(file, column, expected="a picture", remedy=remedy, rows=len(wrong), values=dict.fromkeys(wrong))
         else:
-            x.append(encode(rows, features, file, faults))
-        label = cells(rows, table.label.column, file, faults)
-        codes_N = codes_of(label, table.label, "class", may_lack=part == "public").numpy()
+            x.append(tables.encode(rows, features, file, faults))
+        label = tables.cells(rows, table.label.column, file, faults)
+        codes_N = tables.codes_of(label, table.label, "class", may_lack=part == "public").numpy()
         y.append(codes_N)
         crossed_N = np.zeros(len(rows), dtype=np.int64)
         for group in groups.values():
-            own_N = codes_of(cells(rows, group.column, file, faults), group, "group").numpy()
+            own_N = tables.codes_of(tables.cells(rows, group.column, file, faults), group, "group").numpy()
             # The last group changes first, as in :meth:`Declaration.group_names`.
             crossed_N = crossed_N * len(group.names) + own_N
         z.append(crossed_N)
@@ -695,7 +637,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         if person:
             persons.append(_person_names(person, rows, names, file, faults, are_protected=request.unit is None))
             if request.unit is None:
-                of_rows = text_of(rows[person.column]).cast(pa.large_string())
+                of_rows = tables.text_of(rows[person.column]).cast(pa.large_string())
                 named = Names(of_rows.filter(pc.not_equal(of_rows, "")))
                 # Hashes instead of names, to save memory until the last file is read.
                 protected.append((pool, file, np.fromiter(map(hash, named), np.int64, len(named))))
@@ -709,15 +651,15 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     if not table.identity.key:
         numbered, start = GatheredNames(), 0
         for count in [len(unit_id)] if table.files.pooled else size_of.values():
-            numbered.append(counted(unit_id[start : start + count]).packed)
+            numbered.append(dataset.counted(unit_id[start : start + count]).packed)
             start += count
         record_id = Names(numbered)
     per_part = [(table.files.origin(part, options), count) for part, count in size_of.items()]
     origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
-    described = feature_codes(features)
+    described = tables.feature_codes(features)
     pixels = None
     if (shown := table.pictures) is not None:
-        files = pictures_in(resolve_data_dir(request.data_dir), paths)
+        files = pictures_in(dataset.resolve_data_dir(request.data_dir), paths)
         pixels = decode(files, paths, size=shown.size, mode="RGB" if shown.channels == 3 else "L")
     return LoadedRecords(
         kind="image" if pixels else "tabular",
@@ -758,7 +700,7 @@ def _unit_names(
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
-        key = [text_of(rows[column]) for column in identity.key]
+        key = [tables.text_of(rows[column]) for column in identity.key]
         return pc.binary_join_element_wise(prefix, *key, "-").cast(pa.large_string())
     # Undeclared columns are left out: they might reveal the group, and so would the names.
     chosen = {group.column for group in table.chosen_groups(options).values()}
@@ -776,7 +718,7 @@ def _unit_names(
         columns = (*columns, person.column)
     for column in columns:
         _require_no_list(rows, column, file)
-    texts = [text_of(rows[column]) for column in columns]
+    texts = [tables.text_of(rows[column]) for column in columns]
     if not (identity.text or identity.by_text):
         # Even if a model may see the attribute: no name may depend on a group.
         features = [each for each in table.visible(options) if each[0] not in table.attribute_columns]
@@ -784,21 +726,21 @@ def _unit_names(
         if table.pictures:
             # The picture's content and not its path, which may contain the folder of its group. A missing file is
             # reported elsewhere.
-            folder = resolve_data_dir(request.data_dir)
-            files = [folder / path for path in text_of(rows[table.pictures.column]).to_pylist()]
-            content = (sha256_of(path) if path.is_file() else "" for path in files)
+            folder = dataset.resolve_data_dir(request.data_dir)
+            files = [folder / path for path in tables.text_of(rows[table.pictures.column]).to_pylist()]
+            content = (dataset.sha256_of(path) if path.is_file() else "" for path in files)
         elif features:
             # Faults in features are reported where the features themselves are computed.
-            block = encode(rows, features, file, TableFaults())
+            block = tables.encode(rows, features, file, TableFaults())
             block += 0.0  # no negative zero, which is equal to zero and has other digits
             # Bytes of the features: a name must not depend on how a file writes a number.
             content = (row.tobytes().hex() for row in block)
         texts += [pa.array(content, pa.string()), pa.array(map(str, codes_N.tolist()), pa.string())]
-    return content_units(prefix if pool == "records" else f"{prefix}-{pool}", texts).packed
+    return dataset.content_units(prefix if pool == "records" else f"{prefix}-{pool}", texts).packed
 
 
 def _require_no_list(rows: pa.Table, column: str, file: str) -> None:
-    if is_vectors(rows[column].type):
+    if tables.is_vectors(rows[column].type):
         raise DataError(
             f"{file}: column {column}: a list cannot name a record; declare a column that can (identity: {{key: id}}), "
             "and name one person in each row."
@@ -818,7 +760,7 @@ def _person_names(
     sample could keep all rows of each of them together.
     """
     _require_no_list(rows, person.column, file)
-    persons = text_of(rows[person.column]).cast(pa.large_string())
+    persons = tables.text_of(rows[person.column]).cast(pa.large_string())
     lack = pc.equal(persons, "")
     if are_protected:
         fault = partial(faults.add, file, person.column)

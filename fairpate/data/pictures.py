@@ -33,20 +33,8 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import BeforeValidator, Field
 
 from fairpate.config import PLACE, Section, read_yaml
-from fairpate.data.dataset import (
-    LoadedRecords,
-    Option,
-    Request,
-    SourceFile,
-    Split,
-    check_file,
-    counted,
-    keyed_uniform,
-    locate,
-    origins,
-    read_any,
-    resolve_data_dir,
-)
+from fairpate.data import dataset
+from fairpate.data.dataset import LoadedRecords, Option, Request, SourceFile, Split, keyed_uniform
 from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import codes, read_table, require_columns
@@ -75,11 +63,11 @@ class Pictures:
 def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     """Return a publisher's pictures: from the extracted folder if it exists, otherwise from the ``archive`` itself,
     after a check of its checksum."""
-    choice, path = locate(archive, data_dir)
+    choice, path = dataset.locate(archive, data_dir)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_picture(file.name))
         return pictures_in(path, [file.relative_to(path).as_posix() for file in files])
-    key = check_file(choice, path)
+    key = dataset.check_file(choice, path)
     try:
         with zipfile.ZipFile(path) as opened:
             # Sorted, because the order inside an archive means nothing and may differ between copies.
@@ -270,13 +258,13 @@ def load_color_mnist(request: Request) -> LoadedRecords:
     used = np.r_[0:NUM_PRIVATE, len(digits) - NUM_HELD_OUT : len(digits)]
     names = tuple(f"mnist-{index:05d}" for index in used)
     coloured = _coloured(request, grey[used], digits[used], names, flips[used])
-    return LoadedRecords(**coloured, origins=origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
+    return LoadedRecords(**coloured, origins=dataset.origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
 
 
 def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> PixelArray:
     """Read the bytes of an idx file with ``dimensions`` dimensions: 3 for images, 1 for labels."""
     # The pinned bytes are gzipped; 16 means that they begin with a gzip header.
-    content = zlib.decompress(read_any(file, data_dir)[1], wbits=zlib.MAX_WBITS | 16)
+    content = zlib.decompress(dataset.read_any(file, data_dir)[1], wbits=zlib.MAX_WBITS | 16)
     (found,), magic = struct.unpack_from(">I", content), IDX_BYTES + dimensions
     if found != magic:
         raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}; restore the file.")
@@ -336,7 +324,7 @@ def load_utkface(request: Request) -> LoadedRecords:
         request,
         pictures,
         names,
-        record_id=counted(unit_ids),
+        record_id=dataset.counted(unit_ids),
         unit_id=unit_ids,
         y=coded[label],
         z=coded[sensitive],
@@ -368,7 +356,7 @@ def _of_pictures(
 def _listed(file: SourceFile, request: Request, *columns: str) -> pa.Table:
     """Return the publisher's table that lists the pictures, read from ``file``; DataError if it lacks one of
     ``columns``."""
-    table = read_table(read_any(file, request.data_dir)[1], file.path)
+    table = read_table(dataset.read_any(file, request.data_dir)[1], file.path)
     require_columns(table, columns, file.path)
     return table
 
@@ -408,7 +396,7 @@ def load_fairface(request: Request) -> LoadedRecords:
         label_names=meanings["gender"],
         group_names=meanings["race"],
         sensitive_attribute="race",
-        origins=origins(training=len(tables[0]), test=len(tables[1])),
+        origins=dataset.origins(training=len(tables[0]), test=len(tables[1])),
         notes=(f"{absent} labelled pictures that are not present left out",),
     )
 
@@ -454,7 +442,7 @@ def load_celeba(request: Request) -> LoadedRecords:
 def _list(file: SourceFile, request: Request) -> pa.Table:
     """Return the publisher's list of pictures in ``file``, with a column `image_id`; the file is text aligned with
     spaces, or its CSV form."""
-    choice, content = read_any(file, request.data_dir)
+    choice, content = dataset.read_any(file, request.data_dir)
     # The publisher gives no checksum: a truncated or different file is detected here.
     try:
         rows = [line.replace(",", " ").split() for line in content.decode().splitlines()]
@@ -485,7 +473,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
     """
     files = facts_of("chexpert")["files"]
     train, demographics = files["train"], files["demographics"]
-    spreadsheet = resolve_data_dir(request.data_dir) / demographics.path.replace(".csv", ".xlsx")
+    spreadsheet = dataset.resolve_data_dir(request.data_dir) / demographics.path.replace(".csv", ".xlsx")
     if spreadsheet.is_file() and not spreadsheet.with_suffix(".csv").is_file():
         raise DataError(f"{spreadsheet}: save this spreadsheet as CSV next to it; only the CSV form is read.")
     known, finding = facts_of("chexpert")["names"]["race"], request.options["finding"]

@@ -30,7 +30,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fairpate.config import DataConfig, nearest, parse_config
+from fairpate.config import DataConfig, nearest, parse_config, read_yaml
+from fairpate.data import tables
 from fairpate.data.dataset import (
     DESCRIBED,
     OWN_FILES,
@@ -59,48 +60,16 @@ from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_re
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import Names
 from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
-from fairpate.data.tables import (
-    DATES,
-    ISO_DATE,
-    TYPED_SUFFIXES,
-    TableFaults,
-    column_names,
-    read_batches,
-    text_of,
-    with_decimal_points,
-)
+from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, TableFaults
 from fairpate.types import Advance, DataError, DataSettingsError, IntArray, Unit, tell, torch
-
-_SEED, _CUSTOMERS = 20261125, 20_000
-_AGES = ("under 30", "30 to 64", "65 and over")
-_AGE_SHARES = (0.22, 0.70, 0.08)
-_APPLICATIONS = (0.50, 0.30, 0.13, 0.07)  # the share of customers who apply once, twice and so on
-
-# For each value: shares by age group, or one row for all groups; and the value's contribution to the score.
-_WORK = ("permanent", "temporary", "self-employed", "retired", "student")
-_WORK_SHARES = ((0.50, 0.28, 0.06, 0.00, 0.16), (0.68, 0.14, 0.15, 0.01, 0.02), (0.10, 0.04, 0.06, 0.80, 0.00))
-_WORK_SCORE = np.array((0.5, -0.4, -0.1, 0.4, -0.5))
-_WORK_INCOME = np.array((3000, 2200, 2800, 1900, 1100))
-_SAVINGS = ("none", "some", "ample")
-_SAVINGS_SHARES = ((0.45, 0.40, 0.15), (0.33, 0.42, 0.25), (0.15, 0.40, 0.45))
-_SAVINGS_SCORE = np.array((-0.8, 0.2, 1.0))
-_HOUSING = ("own", "rent", "family")
-_HOUSING_SHARES = ((0.06, 0.54, 0.40), (0.45, 0.51, 0.04), (0.62, 0.36, 0.02))
-_HOUSING_SCORE = np.array((0.4, 0.0, 0.1))
-_MOST_YEARS = np.array((8, 30, 40))
-_MONTHS = (12, 24, 36, 48, 60)
-_PURPOSES = ("car", "household", "training", "other")
-
-_LATE_COST, _YEAR_GAIN, _INCOME_GAIN, _BURDEN_COST, _HABIT = 0.9, 0.03, 1.1, 3.0, 0.6
-_NEEDED, _CHANCE = -0.45, 0.6
 
 Floats = npt.NDArray[np.float64]
 
 
-def _chosen(uniform_N: Floats, shares: tuple[tuple[float, ...], ...], row_N: IntArray) -> IntArray:
+def _chosen(uniform_N: Floats, shares: Floats, row_N: IntArray) -> IntArray:
     """Return an index for each of N uniform random numbers: row ``row_N[n]`` of ``shares`` has the probabilities of the
     indices for number n."""
-    ends_NK = np.cumsum(np.array(shares), axis=1)[row_N, :-1]
+    ends_NK = np.cumsum(shares, axis=1)[row_N, :-1]
     return (uniform_N[:, None] >= ends_NK).sum(axis=1)
 
 
@@ -116,53 +85,58 @@ def applications() -> pa.Table:
     Whether a loan is repaid on time depends on work, savings, income, earlier late payments, a habit that no column
     contains, and chance; never on the age group itself. Predictions differ between age groups all the same.
     """
+    made = read_yaml(Path(__file__).with_name("applications.yaml"))
+    ages, works, funds, homes = (
+        {key: np.array(values) for key, values in made[name].items()} for name in ("age", "work", "savings", "housing")
+    )
     # The order of draws is part of the table: another order makes other records under the same name. Only uniform
     # numbers are drawn, because numpy keeps their stream from version to version.
-    generator = np.random.default_rng(_SEED)
-    of_all = np.zeros(_CUSTOMERS, dtype=np.int64)
-    uniform = generator.random((_CUSTOMERS, 12))
-    age = _chosen(uniform[:, 0], (_AGE_SHARES,), of_all)
-    work = _chosen(uniform[:, 1], _WORK_SHARES, age)
-    savings = _chosen(uniform[:, 2], _SAVINGS_SHARES, age)
-    housing = _chosen(uniform[:, 3], _HOUSING_SHARES, age)
-    years = np.where(work < 3, uniform[:, 4] ** 2 * _MOST_YEARS[age], 0).astype(np.int64)
+    generator = np.random.default_rng(made["seed"])
+    of_all = np.zeros(made["customers"], dtype=np.int64)
+    uniform = generator.random((len(of_all), 12))
+    age = _chosen(uniform[:, 0], ages["shares"][None], of_all)
+    work = _chosen(uniform[:, 1], works["shares"], age)
+    savings = _chosen(uniform[:, 2], funds["shares"], age)
+    housing = _chosen(uniform[:, 3], homes["shares"], age)
+    years = np.where(work < 3, uniform[:, 4] ** 2 * ages["most_years"][age], 0).astype(np.int64)
     earns, habit = _bell(uniform[:, 5:8]), _bell(uniform[:, 8:11])
-    times = 1 + _chosen(uniform[:, 11], (_APPLICATIONS,), of_all)
+    times = 1 + _chosen(uniform[:, 11], np.array([made["applications"]]), of_all)
 
-    customer = np.repeat(np.arange(_CUSTOMERS), times)
+    customer = np.repeat(np.arange(len(times)), times)
     earlier = np.arange(len(customer)) - np.repeat(np.cumsum(times) - times, times)
     drawn = generator.random((len(customer), 8))
-    income = np.round(_WORK_INCOME[work] * np.exp(0.35 * earns), -1)[customer]
-    months = np.array(_MONTHS)[(drawn[:, 0] * len(_MONTHS)).astype(np.int64)]
-    amount = np.round(1000 * np.exp(3 * drawn[:, 1] * np.sqrt(months / _MONTHS[-1])), -2)
-    purpose = (drawn[:, 2] * len(_PURPOSES)).astype(np.int64)
+    income = np.round(works["income"][work] * np.exp(0.35 * earns), -1)[customer]
+    terms, purposes = np.array(made["months"]), np.array(made["purposes"])
+    months = terms[(drawn[:, 0] * len(terms)).astype(np.int64)]
+    amount = np.round(1000 * np.exp(3 * drawn[:, 1] * np.sqrt(months / terms[-1])), -2)
+    purpose = (drawn[:, 2] * len(purposes)).astype(np.int64)
     late = np.clip(np.floor(1.2 * (_bell(drawn[:, 3:6]) - habit[customer])), 0, 6).astype(np.int64)
     score = (
-        _WORK_SCORE[work][customer]
-        + _SAVINGS_SCORE[savings][customer]
-        + _HOUSING_SCORE[housing][customer]
-        + _YEAR_GAIN * years[customer]
-        + _INCOME_GAIN * np.log(income / 2300)
-        - _BURDEN_COST * amount / months / income
-        - _LATE_COST * late
-        + _HABIT * habit[customer]
-        + _CHANCE * np.log(drawn[:, 6] / (1 - drawn[:, 6]))
+        works["score"][work][customer]
+        + funds["score"][savings][customer]
+        + homes["score"][housing][customer]
+        + made["years"] * years[customer]
+        + made["log_income"] * np.log(income / 2300)
+        - made["burden"] * amount / months / income
+        - made["late"] * late
+        + made["habit"] * habit[customer]
+        + made["chance"] * np.log(drawn[:, 6] / (1 - drawn[:, 6]))
     )
     columns = {
         "application": np.char.add("a", np.char.zfill(np.arange(len(customer)).astype(str), 5)),
         "customer": np.char.add("c", np.char.zfill(customer.astype(str), 5)),
-        "age_group": np.array(_AGES)[age][customer],
+        "age_group": ages["names"][age][customer],
         "income": income.astype(np.int64).astype(str),
         "amount": amount.astype(np.int64).astype(str),
         "months": months.astype(str),
-        "purpose": np.array(_PURPOSES)[purpose],
-        "employment": np.array(_WORK)[work][customer],
+        "purpose": purposes[purpose],
+        "employment": works["names"][work][customer],
         "years_employed": years[customer].astype(str),
-        "savings": np.array(_SAVINGS)[savings][customer],
-        "housing": np.array(_HOUSING)[housing][customer],
+        "savings": funds["names"][savings][customer],
+        "housing": homes["names"][housing][customer],
         "earlier_loans": earlier.astype(str),
         "late_payments": late.astype(str),
-        "on_time": np.where(score > _NEEDED, "yes", "no"),
+        "on_time": np.where(score > made["needed"], "yes", "no"),
     }
     return pa.table(columns)
 
@@ -758,6 +732,19 @@ class Seen:
         return fitting[0] if len(fitting) == 1 else None
 
     @property
+    def years(self) -> tuple[int, int]:
+        """The first and the last year of dates in :attr:`date_format`; the last one is later than the first."""
+        form = self.date_format
+        assert form is not None
+        years = [date.year for value in self.values if (date := _date(value[:10], form))]
+        return min(years), max(*years, min(years) + 1)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest number, rounded outwards."""
+        return outwards(self.low, self.high)
+
+    @property
     def kind(self) -> str:
         """The likely kind of the column: `number`, `category`, `name` (of a record), `date`, `comma` (numbers with
         commas), `text`, `constant` or `empty`."""
@@ -820,7 +807,7 @@ def draft_declaration(
     if file.is_dir():
         return _draft_of_pictures(file, public, test, folder, reads_private=reads_private)
     separator, encoding = layout_of(public or file, with_rows=public is not None)
-    columns = column_names(
+    columns = tables.column_names(
         file, file.name, separator=separator if file.suffix not in TYPED_SUFFIXES else None, encoding=encoding
     )
     for option, column in (("label", label), ("group", group), ("person", person)):
@@ -858,93 +845,64 @@ def draft_declaration(
             if not (person in seen and seen[person].is_repeated_id):
                 person_words = f"{_FROM_PRIVATE}. Its values repeat there: all rows of one person have one value"
     what = f"the {'rows' if reads_private else 'header'} of {file.name}"
-    source = f"from {public.name}, and {what}" if public else f"from {what}"
-    lines = _opening(
-        file, public, test, folder, source, kind="table  # a record is a row", records="records", other=".csv"
-    )
-    if separator not in (None, ","):
-        lines.append(f"separator: {json.dumps(separator)}  # between two fields")
-    if encoding != "utf-8":
-        lines.append(f"encoding: {encoding}  {QUESTION} the file is not in UTF-8: are names and values right?")
-    if has_decimal_comma:
-        lines.append(f'decimal: ","  {QUESTION} is 1.234,5 a number above a thousand?')
     values = sorted(known[label].values) if label in known else []
-    is_known = 2 <= len(values) <= _MOST_CATEGORIES
-    asks = "is this the label, and are these all its values?"
-    if label is None:
-        asks = "which column, and its values"
-    elif not is_known:
-        asks = "the label? its values are not in the public file"
-    elif label not in seen:
-        asks = f"{_FROM_PRIVATE}. Is this the label, and are these all its values?"
-    classes = _listed(values if is_known else ["no", "yes"])
-    lines.append(f"label: {{column: {_quoted(label or 'label')}, classes: {classes}}}  {QUESTION} {asks}")
-    asks = "is this the group whose fairness counts, and are these all its values?"
-    if group not in seen:
-        asks = "whose fairness counts: which column, its values"
-    groups = _listed(sorted(seen[group].values) if group in seen else ["F", "M"])
-    lines.append(f"group: {{column: {_quoted(group or 'sex')}, values: {groups}}}  {QUESTION} {asks}")
-    lines.append(
-        f"person: {_quoted(person)}  {'#' if is_given else QUESTION} {person_words}"
-        if person
-        else f"# person: patient_id  {QUESTION} the column that is the same in all rows of one person, if there is one"
+    return _drafted(
+        file,
+        public,
+        test,
+        folder,
+        source=f"from {public.name}, and {what}" if public else f"from {what}",
+        separator=separator,
+        encoding=encoding,
+        has_decimal_comma=has_decimal_comma,
+        label=label,
+        classes=values if 2 <= len(values) <= _MOST_CATEGORIES else [],
+        group=group,
+        person=person,
+        is_given=is_given,
+        person_words=person_words,
+        seen=seen,
+        columns=columns,
+        # In the order of the private file, which the user knows.
+        rest=[column for column in columns if column not in (label, group, person)],
     )
-    lines.append("features:  # public constants: from a codebook or a law, never from private records")
-    # In the order of the private file, which the user knows.
-    rest = [column for column in columns if column not in (label, group, person)]
-    lines += [_feature_line(column, seen[column]) for column in rest if column in seen]
-    for column in (each for each in rest if each not in seen):
-        words = f"its bounds, or its values: {{categories: [a, b]}}; or leave {column} out"
-        asked = f"  {_quoted(column)}: {{bounds: [0, 1]}}  {QUESTION} {words}"
-        lines.append(asked if public is None else f"  # {column}: not in {public.name}, so it is no feature")
-    lines += [f"  # {column}: not in {file.name}, so it is no feature" for column in seen if column not in columns]
-    return "\n".join(lines) + "\n"
 
 
 def _seen(path: Path, separator: str | None, encoding: str, with_commas: Collection[str] = ()) -> dict[str, Seen]:
     """Return facts about every column of a file. In the columns ``with_commas`` the comma is the decimal sign."""
     seen: dict[str, Seen] = {}
-    for batch in read_batches(path, path.name, separator=separator, encoding=encoding):
+    for batch in tables.read_batches(path, path.name, separator=separator, encoding=encoding):
         for column in batch.column_names:
-            text = text_of(batch[column])
-            seen.setdefault(column, Seen()).add(with_decimal_points(text) if column in with_commas else text)
+            text = tables.text_of(batch[column])
+            seen.setdefault(column, Seen()).add(tables.with_decimal_points(text) if column in with_commas else text)
     return seen
 
 
-def _opening(
-    file: Path,
-    public: Path | None,
-    test: Path | None,
-    folder: Path,
-    source: str,
-    *,
-    kind: str,
-    records: str,
-    other: str,
-) -> list[str]:
-    """Return the first lines of a drafted declaration: name, kind, task, files and number of rows."""
+def _drafted(file: Path, public: Path | None, test: Path | None, folder: Path, **facts: Any) -> str:
+    """Return the text of ``draft.txt``, given ``facts`` about the columns of a table or the levels of folders."""
+    import jinja2  # no other use of data needs it
+
     name = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
-    name = name if name[:1].isalpha() else f"data_{name}"
-    pool = f"  # public: pool{other}  # what is not, if there is any: gates, penalties and teachers need it"
-    if public is not None:
-        pool = f"  public: {_below(public, folder)}  # what is not; it needs no label"
-    held_out = (
-        f"  # test: held_out{other}  {QUESTION} labelled {records} to measure on; without, no accuracy is claimed"
+    is_table = "levels" not in facts
+    words = jinja2.Environment(  # noqa: S701 - YAML, not HTML
+        line_statement_prefix="%", keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    if test is not None:
-        held_out = f"  test: {_below(test, folder)}  # labelled {records} to measure on"
-    return [
-        f"{DRAFTED}{source}. Answer every line with `{QUESTION}`, then:",
-        "#   fairpate data check THIS_FILE",
-        f"name: {name}  # of the data set, in commands and in what is published",
-        f"kind: {kind}",
-        f'task: ""  {QUESTION} what the label says, in a few words',
-        "files:",
-        f"  private: {_below(file, folder)}  # what is protected",
-        pool,
-        held_out,
-        f"# rows: 10000  {QUESTION} about how many private {records}, if that is public; some methods need it",
-    ]
+    words.filters |= {"listed": _listed, "number": "{:.10g}".format, "quoted": _quoted, "sorted": sorted}
+    return words.from_string(Path(__file__).with_name("draft.txt").read_text(encoding="utf-8")).render(
+        facts,
+        name=name if name[:1].isalpha() else f"data_{name}",
+        private=_below(file, folder),
+        public=public and _below(public, folder),
+        test=test and _below(test, folder),
+        file_name=file.name,
+        public_name=public and public.name,
+        is_table=is_table,
+        records="records" if is_table else "pictures",
+        suffix=".csv" if is_table else "",
+        from_private=_FROM_PRIVATE,
+        most_categories=_MOST_CATEGORIES,
+        iso_date=ISO_DATE,
+    )
 
 
 def _date(text: str, form: str) -> datetime.date | None:
@@ -970,7 +928,7 @@ def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
                     line.decode("utf-8")
             except UnicodeDecodeError:
                 encoding = "cp1252"
-    names = {each: column_names(file, file.name, separator=each, encoding=encoding) for each in _SEPARATORS}
+    names = {each: tables.column_names(file, file.name, separator=each, encoding=encoding) for each in _SEPARATORS}
     return max(_SEPARATORS, key=lambda each: len(names[each])), encoding
 
 
@@ -978,63 +936,19 @@ def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folde
     """Return a drafted declaration for folders of pictures: each split is a folder, with pictures arranged as
     CLASS/GROUP/PICTURE."""
     # The names of the folders between a folder and its pictures, by level.
-    tables = (None if each is None else folder_table(each, each) for each in (file if reads_private else None, public))
     own, pool = (
-        None
-        if table is None
-        else [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)]
-        for table in tables
+        [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)] if table else []
+        for table in (each and folder_table(each, each) for each in (file if reads_private else None, public))
     )
-    lines = _opening(file, public, test, folder, "for folders of pictures", kind="images", records="pictures", other="")
-    lines.append(f"pictures: {{size: 64, channels: 3}}  {QUESTION} height and width to read, and 1 for grey")
-    for place, (what, values) in enumerate({"label": "classes", "group": "values"}.items()):
-        for found, asks in ((pool, "are these all?"), (own, f"{_FROM_PRIVATE}. Are these all?"), (None, "which?")):
-            names = sorted(found[place]) if found is not None and len(found) > place else []
-            if len(names) >= 2 or (found is None and asks == "which?"):
-                names = names or (["no", "yes"] if what == "label" else ["a", "b"])
-                lines.append(
-                    f"{what}: {{column: level_{place + 1}, {values}: {_listed(names)}}}  {QUESTION} the names of the "
-                    f"folders at level {place + 1}: {asks}"
-                )
-                break
-    return "\n".join(lines) + "\n"
-
-
-def _feature_line(column: str, seen: Seen) -> str:
-    name = _quoted(column)
-
-    def missing(value: float) -> str:
-        unknown = f", unknown: {_listed(seen.marks)}" if seen.marks else ""
-        return f", missing: {value:.10g}{unknown}" if seen.missing or seen.marks else ""
-
-    for_missing = " and for a missing one?" if seen.missing or seen.marks else ""
-    if seen.kind == "number":
-        low, high = outwards(seen.low, seen.high)
-        asks = f"the smallest and the largest possible value?{for_missing}"
-        bounds = f"bounds: [{low:.10g}, {high:.10g}]{missing((low + high) / 2)}"
-        return f"  {name}: {{{bounds}}}  {QUESTION} {asks}"
-    if seen.kind == "category":
-        unknown = ", missing: unknown" if seen.missing else ""
-        numeric = " or a number, with bounds?" if seen.is_number else ""
-        asks = f"all values? others are an error, unless `other: true`.{numeric}"
-        return f"  {name}: {{categories: {_listed(sorted(seen.values))}{unknown}}}  {QUESTION} {asks}"
-    if seen.kind == "date" and (form := seen.date_format):
-        years = [date.year for value in seen.values if (date := _date(value[:10], form))]
-        written = "" if form == ISO_DATE else f", date_format: {_quoted(form)}"
-        first, last = min(years), max(*years, min(years) + 1)
-        bounds = f"bounds: [{first}, {last}]{missing((first + last) // 2)}"
-        age = "or an age: {date: age, age_on: 2025-12-31, bounds: [0, 110]}"
-        asks = f"the first and the last possible year?{for_missing} {age}"
-        return f"  {name}: {{date: year{written}, {bounds}}}  {QUESTION} {asks}"
-    remark = {
-        "name": f"left out: another value in each row. If it names records: `identity: {{key: {name}}}`",
-        "date": "left out: dates. To use them, declare `date: year` or `date: age` with its date_format, and bounds",
-        "comma": "left out: numbers with commas. To use them, write a decimal point, or declare `decimal: ','`",
-        "text": f"left out: free text, or more than {_MOST_CATEGORIES} values",
-        "constant": "left out: one value in all public records",
-        "empty": "left out: empty in all public records",
-    }[seen.kind]
-    return f"  # {column}: {remark}"
+    levels = []
+    parts = ("label", "classes", ["no", "yes"]), ("group", "values", ["a", "b"])
+    for place, (what, values, names) in enumerate(parts):
+        asks = "which?"
+        for found, question in ((own, f"{_FROM_PRIVATE}. Are these all?"), (pool, "are these all?")):
+            if len(found) > place and len(found[place]) >= 2:
+                names, asks = sorted(found[place]), question
+        levels.append((what, values, names, asks))
+    return _drafted(file, public, test, folder, source="for folders of pictures", levels=levels)
 
 
 def outwards(low: float, high: float) -> tuple[float, float]:

@@ -74,8 +74,7 @@ class Feature(Section):
     for intervals of a code (bands), or for a vector."""
 
     columns: Texts = Field(
-        (),
-        description="Columns in the file that share this declaration; empty: the column with the feature's own name.",
+        (), description="Columns in the file that share this declaration; empty: the one with the feature's own name."
     )
     # Bounds and categories are declared: those found in private records would reveal that a record has them.
     bounds: tuple[Finite, Finite] | None = Field(
@@ -87,8 +86,7 @@ class Feature(Section):
     categories: tuple[str, ...] = Field((), description="Category: the values in the file, one feature each.")
     other: bool = Field(
         False,
-        description="Category: whether a value that is not declared has a feature `column=other`; without, it is an "
-        "error.",
+        description="Category: whether undeclared values have a feature `column=other`; without, they are errors.",
     )
     aliases: dict[str, str] = Field(
         {}, description="Category: further values in the file, each with the one of `categories` that it means."
@@ -110,8 +108,7 @@ class Feature(Section):
     )
     unknown: Texts = Field((), description="Further values in the file that mean a missing one, like an empty cell.")
     date: Literal["year", "age"] | None = Field(
-        None,
-        description="Number: the column contains dates, which become their year, or the years from them to `age_on`.",
+        None, description="Number: the column has dates, which become their year, or the years from them to `age_on`."
     )
     date_format: str = Field(ISO_DATE, description="Date: how it is written, as in %d.%m.%Y or %m/%d/%Y.")
     age_on: datetime.date | None = Field(None, description="Date: the public day on which an age is taken.")
@@ -548,13 +545,7 @@ def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
         yield _plain_batch(batch, name)
 
 
-_ELSEWHERE = {
-    ".xlsx": "read_excel",
-    ".xls": "read_excel",
-    ".ods": "read_excel",
-    ".db": "read_sql",
-    ".sqlite": "read_sql",
-}
+_ELSEWHERE = dict.fromkeys((".xlsx", ".xls", ".ods"), "read_excel") | dict.fromkeys((".db", ".sqlite"), "read_sql")
 
 
 def require_readable(path: Path, name: str) -> None:

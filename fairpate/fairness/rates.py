@@ -43,13 +43,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fairpate.config import nearest
+from fairpate.config import nearest, read_yaml
 from fairpate.types import DEFAULT_NOTION, FloatArray, IntArray
 from fairpate.types import NotionName as NotionName
 
@@ -558,82 +559,20 @@ class Notion:
         return {"demographic_parity": "dp_one_vs_rest", "equalized_odds": "eo_lowy"}.get(self.name, self.name)
 
 
-_ROWS = (
-    Notion(
-        name="demographic_parity",
-        title="Demographic parity",
-        measure="demographic-parity gap",
-        words="how much more often one group is predicted a class than all others together",
-        formula="max over g, k: P[p = k | g] - P[p = k | not g]",
-        metric=dp_one_vs_rest,
-        source="FairPATE eq. 1; RaCO-DP definition A.1",
-    ),
-    Notion(
-        name="equalized_odds",
-        title="Equalized odds",
-        measure="equalized-odds gap",
-        words="how far two groups are apart in how often a class is predicted where it is true, or where it is not",
-        formula="max over g, h, k: |P[p = k | y = k, g] - P[p = k | y = k, h]|, and the same given y != k",
-        metric=eo_lowy,
-        source="DP-FERMI eq. 11 (Hardt et al. 2016 definition 2.1); of two classes also PF-LD section 3",
-    ),
-    Notion(
-        name="equal_opportunity",
-        title="Equal opportunity",
-        measure="equal-opportunity gap",
-        words="how far two groups are apart in how often the positive class is found where it is true",
-        formula="max over g, h: |P[p = k | y = k, g] - P[p = k | y = k, h]|, k positive",
-        metric=found_apart,
-        source="Hardt et al. 2016 definition 2.2; of two classes as fairlearn has it",
-    ),
-    Notion(
-        name="accuracy_parity",
-        title="Accuracy parity",
-        measure="accuracy gap",
-        words="how far two groups are apart in how often the prediction is right",
-        formula="max over g, h: |P[p = y | g] - P[p = y | h]|",
-        metric=accuracy_parity,
-        source="PF-LD section 3 (the error itself, not the loss)",
-    ),
-    Notion(
-        name="impact_ratio",
-        title="Impact ratio",
-        measure="impact-ratio gap",
-        words="how far one group's rate of the positive class lies below the highest group's, as a share of that rate "
-        "(0.2: four fifths)",
-        formula="1 - min over g: P[p = k | g] / max over h: P[p = k | h], k positive",
-        metric=impact_shortfall,
-        source="29 CFR 1607.4 D (1978); New York City Local Law 144 of 2021 (6 RCNY 5-301)",
-    ),
-    Notion(
-        name="false_negative_rate",
-        title="False-negative rate",
-        measure="false-negative rate",
-        words="how often the positive class is missed where it is true",
-        formula="P[p != k | y = k], k positive",
-        metric=error_rate("fnr"),
-        source="RaCO-DP definition A.3",
-    ),
-    Notion(
-        name="false_positive_rate",
-        title="False-positive rate",
-        measure="false-positive rate",
-        words="how often the positive class is predicted where it is not true",
-        formula="P[p = k | y != k], k positive",
-        metric=error_rate("fpr"),
-        source="RaCO-DP eq. 6, with the cells of all other labels",
-    ),
-    Notion(
-        name="false_discovery_rate",
-        title="False-discovery rate",
-        measure="false-discovery rate",
-        words="how often a prediction of the positive class is wrong",
-        formula="P[y != k | p = k], k positive",
-        metric=error_rate("fdr"),
-        source="1 - precision; of the form of RaCO-DP eq. 6 (fairpate.methods.raco_dp)",
-    ),
-)
-NOTIONS: Mapping[NotionName, Notion] = {notion.name: notion for notion in _ROWS}
+_METRICS: Mapping[NotionName, Metric] = {
+    "demographic_parity": dp_one_vs_rest,
+    "equalized_odds": eo_lowy,
+    "equal_opportunity": found_apart,
+    "accuracy_parity": accuracy_parity,
+    "impact_ratio": impact_shortfall,
+    "false_negative_rate": error_rate("fnr"),
+    "false_positive_rate": error_rate("fpr"),
+    "false_discovery_rate": error_rate("fdr"),
+}
+_WORDS = read_yaml(Path(__file__).with_name("notions.yaml"))
+NOTIONS: Mapping[NotionName, Notion] = {
+    name: Notion(name=name, metric=metric, **_WORDS[name]) for name, metric in _METRICS.items()
+}
 """All notions of fairness, in the order in which pages list them."""
 NAMES: tuple[NotionName, ...] = get_args(NotionName)
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -169,43 +170,24 @@ class Optimizer:
         positions ``only``; None: for every parameter."""
         if not self._parameters or (only is not None and not only):
             return
-        learning_rate = self._config.learning_rate
-        if self._config.schedule == "cosine":
-            learning_rate *= 0.5 * (1 + math.cos(math.pi * epoch / self._config.epochs))
-        config, places = self._config, range(len(self._parameters)) if only is None else list(only)
-        parameters = [self._parameters[place] for place in places]
+        config, learning_rate = self._config, self._config.learning_rate
+        if config.schedule == "cosine":
+            learning_rate *= 0.5 * (1 + math.cos(math.pi * epoch / config.epochs))
+        parameters, first_moments, second_moments, step_counts = (
+            values if only is None or not values else [values[place] for place in only]
+            for values in (self._parameters, self._first_moments, self._second_moments, self._step_counts)
+        )
+        options: dict[str, Any] = {"lr": learning_rate, "weight_decay": config.weight_decay, "maximize": False}
         # Kernels, called directly: classes of torch.optim would import a compiler, seconds for each worker process.
         if config.optimizer == "adam":
             # The kernel's bias correction takes counts that include the present step.
-            self._steps[slice(None) if only is None else places] += 1
-            torch._fused_adam_(
-                parameters,
-                gradients,
-                [self._first_moments[place] for place in places],
-                [self._second_moments[place] for place in places],
-                [],
-                [self._step_counts[place] for place in places],
-                amsgrad=False,
-                beta1=ADAM_BETAS[0],
-                beta2=ADAM_BETAS[1],
-                lr=learning_rate,
-                weight_decay=config.weight_decay,
-                eps=ADAM_EPSILON,
-                maximize=False,
-            )
+            self._steps[slice(None) if only is None else list(only)] += 1
+            beta1, beta2 = ADAM_BETAS
+            options |= {"beta1": beta1, "beta2": beta2, "eps": ADAM_EPSILON, "amsgrad": False}
+            torch._fused_adam_(parameters, gradients, first_moments, second_moments, [], step_counts, **options)
         else:
-            sgd(
-                parameters,
-                gradients,
-                [self._first_moments[place] for place in places],
-                fused=True,
-                weight_decay=config.weight_decay,
-                momentum=SGD_MOMENTUM,
-                lr=learning_rate,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-            )
+            options |= {"momentum": SGD_MOMENTUM, "dampening": 0.0, "nesterov": False, "fused": True}
+            sgd(parameters, gradients, [*first_moments], **options)
 
     def step_from_backward(self, epoch: int) -> None:
         """Update all parameters by the gradients that ``backward`` left in them, and clear these gradients. A missing

@@ -41,15 +41,7 @@ _SHOWN = 3
 # The public mean and spread of ImageNet's channels, which every published file was trained with.
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MAX_NORM_GROUPS = 8
-_SMALLEST_SIDE = {
-    "hog_logistic": 3,
-    "lenet": 8,
-    "tanh_cnn": 16,
-    "cnn": 8,
-    "resnet18": 8,
-    "resnet50": 8,
-    "densenet121": 32,
-}
+_SMALLEST_SIDE, _SMALLEST_SIDE_OF = 8, {"hog_logistic": 3, "tanh_cnn": 16, "densenet121": 32}
 
 
 @cache
@@ -66,12 +58,9 @@ def prepare_torchvision() -> Any:
             return None
     # torchvision registers further kernels of these operators on import, which fails where their schemas are missing.
     library = _TORCH.library.Library("torchvision", "FRAGMENT")
-    for schema in (
-        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    ):
-        if not hasattr(_TORCH.ops.torchvision, schema.partition("(")[0]):
-            library.define(schema)
+    for name in ("nms", "qnms"):
+        if not hasattr(_TORCH.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library  # kept by the cache, since the schemas live as long as the library object
 
 
@@ -257,11 +246,7 @@ class FrozenBatchNorm(nn.Module):
 
 
 def build_model(
-    config: ModelConfig,
-    *,
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    generator_seed: int | None = None,
+    config: ModelConfig, *, input_shape: tuple[int, ...], num_classes: int, generator_seed: int | None = None
 ) -> nn.Module:
     """Build a model ``(B, *input_shape) -> logits (B, num_classes)``; equal seeds give equal initial weights.
 
@@ -276,10 +261,11 @@ def build_model(
     if name in CONVOLUTIONAL:
         if len(input_shape) != 3:
             raise ValueError(f"Model {name} reads images (C, H, W), got {input_shape}; use logistic or mlp.")
-        if min(input_shape[1:]) < _SMALLEST_SIDE[name]:
+        smallest = _SMALLEST_SIDE_OF.get(name, _SMALLEST_SIDE)
+        if min(input_shape[1:]) < smallest:
             raise ValueError(
-                f"Model {name}: expected at least {_SMALLEST_SIDE[name]} pixels a side, got {input_shape[1:]}; use "
-                "larger images or another model."
+                f"Model {name}: expected at least {smallest} pixels a side, got {input_shape[1:]}; use larger images "
+                "or another model."
             )
         if config.weights is not None and input_shape[0] not in (1, len(_IMAGENET_MEAN)):
             raise ValueError(
@@ -339,34 +325,16 @@ def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int)
         # follows the maximum, which is the same function and reads a quarter of the values.
         padding = 0 if min(sides) >= 28 else 2
         sides = [((side - 4 + 2 * padding) // 2 - 4 + 2 * padding) // 2 for side in sides]
-        return [
-            nn.Conv2d(channels, 20, 5, padding=padding),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(20, 50, 5, padding=padding),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(50 * math.prod(sides), 500),
-            nn.ReLU(),
-            nn.Linear(500, num_classes),
-        ]
+        first = [nn.Conv2d(channels, 20, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
+        second = [nn.Conv2d(20, 50, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()]
+        return [*first, *second, nn.Linear(50 * math.prod(sides), 500), nn.ReLU(), nn.Linear(500, num_classes)]
     if config.name == "tanh_cnn":
         # Two strided convolutions under tanh, 27,000 parameters on 28 pixels: bounded activations keep gradients short.
         # The network of Papernot et al. 2021 (arXiv 2007.14191) for DP-SGD on digits.
         sides = [((side - 4) // 2 - 4) // 2 for side in sides]
-        return [
-            nn.Conv2d(channels, 16, 8, stride=2, padding=2),
-            nn.MaxPool2d(2, stride=1),
-            nn.Tanh(),
-            nn.Conv2d(16, 32, 4, stride=2),
-            nn.MaxPool2d(2, stride=1),
-            nn.Tanh(),
-            nn.Flatten(),
-            nn.Linear(32 * math.prod(sides), 32),
-            nn.Tanh(),
-            nn.Linear(32, num_classes),
-        ]
+        first = [nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.MaxPool2d(2, stride=1), nn.Tanh()]
+        second = [nn.Conv2d(16, 32, 4, stride=2), nn.MaxPool2d(2, stride=1), nn.Tanh(), nn.Flatten()]
+        return [*first, *second, nn.Linear(32 * math.prod(sides), 32), nn.Tanh(), nn.Linear(32, num_classes)]
     # cnn: blocks of 3x3 convolution, GroupNorm, halving and ReLU, until a side is about 7; then a global average.
     # Channels double from ``hidden`` up to ``4 hidden``. From 56 pixels on, the first convolution has stride 2.
     stride = 2 if min(sides) >= 56 else 1

@@ -48,40 +48,15 @@ ROUNDING = 64  # in units of the precision that gradients have
 _FLOATS_UNFOLDED_AT_ONCE = {"cpu": 2**19, "cuda": 2**28}
 _FLOATS_SQUARED_AT_ONCE = 2**9
 # By name: torchvision is not imported for a model that has none of it.
-_CONTAINERS = frozenset(
-    {
-        "torch.nn.modules.container.Sequential",
-        "torchvision.models.resnet.ResNet",
-        "torchvision.models.resnet.BasicBlock",
-        "torchvision.models.resnet.Bottleneck",
-        "torchvision.models.densenet.DenseNet",
-        "torchvision.models.densenet._DenseBlock",
-        "torchvision.models.densenet._DenseLayer",
-        "torchvision.models.densenet._Transition",
-    }
-)
-_WITHOUT_PARAMETERS: frozenset[type[nn.Module]] = frozenset(
-    {
-        ScaleBytes,
-        ImageNetScale,
-        OrientedGradients,
-        Shortened,
-        FrozenBatchNorm,
-        nn.Identity,
-        nn.Dropout,
-        nn.ReLU,
-        nn.ELU,
-        nn.GELU,
-        nn.SiLU,
-        nn.Tanh,
-        nn.Sigmoid,
-        nn.Softplus,
-        nn.LeakyReLU,
-        nn.MaxPool2d,
-        nn.AvgPool2d,
-        nn.AdaptiveAvgPool2d,
-    }
-)
+_CONTAINERS = {
+    "torch.nn.modules.container": {"Sequential"},
+    "torchvision.models.resnet": {"ResNet", "BasicBlock", "Bottleneck"},
+    "torchvision.models.densenet": {"DenseNet", "_DenseBlock", "_DenseLayer", "_Transition"},
+}
+_FIXED = {nn.Identity, nn.Dropout, ScaleBytes, ImageNetScale, OrientedGradients, Shortened, FrozenBatchNorm}
+_ACTIVATING = {nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.LeakyReLU}
+_POOLING = {nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d}
+_WITHOUT_PARAMETERS: set[type[nn.Module]] = _FIXED | _ACTIVATING | _POOLING
 WeightedSums = list[tuple[Tensor, Tensor]]
 
 
@@ -283,7 +258,7 @@ def unknown_module(model: nn.Module) -> str | None:
             is_known = cast("nn.Flatten", module).start_dim >= 1
         elif isinstance(module, nn.Unflatten) and kind is nn.Unflatten:
             is_known = isinstance(module.dim, int) and module.dim >= 1
-        elif f"{kind.__module__}.{kind.__qualname__}" in _CONTAINERS:
+        elif kind.__qualname__ in _CONTAINERS.get(kind.__module__, ()):
             is_known = not own
         elif isinstance(module, nn.LayerNorm) and not trained:
             # Of several normalised axes one could be the records'; that is checked for layers in training alone.
@@ -536,9 +511,7 @@ class GradientClipper:
 
     @torch.no_grad()
     def _clipped(
-        self,
-        formed: Callable[[Callable[..., list[Tensor]]], Sequence[Any]],
-        layers: Sequence[Any] | None = None,
+        self, formed: Callable[[Callable[..., list[Tensor]]], Sequence[Any]], layers: Sequence[Any] | None = None
     ) -> ClippedSum:
         """Return the clipped sum of per-example gradients, which ``formed(kept)`` returns as one object per layer.
 

@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,21 +32,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
 from fairpate.config import ConfigError
+from fairpate.nn import per_example
 from fairpate.nn.fit import exact_convolutions
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
-from fairpate.nn.per_example import (
-    ClippedSum,
-    GradientClipper,
-    LayerGradient,
-    PerExampleLoss,
-    WeightedSums,
-    layer_gradient,
-)
-from fairpate.privacy.accountant import spent
-
-if TYPE_CHECKING:
-    from fairpate.privacy.accountant import Event
-
+from fairpate.nn.per_example import GradientClipper, LayerGradient, PerExampleLoss, WeightedSums, layer_gradient
+from fairpate.privacy.accountant import Event, spent
 
 NoiseLabel = Literal["os_entropy", "seeded: not private"]
 PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
@@ -441,7 +431,7 @@ class ShiftedClipper(GradientClipper):
         # What is released belongs to the original; `_trained` stays with the twin.
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> per_example.ClippedSum:
         """Return the sum over records of ``clip(g_i + shift)`` for the current weights of the model; arguments and
         errors as in :meth:`GradientClipper.sum`."""
         if self._public_gradient is not None:
@@ -455,7 +445,7 @@ class ShiftedClipper(GradientClipper):
         self.model.train(self._original.training)
         return super().sum(x.double() if x.is_floating_point() else x, targets, owner_B)
 
-    def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+    def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> per_example.ClippedSum:
         if self.shift is None:
             return super()._part(x, targets, owner_B)
         shift = [(p, part.double()) for p, part in zip(self._trained, self.shift, strict=True)]

@@ -158,7 +158,7 @@ class Overwriting(nn.Module):
 
 def test_an_output_may_be_overwritten_but_an_input_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container whose code is trusted, as torchvision's are."""
-    trusted = per_example._CONTAINERS | {f"{__name__}.Overwriting"}
+    trusted = per_example._CONTAINERS | {__name__: {"Overwriting"}}
     monkeypatch.setattr(per_example, "_CONTAINERS", trusted)
     x, y = torch.randn(BATCH, 3, dtype=torch.float64, generator=generator()), torch.arange(BATCH) % 3
     assert_matches_brute_force(Overwriting(overwrites_input=False).double(), x)
