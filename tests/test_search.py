@@ -192,7 +192,7 @@ def test_groups_count_alike_where_their_shares_are_declared(monkeypatch: pytest.
     fixed(monkeypatch, 1)
     found = search(group_shares={0: 0.5, 1: 0.5}).fit(X, y, sensitive_features=groups)
     assert found.best_score_ > 30
-    with pytest.raises(ValueError, match="expected a number in"):
+    with pytest.raises(ValueError, match="expected a number above 0"):
         search(group_shares={0: 0.5}).fit(X, y, sensitive_features=groups)
 
 

@@ -213,7 +213,7 @@ def test_without_a_target_the_noise_is_as_configured(train: Train) -> None:
     [
         (["target.relation=replace one"], r"target\.relation: pate does not read it"),
         (["aggregator.gate.min_count=1"], r"aggregator\.gate\.min_count: pate does not read it"),
-        (["aggregator.budget={epsilon: 3}"], r"aggregator\.budget: target\.epsilon is the budget; leave one"),
+        (["aggregator.budget={epsilon: 3}"], r"aggregator\.budget: target\.epsilon is the budget already; leave one"),
         (["target.epsilon=null", "aggregator.budget={accept_leak: true}"], "expected epsilon or max_queries"),
         (["target.epsilon=null", "aggregator.budget={max_queries: 3, accept_leak: true}"], "expected epsilon with acc"),
         ([*BY_VOTES, COUNTS], "aggregator: expected no budget.accept_leak with release: counts, got true"),

@@ -322,7 +322,7 @@ def test_what_has_no_part_of_its_own_is_refused(clinic: Dataset, tmp_path: Path)
     counts = fairpate.load_data(DECLARED, private=columns(600, "r"), public=columns(300, "p"), test=columns(200, "t"))
     with pytest.raises(ConfigError, match=r"evaluation\.metrics: private needs .* set data\.split=hashed"):
         run(tmp_path / "counts", counts)
-    with pytest.raises(ConfigError, match=r"evaluation\.metrics: got private, but the method sgd has no privacy guarantee"):
+    with pytest.raises(ConfigError, match=r"evaluation\.metrics: got private, but the method sgd has no privacy"):
         run(tmp_path / "sgd", clinic, method="sgd")
     by_content = loaded({name: each for name, each in DECLARED.items() if name != "identity"})
     with pytest.raises(ConfigError, match=r"target\.relation: .* names records by their content"):
