@@ -25,7 +25,7 @@ SWEEP = {
 
 
 def main() -> None:
-    """Run the missing cells, print the Pareto set of every panel, then the choice for each setting."""
+    """Run what has no result yet; print the Pareto set of every panel, then the best method for each setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

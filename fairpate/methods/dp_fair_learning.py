@@ -276,8 +276,8 @@ class Setting:
     def begin(
         self, count: int, *kinds: type[PureReleases], others: tuple[PureReleases, ...] = ()
     ) -> tuple[float, tuple[PureReleases, ...], FloatArray]:
-        """Charge all releases of the game, and release the share of each cell (group and event) among all records, so
-        that prices are public.
+        """Charge all releases of the game between learner and auditor, and release the share of each cell (group and
+        outcome) among all records, so that the price of a violation depends on public numbers only.
 
         The game makes ``count`` releases of each of ``kinds`` in its rounds, and ``others`` once. Return the epsilon of
         one release in a round, all events, and the shares. ValueError, before anything is released, if the target
@@ -464,8 +464,8 @@ def sensitivity_of(differences_GY: list[list[Fraction]]) -> Fraction:
 
 
 def group_sides(setting: Setting) -> Sides:
-    """Return the private learner and auditor of the game for rules by group: an exponential mechanism and a noisy table
-    of counts in each round."""
+    """Return the two private players of the game that chooses one classifier per group: in each round the learner
+    draws a classifier by the exponential mechanism, and the auditor releases a noisy table of counts."""
     features, cells, source = setting.features, setting.cells, setting.source
     # As with all rules here, a score below 0 predicts 1.
     class_of_rules = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)

@@ -168,7 +168,8 @@ class VotesOfRecords(base.ReleasingMethod):
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
-        """Return an estimate of the rates of ``student`` by group among private records; None without a table by group.
+        """Return estimates of the student's rates (accuracy, errors, predictions) in each group of the private records;
+        None if the released table does not count groups apart.
 
         It reads only the release and public records.
         """
@@ -607,7 +608,7 @@ class WeightedBallot:
         return max(1, round(num_records * float(share.mean()))) if len(share) else 1
 
     def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int, person_N: Tensor | None = None) -> IntArray:
-        """Return the exact sums S (C, W) of votes by label, before noise."""
+        """Return the exact sums S (C, W), before noise: the votes of W numbers, summed over the records of each label."""
         # One part at least: the table of no record is all zeros.
         ranges = [slice(start, start + _AT_ONCE) for start in range(0, max(len(x), 1), _AT_ONCE)]
         parts = []

@@ -314,8 +314,8 @@ class DenseChain:
         return cls(layers=layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading), lowest=lowest)
 
     def reads(self, x: Tensor) -> bool:
-        """Return True if the first layer reads each record of ``x`` (B, ...) as one row, the only form that a chain
-        supports."""
+        """Return True if the first layer reads each record of ``x`` (B, ...) as one vector, the only form that this
+        class supports."""
         return x.ndim == 2 or self.flattens
 
     @torch.no_grad()

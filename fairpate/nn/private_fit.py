@@ -227,7 +227,7 @@ class PrivateTraining:
         return self._plan.events
 
     def step(self) -> None:
-        """Take one step: sample, clip, add noise, divide, update; then make the step plan's other releases."""
+        """Take one step: sample, clip, add noise, divide, update; then make the step's further noisy releases."""
         steps, device, plan = self._steps, self._x.device, self._plan
         if self._persons is None:
             rows, owner_B = self._next_rows().to(device), None

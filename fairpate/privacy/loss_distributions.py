@@ -552,8 +552,8 @@ class AtomicLoss:
 
     @cached_property
     def _tails(self) -> tuple[FloatArray, FloatArray]:
-        """For each loss, the logarithm of the probability of this loss or a larger one, under the data set with shifted
-        outputs and under the other one. The last entries are placeholders."""
+        """For each loss, the logarithm of the probability of this loss or a larger one, under each of two neighbouring
+        data sets (first the one whose outputs are shifted). One more entry, 0, stands for losses above all of them."""
         # Summed from the right and in log space, because the smallest masses decide a small delta.
         moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
         unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]

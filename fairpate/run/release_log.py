@@ -116,8 +116,8 @@ class Release:
 
     @property
     def charged(self) -> Release:
-        """The release with the events that limits charge: if it has a plan (all events that were fixed beforehand), the
-        planned events instead of those released so far."""
+        """This release with the events whose cost counts towards a limit: those of its plan (all events that were fixed
+        beforehand) if it has one, otherwise those that were released so far."""
         return replace(self, events=self.plan, plan=(), rdp_A=_NEW) if self.plan else self
 
     @property
@@ -569,8 +569,8 @@ def _fits(
         unpriced = {type(one.events[0]).__name__ for one in alone if not np.isfinite(one.rdp_A[line.place])}
         if unpriced and not is_alone:
             raise LimitReachedError(
-                f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, at which the "
-                f"limit of {limit:g} adds up costs; make this release first and alone, or use another method."
+                f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, in which the "
+                f"limit of {limit:g} adds up costs; make this the first release under that limit, or use another method."
             )
         spent, total = (
             max(accountant.least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(rows))

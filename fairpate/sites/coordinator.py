@@ -190,7 +190,7 @@ class CoordinatorSums:
                 410,
                 "plan",
                 reason.decode(),
-                "What was charged stays charged; make a new plan to try again.",
+                "The plan has ended, and what was charged stays charged; make a new plan to try again.",
             )
 
     def message(self, number: int, step: str, place: int, body: RawBody) -> Response:
