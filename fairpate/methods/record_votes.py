@@ -608,7 +608,7 @@ class WeightedBallot:
         return max(1, round(num_records * float(share.mean()))) if len(share) else 1
 
     def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int, person_N: Tensor | None = None) -> IntArray:
-        """Return the exact sums S (C, W), before noise: the votes of W numbers, summed over the records of each label."""
+        """Return the exact sums S (C, W), before noise: votes of W numbers, summed over the records of each label."""
         # One part at least: the table of no record is all zeros.
         ranges = [slice(start, start + _AT_ONCE) for start in range(0, max(len(x), 1), _AT_ONCE)]
         parts = []

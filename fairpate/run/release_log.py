@@ -570,7 +570,7 @@ def _fits(
         if unpriced and not is_alone:
             raise LimitReachedError(
                 f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, in which the "
-                f"limit of {limit:g} adds up costs; make this the first release under that limit, or use another method."
+                f"limit of {limit:g} adds up costs; make this the only release, or use another method."
             )
         spent, total = (
             max(accountant.least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(rows))
