@@ -126,7 +126,7 @@ def find_method(name: str) -> type[Method]:
         )
     missing = [word for word in ("title", "paper") if not hasattr(found, word)]
     if missing or found.train is Method.train:
-        raise ConfigError(f"method: class {name} is incomplete: it lacks {', '.join(missing) or 'train'}; define it.")
+        raise ConfigError(f"method: {name} is incomplete: the class lacks {', '.join(missing) or 'train'}; define it.")
     try:
         # Shows defaults that contradict each other, before a configuration is read over them.
         found()

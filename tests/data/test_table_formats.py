@@ -188,7 +188,7 @@ def test_a_full_disk_names_the_folder(tmp_path: Path, expected: LoadedRecords, m
     monkeypatch.setattr(large_arrays, "KEPT_BYTES", 100)
     (tmp_path / "blocked").write_text("no folder")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "blocked" / "cache"))
-    with pytest.raises(Exception, match=r"FAIRPATE_CACHE: .*cannot take the records .*; name a folder with room"):
+    with pytest.raises(Exception, match=r"FAIRPATE_CACHE: .*cannot store the records .*; name a folder with room"):
         read(tmp_path, write_parquet(tmp_path))
 
 

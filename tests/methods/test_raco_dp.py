@@ -281,7 +281,7 @@ def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
     assert share > 0.8
     assert named.predict(x)[groups == "a"].mean() < share
     assert accepted.trained_.report.names == ("a is accepted",)
-    with pytest.raises(ValueError, match="over 2 groups, got 3"):
+    with pytest.raises(ValueError, match="2 groups, got constraints for 3"):
         FairClassifier(
             "raco_dp",
             **ESTIMATOR,

@@ -204,7 +204,7 @@ def test_the_limits_of_randomised_response() -> None:
     table = np.array([[((codes == a) & (blind == b)).sum() for b in range(3)] for a in range(3)])
     assert stats.chisquare(table.ravel()).pvalue > 1e-3
     for arguments, message in (
-        ({"num_values": 2, "epsilon": 1.0}, "codes from 0 to 1"),
+        ({"num_values": 2, "epsilon": 1.0}, "integers from 0 to 1"),
         ({"num_values": 1, "epsilon": 1.0}, "num_values >= 2"),
         ({"num_values": 3, "epsilon": -1.0}, "epsilon >= 0"),
     ):

@@ -126,7 +126,7 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate,
         code, _, errors = fairpate("compare", place, "--figures", "here", *wrong)
         assert (code, words in errors) == (2, True), errors
     code, _, errors = fairpate("compare", tmp_path / "nowhere", "--figures", "here")
-    assert (code, "nowhere: not found" in errors and "results.parquet" in errors) == (2, True), errors
+    assert (code, "nowhere not found" in errors and "results.parquet" in errors) == (2, True), errors
 
 
 def test_data_sets_whose_names_read_alike_have_files_of_their_own(monkeypatch):
