@@ -46,8 +46,8 @@ class Event(Protocol):
 
     @property
     def noun(self) -> str:
-        """Singular name of the event on pages and in privacy statements, such as `sum of votes`: its plural adds an s
-        to the words before `` of ``."""
+        """Singular name of the event on pages and in privacy statements, such as `sum of votes`: the plural, `sums of
+        votes`, adds an s to the word before "of"."""
 
     @property
     def data_dependent(self) -> bool:

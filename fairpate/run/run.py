@@ -793,21 +793,21 @@ def run_method(
     """Run one method: train and publish its model, or resume where an earlier call or command stopped. Return the paths
     of the run's files, which are then complete.
 
-     Args:
-         config: The method with its settings.
-         reporter: Displays progress.
-         dataset: The records. None: the data set that ``config.data`` names is read with ``load``; otherwise
-             ``config.data`` is not read, and every file that describes the run names this data set.
-         load: Reads a data set.
-         release_of: The folder of a run from whose release this one learns, without reading private records.
-         with_graph: Whether to write the ONNX graph ``model.onnx`` too, which takes seconds.
-         sums: Makes the noisy sum from which the release is drawn, if private records are at several sites
-             (:mod:`fairpate.sites`).
-         remarks: Further remarks for the privacy statement.
+    Args:
+        config: The method with its settings.
+        reporter: Displays progress.
+        dataset: The records. None: the data set that ``config.data`` names is read with ``load``; otherwise
+            ``config.data`` is not read, and every file that describes the run names this data set.
+        load: Reads a data set.
+        release_of: The folder of a run from whose release this one learns, without reading private records.
+        with_graph: Whether to write the ONNX graph ``model.onnx`` too, which takes seconds.
+        sums: Makes the noisy sum from which the release is drawn, if private records are at several sites
+            (:mod:`fairpate.sites`).
+        remarks: Further remarks for the privacy statement.
 
-     Raises:
-         UserError, ValueError: Names the field or file, the value and the remedy. Finished stages stay, and nothing is
-             charged twice.
+    Raises:
+        UserError, ValueError: Names the field or file, the value and the remedy. Finished stages stay, and nothing is
+            charged twice.
     """
     if dataset is None and isinstance(config, OwnVotes):
         # Votes that were made elsewhere bring their public records along.
