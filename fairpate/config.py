@@ -20,7 +20,6 @@ import difflib
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 import sys
@@ -550,12 +549,9 @@ def fair_rule(said: Any) -> FairRule:
     try:
         largest = float(limit)
     except (TypeError, ValueError):
-        largest = math.nan
-    # A limit of 0 would call no model fair, as rates of a sample always differ a little. NaN is refused too.
-    if not 0 < largest <= 1:
         raise ValueError(
             f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}; give one of these."
-        )
+        ) from None
     return FairRule(notion=notion, limit=largest)
 
 

@@ -59,11 +59,19 @@ DEFAULT_NOTION: NotionName = "demographic_parity"
 class FairRule:
     """The user's definition of fair: a model is called fair if the value of ``notion`` is at most ``limit``.
 
-    :func:`fairpate.config.fair_rule` makes it from what a user gives, and checks it.
+    ValueError for a limit that is not above 0 and at most 1.
     """
 
     notion: NotionName = DEFAULT_NOTION
     limit: float = 0.1
+
+    def __post_init__(self) -> None:
+        # A limit of 0 would call no model fair, as rates of a sample always differ a little. NaN is refused too.
+        if not 0 < self.limit <= 1:
+            raise ValueError(
+                f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {self.limit}; give one of "
+                "these."
+            )
 
     def __str__(self) -> str:
         """Return this definition of fair as text in the form that a configuration takes: NOTION=LIMIT."""

@@ -266,9 +266,11 @@ def test_a_threshold_without_meaning_is_refused(nonsense: str) -> None:
 
 def test_a_rule_from_python_is_checked_as_text_is() -> None:
     assert fair_rule(FairRule(limit=0.2)) == fair_rule(0.2) == fair_rule("0.2")
+    with pytest.raises(ValueError, match="Expected a notion of fairness"):
+        fair_rule(FairRule(notion="parity"))  # type: ignore[arg-type]
     for limit in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match="Expected a limit above 0"):
-            fair_rule(FairRule(limit=limit))
+            FairRule(limit=limit)
 
 
 def test_metrics_of_an_earlier_version_have_the_usual_rule() -> None:
