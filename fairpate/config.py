@@ -90,6 +90,7 @@ LARGEST = 1e12
 # Tables of results hold seeds as int64.
 _LARGEST_INT, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Count = Annotated[int, Field(gt=0, le=_LARGEST_INT)]

@@ -133,16 +133,11 @@ def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fi
         checks |= {"allow_nd": True, "dtype": None}
     elif column is not None:
         X, found = _without_groups(estimator, X, column, **({"y": y} if is_fit else {"reset": False}))
+    is_table = not is_picture and column is None
     if not is_fit:
-        if is_picture or column is not None:
-            x = check_array(X, **checks)
-        else:
-            x = validate_data(estimator, X, dtype=np.float32, reset=False)
+        x = validate_data(estimator, X, dtype=np.float32, reset=False) if is_table else check_array(X, **checks)
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
-    if is_picture or column is not None:
-        x, labels = check_X_y(X, y, **checks)
-    else:
-        x, labels = validate_data(estimator, X, y, dtype=np.float32)
+    x, labels = validate_data(estimator, X, y, dtype=np.float32) if is_table else check_X_y(X, y, **checks)
     if is_picture:
         # validate_data, which would set it, accepts only tables.
         estimator.n_features_in_ = int(np.prod(x.shape[1:]))
@@ -338,12 +333,13 @@ def dataset_of(
         for values, count in ((private_z, len(x)), (public_z, len(public_x)))
     )
 
+    private = replace(_split(x, codes, private_codes), person_id=persons or ())
     # Test records are given later: `fit` has none.
-    nothing = Split(x=x[:0], y=_int64(codes[:0]), z=_int64(codes[:0]), record_id=())
+    nothing = private.take([])
     dataset = Dataset(
         name="records",
         kind="image" if x.ndim == 4 else "tabular",
-        private=replace(_split(x, codes, private_codes), person_id=persons or ()),
+        private=private,
         public=_split(public_x, np.full(len(public_x), -1), public_codes),
         validation=nothing,
         test=nothing,
@@ -358,16 +354,13 @@ def dataset_of(
 def _split(x: Tensor, labels: Values, groups: Values) -> Split:
     """Return records as a split, in which a record's id is a digest of its features and label; the group does not enter
     the digest."""
-    codes = _int64(labels)
+    codes = torch.as_tensor(labels, dtype=torch.int64)
     units = tuple(
         hashlib.sha256(row.tobytes() + code.to_bytes(8, "little", signed=True)).hexdigest()
         for row, code in zip(x.numpy(), codes.tolist(), strict=True)
     )
-    return Split(x=x, y=codes, z=_int64(groups), record_id=counted(units), unit_id=units)
-
-
-def _int64(codes: Values) -> Tensor:
-    return torch.from_numpy(codes.astype(np.int64))
+    z = torch.as_tensor(groups, dtype=torch.int64)
+    return Split(x=x, y=codes, z=z, record_id=counted(units), unit_id=units)
 
 
 def features(values: npt.ArrayLike) -> Tensor:
@@ -787,9 +780,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else _seed_of(random_state)
         records = self._records(X, sensitive_features)
         groups = self._codes(records.groups) if self.student_.card.needs_group else None
-        predicted = self._student_for(records.groups).predict(
-            features(records.x), groups, generator=np.random.default_rng(seed)
-        )
+        student = self._student_for(records.groups)
+        predicted = student.predict(features(records.x), groups, generator=np.random.default_rng(seed))
         labels: npt.NDArray[Any] = self.classes_[predicted.labels]
         return labels if self.student_.card.idp3 is None else np.ma.masked_array(labels, mask=~predicted.answered)
 

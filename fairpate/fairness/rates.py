@@ -139,9 +139,7 @@ def cumulative_tables(
 ) -> FloatArray:
     """Return the :func:`joint_table` after each released label of a stream, shape (N, G, 1, C), to follow a gap over
     time."""
-    groups, _, mass_NC = _answered_records(
-        labels_N, groups_N, None, None, num_groups=num_groups, num_classes=num_classes
-    )
+    groups, _, mass_NC = _answered_records(labels_N, groups_N, num_groups=num_groups, num_classes=num_classes)
     steps_NG1C = np.zeros((len(groups), num_groups, 1, num_classes))
     steps_NG1C[np.arange(len(groups)), groups, 0] = mass_NC
     return steps_NG1C.cumsum(axis=0)
@@ -178,8 +176,8 @@ def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
 def _answered_records(
     predictions: npt.ArrayLike,
     groups_N: npt.ArrayLike,
-    labels_N: npt.ArrayLike | None,
-    answered_N: npt.ArrayLike | None,
+    labels_N: npt.ArrayLike | None = None,
+    answered_N: npt.ArrayLike | None = None,
     *,
     num_groups: int,
     num_classes: int,
@@ -331,13 +329,8 @@ def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float =
     defined = values_R[~np.isnan(values_R)]
     tails = [(1 - level) / 2, (1 + level) / 2]
     low, high = np.quantile(defined, tails) if defined.size else (math.nan, math.nan)
-    return Interval(
-        low=float(low),
-        high=float(high),
-        level=level,
-        num_replicates=values_R.size,
-        n_undefined=values_R.size - defined.size,
-    )
+    counts = {"num_replicates": values_R.size, "n_undefined": values_R.size - defined.size}
+    return Interval(low=float(low), high=float(high), level=level, **counts)
 
 
 def predicted(joint_GYC: FloatArray) -> Events:
@@ -511,11 +504,8 @@ def _comparable(sizes_EG: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def _select(events: Events, chosen: Sequence[int]) -> Events:
-    return Events(
-        hits_EG=events.hits_EG[..., chosen, :],
-        sizes_EG=events.sizes_EG[..., chosen, :],
-        cells=[events.cells[e] for e in chosen],
-    )
+    hits_EG, sizes_EG = events.hits_EG[..., chosen, :], events.sizes_EG[..., chosen, :]
+    return Events(hits_EG=hits_EG, sizes_EG=sizes_EG, cells=[events.cells[e] for e in chosen])
 
 
 def _positive_classes(joint_GYC: FloatArray) -> Sequence[int]:

@@ -244,15 +244,10 @@ def price(
     # One accountant for all events: a curve and a loss distribution do not compose with each other.
     if not accountant.has_loss_distributions(events):
         accounting = "rdp"
-    # Both bounds hold for any data, so that taking the smaller one reveals nothing.
     composed = accountant.epsilon_of(events, target_delta=delta, accounting=accounting)
-    return Price(
-        epsilon=min(composed, pure_epsilon(events)),
-        delta=delta,
-        unit=events[0].unit,
-        relation=relation,
-        accounting=accounting,
-    )
+    # Both bounds hold for any data, so that taking the smaller one reveals nothing.
+    least = min(composed, pure_epsilon(events))
+    return Price(epsilon=least, delta=delta, unit=events[0].unit, relation=relation, accounting=accounting)
 
 
 def noise_within(target: configuration.PrivacyTarget, events_of: Callable[[float], Sequence[Event]]) -> float:
@@ -434,11 +429,9 @@ class Method(Section):
     @property
     def student_training(self) -> configuration.StudentTraining:
         """The settings of the student, with its initial weights and optimiser."""
-        student = self.student
+        student, values = self.student, dict(self.student.fit) | dict(self.training)
         learning = {name: getattr(student, name) for name in configuration.LearningConfig.model_fields}
-        fit = configuration.FitConfig(
-            **dict(student.fit), **dict(self.training), label_smoothing=student.label_smoothing
-        )
+        fit = configuration.FitConfig(**values, label_smoothing=student.label_smoothing)
         return configuration.StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
 
     def train_teachers(
@@ -503,10 +496,19 @@ class Method(Section):
     @property
     def unread(self) -> dict[str, str]:
         """A mapping from each field or section that is disabled by another setting to that setting; digests of the
-        configuration leave disabled fields out."""
-        if self.has_student or self.public_data.self_label is not None:
-            return {}
-        return dict.fromkeys(configuration.LEARNING_FIELDS, "public_data.self_label")
+        configuration leave disabled fields out.
+
+        A section may list in ``disables`` which of its fields another one disables by a value; ``...`` is any value
+        except null.
+        """
+        learns = self.has_student or self.public_data.self_label is not None
+        unread = {} if learns else dict.fromkeys(configuration.LEARNING_FIELDS, "public_data.self_label")
+        for name, section in self:
+            for (cause, value), fields in getattr(section, "disables", {}).items():
+                set_to = getattr(section, cause)
+                if set_to == value or (value is ... and set_to is not None):
+                    unread |= {f"{name}.{field}": f"{name}.{cause}" for field in fields}
+        return unread
 
     def check(self) -> None:
         """Raise ConfigError for settings that exclude each other, before anything is read or written."""
@@ -757,9 +759,8 @@ def determining_values(config: Method, values: dict[str, Any] | None = None) -> 
 
     ``values`` are plain values of a configuration; None: those of ``config``.
     """
-    kept = without(
-        config.model_dump(mode="json") if values is None else values, (*configuration.PLACES, *config.unread)
-    )
+    values = config.model_dump(mode="json") if values is None else values
+    kept = without(values, (*configuration.PLACES, *config.unread))
     # Left out at their defaults, so that runs from before they could be set keep their digests.
     if kept.get("evaluation") == configuration.EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
         del kept["evaluation"]
@@ -796,6 +797,8 @@ def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
     return records | ({"groups": private.z} if groups else {}) | {"generator": training.generator(Stream.TRAINING)}
 
 
+Disables = Mapping[tuple[str, Any], tuple[str, ...]]
+"""Fields of a section that are not read if another of its fields has a value, by that field and the value."""
 Values = dict[str, Any]
 Names = tuple[str, ...]
 """The path of a field: the names of its sections, then its own name."""

@@ -84,6 +84,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -95,7 +96,7 @@ from scipy.optimize import linprog
 from fairpate.config import Count, FitConfig, NetworkConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
 from fairpate.fairness.rates import joint_table
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import PrivateMethod, Trained, Training, arguments
+from fairpate.methods.base import Disables, PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_codes, require_shares
 from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, spent
@@ -137,6 +138,11 @@ class DpOracleLearnerConfig(ParityConfig):
     failure_probability: float = Field(
         0.05, gt=0, lt=1, description="Failure probability beta in the paper's formula for T."
     )
+
+    disables: ClassVar[Disables] = {
+        ("release", "every_round"): ("feature_share",),
+        ("rules", "by_group"): ("feature_share", "num_directions", "release"),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,13 +478,11 @@ def group_sides(setting: Setting) -> Sides:
     # The learner's releases, and the auditor's.
     round_epsilon, events, shares_GE = setting.begin(setting.rules.num_rounds, PureReleases, LaplaceReleases)
 
-    def answer(prices_GE: FloatArray) -> FloatArray:
-        return class_of_rules.choose(prices_GE, epsilon=round_epsilon, source=source)
-
     def violations(rule_GJ: FloatArray) -> FloatArray:
         positives_GE = class_of_rules.positives(rule_GJ, epsilon=round_epsilon, source=source)
         return setting.noisy_violations(positives_GE, shares_GE)
 
+    answer = partial(class_of_rules.choose, epsilon=round_epsilon, source=source)
     return Sides(answer, violations, shares_GE, events, round_epsilon)
 
 
@@ -528,17 +532,6 @@ class OracleLearner(PrivateMethod):
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
-    @property
-    def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: ``rules`` or ``release``."""
-        settings, fields = self.dp_oracle_learner, {}
-        if settings.rules == "by_group":
-            fields = dict.fromkeys(("feature_share", "num_directions", "release"), "rules")
-        elif settings.release == "every_round":
-            fields = {"feature_share": "release"}
-        causes = {f"dp_oracle_learner.{field}": f"dp_oracle_learner.{cause}" for field, cause in fields.items()}
-        return super().unread | causes
-
     def train(self, training: Training) -> OracleTrained:
         """Play the game of learner and auditor, and return the mixture of the learner's rules.
 
@@ -551,9 +544,7 @@ class OracleLearner(PrivateMethod):
         private, config, num_groups = training.dataset.private, self.dp_oracle_learner, training.dataset.num_groups
         plain = scale_bytes(private.x).flatten(1).double().numpy()
         features = np.hstack([plain, np.ones((len(plain), 1))])
-        cells = ParityCells.of(
-            private.y.numpy(), private.z.numpy(), num_groups=num_groups, constraint=config.constraint
-        )
+        cells = ParityCells.of(private.y, private.z, num_groups=num_groups, constraint=config.constraint)
         if not config.reference_group < num_groups:
             raise ValueError(
                 f"Expected dp_oracle_learner.reference_group < {num_groups}, the number of groups, got "
@@ -566,15 +557,11 @@ class OracleLearner(PrivateMethod):
             published = published_num_rounds(
                 config, self.target, num_records=num_records, num_groups=num_groups, vc_dimension=num_features
             )
-            if published < 1:
+            if not 1 <= published < math.inf:
                 raise ValueError(
-                    f"The paper's number of rounds is {published:.3g} at epsilon {self.target.epsilon:g} for "
-                    f"{num_records} records and {num_features} features, less than one; raise epsilon or set "
-                    "num_rounds."
-                )
-            if published == math.inf:
-                raise ValueError(
-                    "The paper's number of rounds is infinite without noise; set dp_oracle_learner.num_rounds."
+                    f"Expected one round or more, and finitely many, by the paper's formula, got {published:.3g} at "
+                    f"epsilon {self.target.epsilon:g} for {num_records} records and {num_features} features; change "
+                    "epsilon, or set dp_oracle_learner.num_rounds."
                 )
             num_rounds = math.floor(published)
         if rate is None:
@@ -645,15 +632,6 @@ class Mixing:
     mixing_GCC: FloatArray
     error: float
     max_slack: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Postprocessed(Trained):
-    """The trained model, the mixing of its predictions by group, and the released counts (G, Y, C) from which this
-    mixing was computed."""
-
-    mixing: Mixing
-    counts_GYC: FloatArray
 
 
 def released_counts(
@@ -779,7 +757,7 @@ class Postprocessing(DpSgdFamily):
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
 
-    def train(self, training: Training) -> Postprocessed:
+    def train(self, training: Training) -> Trained:
         """Train the base classifier, mix its predictions by group, and return the result.
 
         ValueError as :func:`released_counts` and :func:`fair_mixing`, and for a target that no noise of the base
@@ -824,12 +802,4 @@ class Postprocessing(DpSgdFamily):
         )
         for remark in remarks:
             training.reporter.note("mixing", remark)
-        return Postprocessed(
-            model=model,
-            events=events,
-            noise=noise,
-            mixing_GCC=mixing.mixing_GCC,
-            remarks=remarks,
-            mixing=mixing,
-            counts_GYC=counts_GYC,
-        )
+        return Trained(model=model, events=events, noise=noise, mixing_GCC=mixing.mixing_GCC, remarks=remarks)

@@ -55,7 +55,7 @@ from pydantic import Field
 
 from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Stream, Trained, Training, noise_within
+from fairpate.methods.base import Disables, Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
@@ -92,6 +92,9 @@ class DpFermiConfig(Section):
     averaged_share: Fraction = Field(
         0.5, description="Share of the last steps whose weights are averaged; 0: the last step alone."
     )
+
+    # Declared shares need no release.
+    disables: ClassVar[Disables] = {("shares", ...): ("share_noise",)}
 
 
 def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_cells: int) -> Tensor:
@@ -436,11 +439,8 @@ def calibrated_steps(
     joint = noise_within(target, lambda noise: (event(noise), *shares))
     # 1 / joint^2 = 1 / theta^2 + 1 / (ratio theta)^2, solved for theta.
     theta = joint * math.sqrt(1 + ratio**-2) if config.weight else joint
-    return FermiSteps(
-        steps=replace(plan, noise_multiplier=theta),
-        matrix_noise_multiplier=ratio * theta if config.weight else 0.0,
-        event=event(joint),
-    )
+    matrix = ratio * theta if config.weight else 0.0
+    return FermiSteps(steps=replace(plan, noise_multiplier=theta), matrix_noise_multiplier=matrix, event=event(joint))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,18 +465,11 @@ class DpFermi(DpSgdFamily):
         """True in the two modes that protect only the group."""
         return self.dp_fermi.mode != "all"
 
-    @property
-    def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: ``share_noise`` if group shares are declared, as
-        they need no release."""
-        declared = {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
-        return super().unread | declared
-
     def train(self, training: Training) -> Trained:
         """Release the group shares, train the model and the adversary's matrices against each other, and return the
         model."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
-        randomness, model = self.randomness(), training.model
+        randomness, model, num_classes = self.randomness(), training.model, dataset.num_classes
         person_N = None if self.protects_attribute_only else private.person_N
         drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
         # Modes that protect the attribute alone count records, not persons.
@@ -484,29 +477,24 @@ class DpFermi(DpSgdFamily):
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected, unit=unit)
         rule = settings.model_dump(include={"constraint", "positive_label"})
-        cells = ParityCells.of(
-            private.y, private.z, num_groups=dataset.num_groups, num_classes=dataset.num_classes, **rule
-        )
+        cells = ParityCells.of(private.y, private.z, num_groups=dataset.num_groups, num_classes=num_classes, **rule)
         relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
         training.reserve((steps.event, *share_events(settings, relation, unit)), randomness.label)
         shares = release_shares(cells, settings, relation=relation, **drawn)
         for remark in shares.remarks:
             training.reporter.note("shares", remark)
-        game = MatrixGame(
-            shares.shares_EG, num_classes=dataset.num_classes, weight=settings.weight, radius=settings.radius
-        )
+        game = MatrixGame(shares.shares_EG, num_classes=num_classes, weight=settings.weight, radius=settings.radius)
         cells_N = torch.from_numpy(cells.cells_N)
-        targets = watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells)
-        sampler, planned = None, (steps.event, *shares.events)
+        targets = watched_targets(private.y, cells_N, num_classes=num_classes, num_cells=cells.num_cells)
+        drawn["events"] = (steps.event, *shares.events)
         if settings.mode == "sens_public_batches":
             # From the training seed: a public partition needs no secret randomness.
             generator = training.generator(Stream.TRAINING)
-            sampler = partial(next, public_partitions(len(private), round(steps.steps.expected_batch_size), generator))
+            size = round(steps.steps.expected_batch_size)
+            drawn["sampler"] = partial(next, public_partitions(len(private), size, generator))
         with training.reporter.stage(self.method) as advance:
-            playing = fermi_training(
-                model, private.x, targets, game, steps, settings, sampler=sampler, events=planned, **drawn
-            )
+            playing = fermi_training(model, private.x, targets, game, steps, settings, **drawn)
             events = playing.run(averaged_share=settings.averaged_share, on_progress=advance)
         return FermiTrained(
             model=model, shares_EG=shares.shares_EG, events=events, noise=randomness.label, remarks=shares.remarks

@@ -340,11 +340,11 @@ class OwnVotes(GnmaxMethod):
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - none is trained
         """Return the votes of the file as voters of a service, which answers further queries."""
         votes = read_votes_file(self.votes).votes
-        row_of = {name: row for row, name in enumerate(votes.record_ids)}
         return StandingVoters(
             ensemble=votes.ensemble,
-            count_votes=lambda questions: votes.counts([row_of[each.query.record_id] for each in questions]),
-            try_vote=lambda _: None,
+            collected=votes,
+            # Nobody votes on a record that the file lacks.
+            ask=lambda *_: votes.counts([]),
             are_answering=lambda: True,
             close=lambda: None,
         )

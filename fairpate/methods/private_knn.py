@@ -35,7 +35,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from aggregator.mechanism import Mechanism, NearestCounts, NearestRecords
-from aggregator.session import Ballot, Question, VotesUnavailableError
+from aggregator.session import Ballot
 from fairpate.config import BudgetConfig, ConfigError, Count, EmbeddingConfig, GatedQueriesConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
@@ -313,7 +313,8 @@ class PrivateKnn(VotingMethod):
                 places, neighbourhood = found()
                 return ray_pool.label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
 
-            yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
+            asked = {"record_ids": queries.record_id, "groups_Q": queries.z.numpy(), "x": queries.x}
+            yield SampledVotes(**asked, ensemble=self._digest(dataset.private), ask=ask)
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept
         """Return the embedded private records as voters of a service that answers further queries; every query draws a
@@ -321,24 +322,11 @@ class PrivateKnn(VotingMethod):
         places = self._places(dataset.public)
         found = self._neighbourhood(dataset, places)
 
-        def counts(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
+        def ask(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
             return ray_pool.label_counts(found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes)
 
-        def count_votes(questions: Sequence[Question]) -> IntArray:
-            names = [question.query.record_id for question in questions]
-            try:
-                return counts(np.stack([question.features for question in questions]), names)
-            except ensemble.PoolError as error:
-                raise VotesUnavailableError(str(error)) from error
-
-        return StandingVoters(
-            ensemble=self._digest(dataset.private),
-            count_votes=count_votes,
-            # None of these votes is released, so that they are free and need no name.
-            try_vote=lambda features: counts(features, ["no query"] * len(features)),
-            are_answering=found.are_answering,
-            close=found.close,
-        )
+        digest = self._digest(dataset.private)
+        return StandingVoters(ensemble=digest, ask=ask, are_answering=found.are_answering, close=found.close)
 
     def _places(self, public: Split) -> Places:
         settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn: 32 bits
@@ -379,23 +367,17 @@ class SampledVotes:
     """Queries of Private-kNN whose votes are drawn on request, each from a fresh Poisson sample of the private
     records."""
 
-    queries: Split
+    record_ids: Sequence[str]
+    groups_Q: IntArray
+    x: Tensor
     ensemble: str
     ask: Callable[[Tensor, Sequence[str]], IntArray]
 
-    @property
-    def record_ids(self) -> Sequence[str]:
-        return self.queries.record_id
-
-    @property
-    def groups_Q(self) -> IntArray:
-        return self.queries.z.numpy()
-
     def counts(self, rows: Sequence[int]) -> IntArray:
         """Return the vote counts (Q, C) on the queries in ``rows``, each from a fresh sample."""
-        asked = self.queries.take(rows)
-        return self.ask(asked.x, asked.record_id)
+        return self.ask(self.x[list(rows)], [self.record_ids[row] for row in rows])
 
     def take(self, rows: Sequence[int]) -> SampledVotes:
         """Return the queries in ``rows``, with the same voters."""
-        return replace(self, queries=self.queries.take(rows))
+        names = [self.record_ids[row] for row in rows]
+        return replace(self, record_ids=names, groups_Q=self.groups_Q[list(rows)], x=self.x[list(rows)])

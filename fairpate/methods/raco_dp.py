@@ -59,10 +59,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_serializer
 
-from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PrivacyTarget, Section
-from fairpate.fairness.rates import divide, indices
+from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PositiveShare, PrivacyTarget, Section
+from fairpate.fairness.rates import indices
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Stream, Trained, Training, noise_within
+from fairpate.methods.base import Disables, Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
@@ -159,12 +159,10 @@ class RateConstraints:
                     f"{constraint.bound}."
                 )
             for term in constraint.terms:
-                if not term.cells:
-                    raise ValueError(
-                        f"The {where} rests on an empty union of cells, which has no rate; name its cells."
-                    )
-                if not all(0 <= cell < self.partition.num_cells for cell in term.cells):
-                    raise ValueError(f"Expected cells below {self.partition.num_cells} in {where}, got {term.cells}.")
+                num_cells = self.partition.num_cells
+                # An empty union of cells has no rate.
+                if not term.cells or not all(0 <= cell < num_cells for cell in term.cells):
+                    raise ValueError(f"Expected one or more cells below {num_cells} in {where}, got {term.cells}.")
                 if len(term.weights) != self.num_classes or not np.isfinite(term.weights).all():
                     raise ValueError(f"Expected {self.num_classes} finite weights in {where}, got {term.weights}.")
         # The least value for any predictions; overlapping unions are treated as disjoint. A share of all records may
@@ -205,34 +203,6 @@ class RateConstraints:
             for term in constraint.terms:
                 weights_JUC[j, unions.index(union_of[term])] += term.weights
         return members_UQ, np.array([of_all for _, of_all in unions], dtype=np.bool_), weights_JUC
-
-    def histogram(self, probabilities_NC: npt.ArrayLike, cells_N: npt.ArrayLike) -> FloatArray:
-        """Return the predicted mass by cell and class, shape (Q, C); each record adds 1 in all."""
-        probabilities, cells = np.asarray(probabilities_NC, np.float64), np.asarray(cells_N)
-        histogram_QC = np.zeros((self.partition.num_cells, self.num_classes))
-        # Plain indexing would count a cell once, however many records it has.
-        np.add.at(histogram_QC, cells, probabilities)
-        return histogram_QC
-
-    def values(self, histogram_QC: FloatArray) -> FloatArray:
-        """Return the values Gamma of the constraints for an exact histogram, shape (J,); NaN if a union that a
-        constraint uses has no records."""
-        members_UQ, of_all_U, weights_JUC = self.unions
-        sizes_U = np.where(of_all_U, histogram_QC.sum(), members_UQ @ histogram_QC.sum(axis=1))
-        rates_UC = divide(members_UQ @ histogram_QC, sizes_U[:, None])
-        # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
-        return np.where(weights_JUC == 0, 0.0, weights_JUC * rates_UC).sum(axis=(1, 2))
-
-    def evaluate(
-        self, probabilities_NC: npt.ArrayLike, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike
-    ) -> dict[str, float]:
-        """Return the exact value of every constraint on these records, by name.
-
-        With one-hot ``probabilities_NC`` the rates are those of predicted labels.
-        """
-        cells_N = self.partition.cells(labels_N, groups_N)
-        values_J = self.values(self.histogram(probabilities_NC, cells_N))
-        return dict(zip(self.names, values_J.tolist(), strict=True))
 
     def floored(self, histogram_QC: FloatArray, *, size_floor: float) -> tuple[str, ...]:
         """Return the names of the constraints whose rates are underestimated: a union of cells has fewer records in
@@ -289,23 +259,17 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     ValueError for parts with different numbers of classes, and for partitions with different numbers of labels or
     groups.
     """
-    counts = {
-        "labels": {part.partition.num_labels for part in parts},
-        "groups": {part.partition.num_groups for part in parts},
-    }
-    for what, found in counts.items():
-        if len(found - {1}) > 1:
-            raise ValueError(
-                f"Expected all constraints to have one number of {what}, got {sorted(found)}; use one partition."
-            )
-    labels, groups = (max(found, default=1) for found in counts.values())
+    # A partition of one label, or of one group, does not distinguish them.
+    labels, groups = {1} | {p.partition.num_labels for p in parts}, {1} | {p.partition.num_groups for p in parts}
     classes = {part.num_classes for part in parts}
-    if len(classes) != 1:
-        raise ValueError(
-            f"Expected all constraints to have one number of classes, got {sorted(classes)}; use one classifier."
-        )
-    partition = Partition(num_labels=labels, num_groups=groups)
-    labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), groups)
+    for what, found in {"labels": labels - {1}, "groups": groups - {1}, "classes": classes}.items():
+        if len(found) > 1:
+            raise ValueError(
+                f"Expected all constraints to have one number of {what}, got {sorted(found)}; use one partition and "
+                "one classifier."
+            )
+    partition = Partition(num_labels=max(labels), num_groups=max(groups))
+    labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), partition.num_groups)
     constraints = []
     for part in parts:
         # The cell of this part's partition that each cell of the common one is in.
@@ -413,11 +377,8 @@ class RacoDpConfig(Section):
     `dp_sgd`."""
 
     histogram_share: float = Field(0.1, gt=0, lt=1, description="Share of the budget for the histograms.")
-    min_share: float = Field(
-        0.01,
-        gt=0,
-        le=1,
-        description="Public lower bound on the size of a set of records, as a share of the expected batch.",
+    min_share: PositiveShare = Field(
+        0.01, description="Public lower bound on the size of a set of records, as a share of the expected batch."
     )
     size_share: float | None = Field(
         None,
@@ -443,6 +404,8 @@ class RacoDpConfig(Section):
         "assumes probabilities.",
     )
     dual_learning_rate: NotNegative = Field(0.1, description="Learning rate of the multipliers; 0 leaves them at 0.")
+
+    disables: ClassVar[Disables] = {("constraints", ...): ("constraint", "bound", "label")}
 
     @property
     def resolved_size_share(self) -> float:
@@ -800,13 +763,6 @@ class RacoDp(DpSgdFamily):
     method: str = "raco_dp"
     raco_dp: RacoDpConfig = RacoDpConfig()
 
-    @property
-    def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: those that name a constraint, if ``constraints``
-        are given."""
-        named = ("constraint", "bound", "label") if self.raco_dp.constraints is not None else ()
-        return super().unread | {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
-
     def check(self) -> None:
         """Raise ConfigError for the relation "replace one", for which the cost of a step is not known."""
         if self.target.record_relation != "add or remove one":
@@ -824,12 +780,10 @@ class RacoDp(DpSgdFamily):
             lagrangian, partition = Lagrangian(constraints, config, steps), constraints.partition
             cells = torch.from_numpy(partition.cells(private.y.numpy(), private.z.numpy()))
             named: dict[str, Any] = {"num_cells": partition.num_cells, "num_classes": constraints.num_classes}
-            named |= {"randomness": randomness, "person_N": private.person_N}
+            named |= {"pricing": lagrangian, "randomness": randomness, "person_N": private.person_N}
             # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
             named["histogram_randomness"] = self.randomness(Stream.HISTOGRAM_NOISE)
-            priced = priced_training(
-                training.model, private.x, private.y, cells, steps, config, pricing=lagrangian, **named
-            )
+            priced = priced_training(training.model, private.x, private.y, cells, steps, config, **named)
             events = priced.run(averaged_share=steps.averaged_share, on_progress=advance)
         report = lagrangian.report()
         worst = max(range(len(report.names)), key=lambda j: report.values[j] - report.bounds[j])

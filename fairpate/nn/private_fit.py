@@ -175,7 +175,7 @@ class PrivateTraining:
             raise ConfigError("model: the privacy guarantee of DP-SGD does not hold with dropout; leave dropout out.")
         self._home, device = next(model.parameters()).device, training_device(model)
         self._model, self._x, self._targets = model.train().to(device), x.to(device), targets.to(device)
-        self._steps, self._plan = steps, plan
+        self._steps, self._plan, rate = steps, plan, steps.sampling_rate
         self._public_gradient = public_gradient
         self._memory_format = memory_format_for(x)
         to_memory_format(model, self._memory_format)
@@ -183,12 +183,10 @@ class PrivateTraining:
         self.parameters: list[Tensor] = self.clipper.parameters
         """The trainable parameters, in the order of the gradients."""
         self._velocities = [torch.zeros_like(p) for p in self.parameters]
-        self._next_rows: BatchSampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness).next
+        self._next_rows: BatchSampler = plan.sampler or PoissonBatches(len(x), rate, randomness).next
         self._persons = None
         if person_N is not None:
-            self._persons = PersonBatches(
-                person_N, steps.sampling_rate, randomness, most_records=steps.records_per_person
-            )
+            self._persons = PersonBatches(person_N, rate, randomness, most_records=steps.records_per_person)
         self._noise, self._label = GaussianNoise(randomness), randomness.label
 
     def run(
@@ -424,9 +422,8 @@ class ShiftedClipper(GradientClipper):
         num_values = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # Every gradient is formed in double precision: memory limits how many there may be at a time.
         at_once = max(1, _VALUES_AT_ONCE // max(1, num_values))
-        super().__init__(
-            copy.deepcopy(model).double(), loss, max_records=min(max_records or at_once, at_once), **options
-        )
+        at_once = min(max_records or at_once, at_once)
+        super().__init__(copy.deepcopy(model).double(), loss, max_records=at_once, **options)
         self._original, self._public_gradient = model, public_gradient
         # What is released belongs to the original; `_trained` stays with the twin.
         self.parameters = [p for p in model.parameters() if p.requires_grad]

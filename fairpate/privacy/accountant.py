@@ -531,12 +531,9 @@ def event_pld(event: object, interval: float) -> LossDistribution | None:  # noq
 
 @event_pld.register
 def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
+    rate, relation = event.sampling_rate, event.relation
     return loss_distributions.poisson_gaussians(
-        event.count,
-        event.noise_multiplier,
-        sampling_rate=event.sampling_rate,
-        relation=event.relation,
-        interval=interval,
+        event.count, event.noise_multiplier, sampling_rate=rate, relation=relation, interval=interval
     )
 
 

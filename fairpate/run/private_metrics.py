@@ -49,7 +49,7 @@ from fairpate.fairness import rates
 from fairpate.methods.base import Method, NoisySum, OpenRun, Price, Stream
 from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
-from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, sample_discrete_gaussian
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, buffered, sample_discrete_gaussian
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
 from fairpate.report import metrics
 from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
@@ -251,7 +251,7 @@ def draw_table(
     if noisy_sum is not None:
         noisy = noisy_sum(table_BGYC.reshape(cells), stddev=stddev, name=PREDICTIONS, about=about)
     else:
-        source = source.buffered()
+        source = buffered(source)
         noisy = table_BGYC.reshape(cells) + np.reshape(
             [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)], cells
         )

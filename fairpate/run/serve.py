@@ -170,7 +170,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         # Without `take_over`: a service that was taken over must not take its successor over by itself.
         reopen=open_books,
         voters_answer=voters.are_answering,
-        try_vote=lambda: voters.try_vote(public.features[:1]),
+        # Not released, so that it is free and needs no name.
+        try_vote=lambda: voters.ask(public.features[:1], ["no query"]),
         close=voters.close,
         last_backup=lambda: last_backup_s(run),
         facts=public_words(run, config, dataset),
