@@ -713,9 +713,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 warnings.warn(text, UserWarning, stacklevel=2)
         folder = getattr(self, "folder", None)
         with tempfile.TemporaryDirectory(prefix="fairpate-") if folder is None else nullcontext(folder) as root:
-            trained, student = train_model(
-                config, dataset, Reporter(quiet=not self.progress), folder=Path(root), odometer=self.odometer
-            )
+            reporter = Reporter(quiet=not self.progress)
+            trained, student = train_model(config, dataset, reporter, folder=Path(root), odometer=self.odometer)
         # Set when everything has succeeded: an estimator whose training failed does not look fitted.
         self.classes_, self.groups_ = classes, group_names
         # The configuration's data set is the given records, not the default one of commands.
@@ -1316,16 +1315,10 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be searched "
                     f"privately, because trials need fresh noise; set noise={OS_ENTROPY!r}, or choose a private method."
                 )
-        plan = choice.plan_trials(
-            [(config, dataset) for config, dataset, *_ in prepared],
-            epsilon=self.epsilon,
-            delta=self.delta,
-            expected_trials=self.expected_trials,
-        )
-        weights = choice.group_weights(
-            whole,
-            None if self.group_shares is None else {str(name): share for name, share in self.group_shares.items()},
-        )
+        budget = {"epsilon": self.epsilon, "delta": self.delta, "expected_trials": self.expected_trials}
+        plan = choice.plan_trials([(config, dataset) for config, dataset, *_ in prepared], **budget)
+        shares = None if self.group_shares is None else {str(name): each for name, each in self.group_shares.items()}
+        weights = choice.group_weights(whole, shares)
         validation = whole.private.take(kept_apart.tolist())
         if counted_as is not None:
             # All trials are announced, and charged as two releases from disjoint parts.

@@ -89,7 +89,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, FiniteFloat
+from pydantic.dataclasses import dataclass as validated
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import linprog
 
@@ -145,7 +146,7 @@ class DpOracleLearnerConfig(ParityConfig):
     }
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated(frozen=True, kw_only=True)
 class GameRules:
     """Parameters of the game between a learner of rules and an auditor of fairness (Jagielski et al. 2019, Algorithm
     3).
@@ -154,20 +155,11 @@ class GameRules:
     the reference group, in [0, 1].
     """
 
-    num_rounds: int
-    dual_bound: float
-    learning_rate: float
-    max_gap: float
+    num_rounds: Count
+    dual_bound: FiniteFloat = Field(ge=0)
+    learning_rate: FiniteFloat = Field(gt=0)
+    max_gap: float = Field(ge=0, le=1)
     reference_group: int = 0
-
-    def __post_init__(self) -> None:
-        if self.num_rounds < 1:
-            raise ValueError(f"Expected num_rounds >= 1, got {self.num_rounds}.")
-        if not 0 <= self.dual_bound < math.inf or not 0 < self.learning_rate < math.inf:
-            given = self.dual_bound, self.learning_rate
-            raise ValueError(f"Expected 0 <= dual_bound < inf and 0 < learning_rate < inf, got {given}.")
-        if not 0 <= self.max_gap <= 1:
-            raise ValueError(f"Expected 0 <= max_gap <= 1, got {self.max_gap}.")
 
 
 def play(

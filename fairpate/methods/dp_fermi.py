@@ -428,9 +428,8 @@ def calibrated_steps(
         # A record is in one batch of an epoch's partition: all the batches of an epoch are one event for it.
         if config.mode == "sens_public_batches":
             return AttributeGaussians(count=num_epochs, attribute_noise_multiplier=joint)
-        return SecretBatchAttributeGaussians(
-            count=plan.num_steps, attribute_noise_multiplier=joint, sampling_rate=plan.sampling_rate
-        )
+        count, rate = plan.num_steps, plan.sampling_rate
+        return SecretBatchAttributeGaussians(count=count, attribute_noise_multiplier=joint, sampling_rate=rate)
 
     if config.mode != "all" and not config.weight:
         # No step depends on the groups, so that none has noise.

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -313,7 +313,7 @@ class PrivateKnn(VotingMethod):
                 places, neighbourhood = found()
                 return ray_pool.label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
 
-            asked = {"record_ids": queries.record_id, "groups_Q": queries.z.numpy(), "x": queries.x}
+            asked: dict[str, Any] = {"record_ids": queries.record_id, "groups_Q": queries.z.numpy(), "x": queries.x}
             yield SampledVotes(**asked, ensemble=self._digest(dataset.private), ask=ask)
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept

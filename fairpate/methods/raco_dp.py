@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_serializer
+from pydantic.dataclasses import dataclass as validated
 
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PositiveShare, PrivacyTarget, Section
 from fairpate.fairness.rates import indices
@@ -74,24 +75,19 @@ if TYPE_CHECKING:
     from fairpate.nn.per_example import GradientClipper
     from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining
 
-_MOST_CODES = 2**16
-"""The largest number of labels or groups that is accepted."""
+NumCodes = Annotated[int, Field(ge=1, le=2**16)]
+"""A number of labels or groups."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated(frozen=True, kw_only=True)
 class Partition:
     """A partition of records into cells by true label and group: cell = label * ``num_groups`` + group.
 
     With ``num_labels`` 1 labels are not distinguished, with ``num_groups`` 1 groups are not.
     """
 
-    num_labels: int = 1
-    num_groups: int = 1
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.num_labels <= _MOST_CODES and 1 <= self.num_groups <= _MOST_CODES):
-            given = self.num_labels, self.num_groups
-            raise ValueError(f"Expected 1 <= num_labels, num_groups <= {_MOST_CODES}, got {given}.")
+    num_labels: NumCodes = 1
+    num_groups: NumCodes = 1
 
     @property
     def num_cells(self) -> int:

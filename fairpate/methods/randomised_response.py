@@ -179,9 +179,8 @@ class RandomisedResponse(PrivateMethod):
         inverse_GG = recovery(epsilon, num_groups) if two_step else None
         events, source = (PureReleases(count=1, epsilon=epsilon),), self.source
         # Once, before anything is learned: any further answer about the same attribute would cost epsilon again.
-        reported = torch.from_numpy(
-            randomise_response(dataset.private.z.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
-        )
+        codes_N = randomise_response(dataset.private.z.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
+        reported = torch.from_numpy(codes_N)
         # Two halves: a rule predicts the records that it was fitted to too well, and would mislead the second step.
         generator = training.generator(Stream.TRAINING)
         order = torch.randperm(len(y), generator=generator) if two_step else torch.arange(len(y))

@@ -409,15 +409,9 @@ class RecordVotes(VotesOfRecords):
                 person_N = np.zeros(0, dtype=np.int64)
             nearest_N = prototypes.nearest(private.x)
             training.reserve((event,), self.source.label)
-            votes = noisy_votes(
-                nearest_N,
-                row_N,
-                shape=(len(prototypes.centres), num_rows),
-                stddev=stddev,
-                source=self.source,
-                person_N=person_N,
-                noisy_sum=training.noisy_sum,
-            )
+            shape = len(prototypes.centres), num_rows
+            given: dict[str, Any] = {"person_N": person_N, "source": self.source, "noisy_sum": training.noisy_sum}
+            votes = noisy_votes(nearest_N, row_N, shape=shape, stddev=stddev, **given)
         training.reporter.note("votes", f"{len(votes)} prototypes, noise {stddev:.2f}")
         # The pool's coordinates are stored with the table: recomputed elsewhere, prototypes may come in another order.
         arrays: dict[str, npt.NDArray[Any]] = {

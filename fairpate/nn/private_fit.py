@@ -29,9 +29,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from pydantic import Field, FiniteFloat
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, PositiveShare
 from fairpate.nn import per_example
 from fairpate.nn.fit import exact_convolutions
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
@@ -81,7 +83,7 @@ PrivateRandomness = OsRandomness | SeededRandomness
 """The source of the randomness that must stay secret for the guarantee to hold: the Poisson samples and the noise."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated(frozen=True, kw_only=True)
 class PrivateSteps:
     """The settings of one training by DP-SGD: those that determine its privacy cost, and learning rate and momentum.
 
@@ -89,25 +91,15 @@ class PrivateSteps:
     person are used in a step.
     """
 
-    num_steps: int
-    sampling_rate: float
-    expected_batch_size: float
-    clip_norm: float
-    noise_multiplier: float
-    learning_rate: float
-    momentum: float = 0.0
+    num_steps: int = Field(ge=0)
+    sampling_rate: PositiveShare
+    expected_batch_size: FiniteFloat = Field(gt=0)
+    clip_norm: FiniteFloat = Field(gt=0)
+    noise_multiplier: float = Field(ge=0)
+    learning_rate: FiniteFloat = Field(gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
     max_records: int | None = None
     records_per_person: int = 32
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sampling_rate <= 1:
-            raise ValueError(f"Expected 0 < sampling_rate <= 1, got {self.sampling_rate}.")
-        if self.num_steps < 0 or not self.noise_multiplier >= 0 or not 0 <= self.momentum < 1:
-            given = self.num_steps, self.noise_multiplier, self.momentum
-            raise ValueError(f"Expected num_steps >= 0, noise_multiplier >= 0 and 0 <= momentum < 1, got {given}.")
-        for name in ("expected_batch_size", "clip_norm", "learning_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"Expected {name} > 0 and finite, got {getattr(self, name)}.")
 
 
 BatchSampler = Callable[[], Tensor]

@@ -242,13 +242,11 @@ def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
         reach = math.ceil(stddev * math.sqrt(2 * math.log(2) * precision)) + 2
         # log10(2) < 1/3: these decimal digits hold `precision` binary ones, with 20 to spare.
         context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
-        unit = decimal.Decimal(2**precision)
+        unit, numerator = decimal.Decimal(2**precision), decimal.Decimal(twice_variance.numerator)
         # exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit.
         half = []
         for x in range(reach + 1):
-            exponent = context.divide(
-                decimal.Decimal(-(x**2) * twice_variance.denominator), decimal.Decimal(twice_variance.numerator)
-            )
+            exponent = context.divide(decimal.Decimal(-(x**2) * twice_variance.denominator), numerator)
             half.append(int(context.multiply(context.exp(exponent), unit)))
         masses = [*half[:0:-1], *half]
         # Each mass may be off by one unit, and all that is left out on one side together by less than ``reach`` units.
