@@ -979,7 +979,8 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(
-            f"{path}: expected a mapping of sections, such as `data:`, at the top level, got {type(values).__name__}."
+            f"{path}: expected a mapping of sections, such as `data:`, at the top level, got {type(values).__name__}; "
+            "correct the file."
         )
     return values
 

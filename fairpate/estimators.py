@@ -217,7 +217,9 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
         )
     groups: Values = column_or_1d(np.asarray(given))
     if len(groups) != count:
-        raise ValueError(f"{name}: expected one value per record, got {len(groups)} values for {count} records.")
+        raise ValueError(
+            f"{name}: expected one value per record, got {len(groups)} values for {count} records; give one for each."
+        )
     _require_known(groups, name)
     return groups
 

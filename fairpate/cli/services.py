@@ -522,7 +522,7 @@ def add_token(
 
 @tokens_app.command("list")
 def list_tokens(folder: base.RunFolder) -> Output:
-    """Print the names, roles, expiry and limits of all tokens, and limits of names without a token."""
+    """Print the name, role, expiry and limits of every token, and the limits of owners whose tokens are gone."""
     with waiting("ledger"):
         return serving.describe(folder)
 
@@ -531,7 +531,7 @@ def list_tokens(folder: base.RunFolder) -> Output:
 def limit_name(
     folder: base.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
-    """Replace the limit of a token's owner; earlier charges count towards it."""
+    """Replace the limit of a token's owner; charges before the change count towards the new limit."""
     own = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
     serving.change_tokens(folder, "limit", name, limit=own)
     return Output(facts={"name": name, "limit": own}, words=f"{name}: has this limit from now on")

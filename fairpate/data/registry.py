@@ -252,8 +252,8 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
 
 @cache
 def _files_of_test_records() -> dict[str, str]:
-    """Return a mapping with the checksum of every file that contains test records of a known data set; its value is the
-    name of that data set."""
+    """Return a mapping from the checksum of every file that contains test records of a known data set to the name of
+    that data set."""
     found: dict[str, str] = {}
     for name, entry in REGISTRY.items():
         path = CODEBOOKS / f"{name}.yaml"
@@ -525,7 +525,7 @@ def as_table(frame: Any, part: str) -> pa.Table:
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         raise DataSettingsError(
             f"{part}: expected a frame, a pyarrow.Table or a dictionary of columns of one length, got "
-            f"{type(frame).__name__} ({error})."
+            f"{type(frame).__name__} ({error}); pass one of these."
         ) from error
 
 
@@ -722,8 +722,8 @@ class Seen:
 
     @property
     def is_repeated_id(self) -> bool:
-        """True if the column looks like the id of persons who have several rows: values repeat, and there are more
-        different ones than a column of categories has."""
+        """True if the column looks like the id of persons who have several rows: some values repeat, and there are more
+        distinct values than a column of categories has."""
         return self.repeats and len(self.values) > _MOST_CATEGORIES and len(self.values) < self.rows - self.missing
 
     @property

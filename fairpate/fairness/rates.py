@@ -191,7 +191,7 @@ def _answered_records(
     if not len(predicted) == len(groups) == len(labels) == len(keep):
         raise ValueError(
             f"Expected equally many predictions, groups, labels and answered flags, got {len(predicted)}, "
-            f"{len(groups)}, {len(labels)} and {len(keep)}."
+            f"{len(groups)}, {len(labels)} and {len(keep)}; give one of each per record."
         )
     predicted, num_labels = predicted[keep], 1 if labels_N is None else num_classes
     if predicted.ndim == 1:
