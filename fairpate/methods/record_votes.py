@@ -77,7 +77,8 @@ _LARGEST_EPSILON = 20
 
 
 class TaughtConfig(configuration.Section):
-    """Settings of how the student learns from labels of public records: how many, through which gate and penalty."""
+    """Settings of how the student learns from labels of public records: the share of records, a gate that leaves out
+    labels for fairness, and a fairness penalty in the loss."""
 
     taught_share: float = Field(
         0.7,

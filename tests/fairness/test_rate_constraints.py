@@ -217,7 +217,7 @@ def test_a_missing_floor_is_refused(floor: float, num_records: float) -> None:
 
 def test_only_parts_over_the_same_labels_groups_and_classes_combine() -> None:
     two = named_constraints("demographic_parity", num_groups=2, num_classes=2, bound=0.1)
-    with pytest.raises(ValueError, match=r"one number of groups, got \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"same number of groups, got \[2, 3\]"):
         combined(two, named_constraints("demographic_parity", num_groups=3, num_classes=2, bound=0.1))
-    with pytest.raises(ValueError, match=r"one number of classes, got \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"same number of classes, got \[2, 3\]"):
         combined(two, named_constraints("demographic_parity", num_groups=2, num_classes=3, bound=0.1))
