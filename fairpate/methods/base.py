@@ -136,8 +136,8 @@ def find_method(name: str) -> type[Method]:
 
 
 def method_title(name: str) -> str:
-    """Return the name that pages show for a method: its title, or for a method of another package its registered name,
-    so that its code need not be imported."""
+    """Return the name that reports show for a method: its title, or for a method of another package its registered
+    name, so that its code need not be imported."""
     return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
 
 
@@ -355,10 +355,10 @@ class ExpectedVotes:
 class Method(Section):
     """A method together with the configuration of one run. A subclass adds sections, :meth:`train` and a name.
 
-    ``title`` and ``paper`` name it on pages and in the documentation. ``asks_teachers``: voters
-    answer its queries one by one through a ledger, the durable record of queries and charges, so that a service can
-    submit further queries later. ``releases_model``: the trained model is itself a
-    release, not only learned from earlier releases. ``reads_groups``: it reads the groups of private records.
+    ``title`` and ``paper`` name it in reports and in the documentation. ``asks_teachers``: voters answer its queries
+    one by one through a ledger, the durable record of queries and charges, so that a service can submit further queries
+    later. ``releases_model``: the trained model is itself a release, not only learned from earlier releases.
+    ``reads_groups``: it reads the groups of private records.
     ``protects_persons``: its events cover all records of a person together; without this, data sets that name persons
     are refused. ``is_private``: it has a privacy guarantee; without one, nothing of a run is published.
     ``protects_attribute_only``: only the sensitive attribute is protected, and features count as public.
@@ -488,7 +488,7 @@ class Method(Section):
 
     @property
     def unit(self) -> str:
-        """The unit of privacy, in words for pages."""
+        """The unit of privacy, in words for reports."""
         if not self.is_private:
             return "nothing"
         if self.protects_attribute_only:
@@ -1000,10 +1000,10 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
     The method is `residual_votes` or `record_votes`. The first release of residual votes is a sum of vectors of norm at
     most one for each of C classes, with noise of standard deviation s on each number. The means of C classes differ in
     C - 1 directions, in which the noise has norm s sqrt(C - 1); a class has n / C records, so its sum has norm at most
-    n / C. If the noise has a larger norm, the sums hardly distinguish classes. Then `record_votes` is used, in which
-    each record adds one count at the nearest of few prototypes, if the counts allow as many prototypes as there are
-    classes. This never happens for fewer than five classes, and not for persons, whose one vote is spread over the
-    cells of all their records.
+    n / C. If the noise has a larger norm, the sums hardly distinguish classes. In `record_votes` each record adds one
+    count at the nearest of few prototypes. This method is then used if its counts stand out from their noise for at
+    least as many prototypes as there are classes. This never happens for fewer than five classes, and not for persons,
+    whose one vote is spread over the cells of all their records.
     """
     said = apply_override({}, *overrides)
     data = parse_config(said.get("data", {}), DataConfig)

@@ -178,7 +178,8 @@ def _records(
         what = f"no column {', '.join(missing)}" if missing else f"column {', '.join(repeated)} twice"
         what = what if missing or repeated else "no row"
         raise VotesFileError(
-            f"{path}: {what}; the file has the columns {', '.join(table.column_names)}. Correct it, or name others."
+            f"{path}: {what}; the file has the columns {', '.join(table.column_names)}. Correct the file, or the names "
+            "of columns."
         )
     names = _text(table, config.id)
     # Only a gate needs groups, and checks for them (:meth:`OwnVotes.check_data`).

@@ -467,7 +467,7 @@ class Labels(Trained):
 
     ``events`` are those of the submitted queries, or those of the planned ones if released labels may have decided how
     many were submitted. ``epsilon_bound`` is the guarantee that was fixed before the first query; None if votes decided
-    when to stop. ``spending`` are the charges, for the operator's pages; None if the queries are not public records, so
+    when to stop. ``spending``: the charges, for the operator's reports; None if the queries are not public records, so
     that there are no groups to show, and after a student was trained.
     """
 

@@ -102,7 +102,7 @@ class Partition:
         """Return the cell of a label and a group. ValueError for a label or group that the partition does not have."""
         if not 0 <= label < self.num_labels or not 0 <= group < self.num_groups:
             allowed = f"a label below {self.num_labels} and a group below {self.num_groups}"
-            raise ValueError(f"Expected {allowed}, got label {label} and group {group}.")
+            raise ValueError(f"Expected {allowed}, got label {label} and group {group}; correct them.")
         return label * self.num_groups + group
 
     def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IntArray:
@@ -215,8 +215,8 @@ class RateConstraints:
         return histogram_QC
 
     def values(self, histogram_QC: FloatArray) -> FloatArray:
-        """Return the values Gamma of the constraints for an exact histogram, shape (J,); NaN if a union that a
-        constraint uses has no records."""
+        """Return the values Gamma of the constraints for an exact histogram, shape (J,); NaN if a union of cells
+        that a constraint uses has no records."""
         members_UQ, of_all_U, weights_JUC = self.unions
         sizes_U = np.where(of_all_U, histogram_QC.sum(), members_UQ @ histogram_QC.sum(axis=1))
         rates_UC = divide(members_UQ @ histogram_QC, sizes_U[:, None])

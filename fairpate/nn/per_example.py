@@ -457,8 +457,9 @@ class GradientClipper:
         unknown = unknown_module(model)
         if unknown is not None:
             raise ValueError(
-                f"{unknown}: clipping needs a layer that is known to run once, on its own weights and on each record "
-                "separately; use linear or convolutional layers, GroupNorm, LayerNorm, and layers without parameters."
+                f"{unknown}: clipping needs layers that are known to run once, on their own weights and on each record "
+                "separately; use linear and convolutional layers, GroupNorm or LayerNorm, and layers without "
+                "parameters."
             )
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._trained, self._has_warned = self.parameters, False
