@@ -350,7 +350,9 @@ class Guard:
                 411, "Transfer-Encoding", coding, "No transfer encoding is supported; send a Content-Length header."
             )
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
-            raise FaultError(415, "Content-Encoding", coding, "A compressed body is not supported; send it plain.")
+            raise FaultError(
+                415, "Content-Encoding", coding, "A compressed body is not supported; send it without compression."
+            )
         if length > (most := self.max_body_bytes()):
             raise FaultError(
                 413, "body", f"{length} bytes", f"Expected a body of at most {most} bytes; send fewer records."
@@ -671,8 +673,8 @@ class LimitedProtocol(H11Protocol):
         self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the connection. If there are too many, abort waiting connections of the address that has the most
-        incomplete requests."""
+        """Accept the connection. If the server has too many connections, abort waiting connections of the address that
+        has the most incomplete requests."""
         super().connection_made(transport)
         # A response leaves in several pieces; asyncio does not set this for a socket that it did not make.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -175,7 +175,7 @@ def play(
     """Play the game between learner and auditor; return the learner's rule of every round, and the mean multipliers by
     sign, non-reference group and event (S, O, E).
 
-    ``rules`` are the parameters of the game; the rules that it returns are classifiers. ``answer`` maps prices (G, E),
+    ``rules`` are the parameters of the game; the returned rules are classifiers. ``answer`` maps prices (G, E),
     the extra costs of predicting 1, to the learner's rule. ``violations`` maps a rule to its violations (S, O, E) of
     the parity constraint, which move the auditor's multipliers. ``shares_GE``: the shares of groups and events among
     all records. ``on_round(done, total)`` is called after each round.
@@ -516,8 +516,10 @@ def published_num_rounds(
 
 
 class OracleLearner(PrivateMethod):
-    """DP-oracle-learner for two classes. It protects each record's sensitive attribute, with noise calibrated to the
-    target."""
+    """DP-oracle-learner for two classes, which protects each record's sensitive attribute.
+
+    Its noise is calibrated to the target.
+    """
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"

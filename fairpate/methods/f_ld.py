@@ -258,8 +258,8 @@ class Ascent:
         self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
 
     def penalty(self, violations_UGK: Tensor) -> Tensor:
-        """Return the penalty of the violations, shape (U, G, K): ``lambda |violation|`` as in the paper, or for
-        two-sided multipliers multiplier times violation."""
+        """Return the penalty of the violations, shape (U, G, K): ``lambda |violation|`` as in the paper, or,
+        if multipliers are two-sided, the multiplier times the violation."""
         multipliers_UGK = self.multipliers_UGK.to(violations_UGK)
         if self._two_sided:
             return multipliers_UGK * violations_UGK
@@ -564,8 +564,10 @@ def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
 
 
 class PfLd(PrivateMethod):
-    """PF-LD, private training with fairness by Lagrange multipliers; it protects one sensitive attribute, with noise
-    calibrated to the target."""
+    """PF-LD, private training with fairness by Lagrange multipliers, which protects one sensitive attribute.
+
+    Its noise is calibrated to the target.
+    """
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper

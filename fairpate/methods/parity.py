@@ -62,7 +62,8 @@ def require_codes(name: str, values: npt.NDArray[Any], stop: int) -> None:
     """Raise ValueError unless every value is a whole number from 0 to ``stop`` - 1; ``name`` is for the message."""
     if values.ndim != 1 or not np.isin(values, np.arange(stop)).all():
         raise ValueError(
-            f"Expected {name} to be codes from 0 to {stop - 1}, got {np.unique(values)[:5].tolist()}; number them so."
+            f"Expected {name} to be codes from 0 to {stop - 1}, got {np.unique(values)[:5].tolist()}; number them from "
+            "0."
         )
 
 

@@ -871,8 +871,8 @@ def sorted_filter(
         )
     if not np.isin(groups, (0, 1)).all():
         raise ValueError(
-            f"Expected groups 0 and 1, as FairPATE's Theorem 1 is for two groups, got {np.unique(groups)}; number two "
-            "groups so, and merge any others."
+            f"Expected groups 0 and 1, as FairPATE's Theorem 1 is for two groups, got {np.unique(groups)}; number "
+            "the two groups 0 and 1, and merge any others."
         )
     if len(np.unique(order)) < len(order):
         raise ValueError("Expected order_N without ties, got equal ranks; give every record a rank of its own.")

@@ -118,9 +118,9 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class RateTerm:
-    """A weighted sum over predicted classes of the rates at which records of one union of cells get the class.
+    """The rates at which records in one union of cells get each predicted class, added up with one weight per class.
 
-    ``weights``: one per class. ``of_all``: rates are relative to the number of all records, not to that of the union.
+    ``of_all``: the rates are relative to the number of all records, not to that of the union.
     """
 
     cells: tuple[int, ...]
@@ -666,8 +666,8 @@ def plan_steps(
     """Return the steps for ``num_records`` private records or persons, with the given noise.
 
     ``training`` has the settings of DP-SGD. ``noise_multiplier`` is that of gradients and sizes of cells taken together
-    as one Gaussian release: its inverse square is the sum of theirs, of which the setting ``size_share`` is the part of
-    sizes.
+    as one Gaussian release. The inverse squares of noise multipliers add up to its own, and the setting ``size_share``
+    is the share of sizes in this sum.
     """
     # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     size_share = config.resolved_size_share
