@@ -182,7 +182,7 @@ class RandomisedResponse(PrivateMethod):
     def train(self, training: Training) -> ResponseTrained:
         """Randomise the group of each record once, learn from the reported groups, and return the model.
 
-        ValueError for codes out of range, and for a group and event with too few records.
+        ValueError for a label or group out of range, and for a group and event with too few records.
         """
         from fairpate.nn.fit import said_labels  # a configuration is read without torch
 
