@@ -35,8 +35,9 @@ SEEDED = "seeded: not private"
 class OsEntropy:
     """Noise from the operating system's entropy: the only source for a release that claims privacy.
 
-    ``label`` states whether the noise of a source is private, and is stored with every result of a run. ``derive``
-    returns a source for one release, named by its arguments; its draws are independent of all others.
+    ``label`` states whether the noise of a source is private, and is stored with every result of a run.
+    ``derive(*parts)`` returns a source for the one release that ``parts`` name; draws for different releases are
+    independent.
     """
 
     label = OS_ENTROPY

@@ -163,8 +163,8 @@ def ranked(points: Sequence[Point]) -> list[Point]:
     """Return the points among which a reader of the page can choose by limits, the most accurate first, as `fairpate
     specify` ranks them.
 
-    Points that are degenerate, whose epsilon depends on votes, with an undefined value, or whose gap leaves out a group
-    are omitted.
+    Omitted are points with a degenerate model, with an epsilon that depends on votes, with an undefined value, or with
+    a group that was not measured.
     """
     offered = [
         point

@@ -506,8 +506,8 @@ class IntendedUse:
 
 @dataclass(frozen=True, kw_only=True)
 class CardRefusals:
-    """The results of a model that may refuse to answer: lowest and highest values over ``num_orders`` orders of the
-    test records, and the evaluation of the same model without refusals (``unrefused``)."""
+    """The results of a model that may refuse to answer: lowest and highest accuracy and coverage over ``num_orders``
+    orders of the test records, and the evaluation of the same model without refusals (``unrefused``)."""
 
     num_orders: int
     accuracy: tuple[float | None, float | None]
