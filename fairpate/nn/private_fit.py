@@ -261,8 +261,8 @@ class PrivateTraining:
 class PoissonBatches:
     """Draws Poisson samples: every record enters each batch independently with probability ``sampling_rate``.
 
-    A batch may be empty. A sample is a sequence of coins, one per record and batch: only the positions of heads, which
-    are sampled records, are drawn, by the geometric gaps between them.
+    A batch may be empty. For speed, no number is drawn for a record that is left out: the gaps between sampled records
+    are drawn, which follow a geometric distribution.
     """
 
     def __init__(self, num_records: int, sampling_rate: float, randomness: PrivateRandomness) -> None:
@@ -441,7 +441,8 @@ class ShiftedClipper(GradientClipper):
             self.shift = list(self._public_gradient(self._original))
             if not all(bool(values.isfinite().all()) for values in self.shift):
                 raise ValueError(
-                    "The gradient of the fairness regulariser is not finite; lower the learning rate or its weight."
+                    "The gradient of the fairness regulariser is not finite; lower the learning rate or the weight of "
+                    "the regulariser."
                 )
         # The twin in double precision follows the model that the steps move.
         self.model.load_state_dict(self._original.state_dict())

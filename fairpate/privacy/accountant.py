@@ -660,8 +660,8 @@ def _require_common_guarantee(events: Sequence[Event], *, published: bool = Fals
     holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
     if holding_votes and published:
         raise ValueError(
-            f"Expected data-independent events, got {', '.join(holding_votes)}: use the function whose name ends in "
-            "data_dependent, and do not publish its result."
+            f"Expected data-independent events, got {', '.join(holding_votes)}: use rdp_data_dependent or "
+            "epsilon_data_dependent, and do not publish the result."
         )
     # Curves add up for one pair of neighbouring data sets; another unit or relation has other pairs.
     guarantees = {(event.unit, event.relation) for event in events}
@@ -760,16 +760,17 @@ class RenyiFilter:
 class AdaptiveLimit:
     """A limit of ``epsilon`` at ``delta`` on releases of any kind, where each release may depend on all earlier ones.
 
-    It is a Renyi filter at a single order of ``DEFAULT_ORDERS``, the orders at which all curves must be evaluated: the
-    order at which the most releases of one Gaussian mechanism fit, a function of epsilon and delta alone. It admits 71
-    to 94 % of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520) admits, for
-    epsilon from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
+    It is a Renyi filter at a single order: the one of ``DEFAULT_ORDERS`` that admits the most releases of one Gaussian
+    mechanism, which depends on epsilon and delta alone. Curves must be evaluated at ``DEFAULT_ORDERS``. The filter
+    admits 71 to 94 % of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520)
+    admits, for epsilon from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
     """
 
     epsilon: float
     delta: float
     place: int = field(init=False)
-    """Index of the limit's order in ``DEFAULT_ORDERS``, chosen for curves that are linear in the order."""
+    """Index of ``order`` in ``DEFAULT_ORDERS``: the order is the best for curves that are linear in it, as Gaussian
+    ones."""
     order: float = field(init=False)
     """The Renyi order at which all releases are added up."""
     budget: float = field(init=False)

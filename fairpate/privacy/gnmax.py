@@ -345,11 +345,12 @@ def gnmax_rdp(log_q_Q: npt.ArrayLike, *, noise_stddev_votes: float, orders_A: np
 def threshold_rdp(
     votes_QC: npt.ArrayLike, *, threshold: float, threshold_stddev_votes: float, orders_A: npt.ArrayLike, tail: Tail
 ) -> FloatArray:
-    """Return the RDP of the bit 1[largest count + noise >= threshold] per query, shape (Q, A), by Theorem 6.
+    """Return the RDP of the bit 1[largest count + noise >= threshold] per query, shape (Q, A).
 
-    The bit is a vote between two outcomes whose data-independent cost alpha / (2 threshold_stddev_votes^2) is that of
-    GNMax with sqrt(2) times the noise; the result is never above it. An infinite ``threshold`` does not read the votes
-    and costs 0. Errors as ``log_q``; ValueError for a ``threshold`` that is NaN.
+    It is computed by Theorem 6 of Papernot et al. 2018: the bit is a vote between two outcomes whose data-independent
+    cost alpha / (2 threshold_stddev_votes^2) is that of GNMax with sqrt(2) times the noise; the result is never above
+    it. An infinite ``threshold`` does not read the votes and costs 0. Errors as ``log_q``; ValueError for a
+    ``threshold`` that is NaN.
     """
     _check_threshold(threshold, threshold_stddev_votes, tail)
     orders = _checked_orders(orders_A)

@@ -86,7 +86,7 @@ class SmoothRelease:
         if not 0 < self.noise_stddev < math.inf:
             raise ValueError(f"Expected 0 < noise_stddev < inf, got {self.noise_stddev}.")
         if not self.scale_noise_stddev > 0:
-            raise ValueError(f"Expected scale_noise_stddev > 0 or inf, got {self.scale_noise_stddev}.")
+            raise ValueError(f"Expected scale_noise_stddev > 0 (inf is allowed), got {self.scale_noise_stddev}.")
 
 
 @event_rdp.register
@@ -139,8 +139,8 @@ class SanitisedRdp:
         """
         if self.log_scale is None:
             raise ValueError(
-                "No upper limit is known, because the smooth sensitivity was not published; release with a finite "
-                "scale_noise_stddev."
+                "No upper limit on the privacy cost is known, because the smooth sensitivity was not published; "
+                "release with a finite scale_noise_stddev."
             )
         if not 0 < confidence < 1:
             raise ValueError(f"Expected 0 < confidence < 1, got {confidence}.")
@@ -588,12 +588,12 @@ class VoteSums(_RecordsVote):
     """``count`` tables of sums with noise on every cell; a unit adds a vector of whole numbers to the sums, of L2 norm
     at most ``norm``.
 
-    The privacy loss of such a vector has no simple lattice, so it is bounded by that of a continuous Gaussian. Noise
-    N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an integer k with
-    probability proportional to exp(-(k - x)^2 / (2 t^2)). Integrated over x, the product of both densities is a
-    multiple of exp(-k^2 / (2 s^2)). The normaliser depends on x by a relative 2 exp(-2 pi^2 t^2) at most (Poisson
-    summation): at t = 3 by 1e-77 per coordinate, far below what a float resolves. The replacement reads the noisy sum
-    alone, so it is post-processing of a Gaussian release with the multiplier sqrt(s^2 - t^2) / norm.
+    The privacy loss of such a vector has no simple lattice, so it is bounded by that of a continuous Gaussian. For any
+    t < s, noise N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an
+    integer k with probability proportional to exp(-(k - x)^2 / (2 t^2)). Integrated over x, the product of both
+    densities is a multiple of exp(-k^2 / (2 s^2)). The normaliser depends on x by a relative 2 exp(-2 pi^2 t^2) at most
+    (Poisson summation): at t = 3 by 1e-77 per coordinate, far below what a float resolves. The replacement reads the
+    noisy sum alone, so it is post-processing of a Gaussian release with the multiplier sqrt(s^2 - t^2) / norm.
     """
 
     noun: ClassVar[str] = "noisy table of weighted votes"
@@ -605,10 +605,11 @@ class MomentSums(VoteSums):
     """``count`` noisy symmetric matrices of second moments, each released as its diagonal and the numbers above it.
 
     A unit adds a symmetric matrix of whole numbers with a Frobenius norm of at most ``norm``. Numbers on the diagonal
-    have noise of standard deviation ``noise_stddev_votes``. Those above it have at least this over sqrt(2), because the
-    Frobenius norm counts them twice. Multiplied by sqrt(2) they form, with the diagonal, a vector as in the parent, at
-    the parent's cost. They are rounded with variance t^2 / 2, which leaves a relative 2 exp(-pi^2 t^2) = 5e-39 per
-    number.
+    have noise of standard deviation ``noise_stddev_votes``. Numbers above the diagonal have noise of at least this
+    standard deviation over sqrt(2), because the Frobenius norm counts them twice. The diagonal and the numbers above
+    it, multiplied by sqrt(2), are a vector as in :class:`VoteSums`, and have its cost. The rounding of the numbers
+    above the diagonal has variance t^2 / 2, so that the normaliser depends on x by a relative 2 exp(-pi^2 t^2) = 5e-39
+    per number.
     """
 
     noun: ClassVar[str] = "noisy matrix of second moments"
