@@ -627,7 +627,8 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
     """Return the Vega-Lite specification of a chart of points in two coordinates, the pair ``PLANES[number]``, drawn
     from the data set named ``points``.
 
-    ``level``: the index of the largest level of epsilon that the chart shows.
+    ``level``: the index of the largest level of epsilon that the chart shows. ``paper``: draw for a paper, with a
+    legend, instead of for a page.
     """
     across, up = PLANES[number]
     place = {
@@ -698,7 +699,8 @@ def attained(
     view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], *, paper: bool = False
 ) -> dict[str, Any]:
     """Return the Vega-Lite specification of the chart of attainment surfaces, which shows the values of two objectives
-    that half of the seeds reach, drawn from the rows ``stairs`` (:meth:`PanelView.stairs`)."""
+    that half of the seeds reach, drawn from the rows ``stairs`` (:meth:`PanelView.stairs`); ``paper`` as in
+    :func:`plane`."""
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):

@@ -151,7 +151,7 @@ def _accuracy_words(point: Point) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the different ``names`` as text, ``a, b and c``; of many names only the first three, and the number of
+    """Return the distinct ``names`` as text, ``a, b and c``; of many names only the first three, and the number of the
     others."""
     names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:

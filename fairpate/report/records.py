@@ -748,7 +748,7 @@ class PublicReport:
 
     @property
     def model(self) -> str:
-        """The word that sentences use for the published model: "student" if teachers answered queries."""
+        """The word that sentences use for the published model: "student" if teachers answered queries, else "model"."""
         return "student" if self.voting else "model"
 
 

@@ -104,7 +104,7 @@ def histogram(
     """Return an SVG drawing of a stacked histogram.
 
     ``edges``: the ends of the bins. ``stacks`` maps the colour of each part of the bars (a variable of the style sheet)
-    to its counts in the bins.
+    to its counts in the bins. ``ticks``: the values that are marked on the x axis.
     """
     rows = [
         {"stack": name, "order": order, "left": left, "right": right, "number": number}
