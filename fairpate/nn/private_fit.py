@@ -119,11 +119,10 @@ class StepPlan:
     """The parts of a training step in which a method may differ from DP-SGD.
 
     ``clipper(model, loss, clip_norm=..., max_records=...)`` returns the object that sums a batch's clipped gradients.
-    ``sampler`` draws the rows of each batch; None: Poisson samples of records. ``reach`` is the L2 sensitivity of the
-    clipped sum in multiples of ``clip_norm``. ``add_unprotected(sums, x, targets)`` runs after the noise and adds
-    gradients that do not depend on what the method protects, such as the sensitive attribute. ``release_more`` runs
-    after the update and makes the other releases of a step. ``events`` describe the releases of all steps together to
-    the accountant.
+    ``sampler`` draws the rows of each batch; None: Poisson samples. ``reach`` is the L2 sensitivity of the clipped sum
+    in multiples of ``clip_norm``. ``add_unprotected(sums, x, targets)`` runs after the noise and adds gradients that do
+    not depend on what the method protects, such as the sensitive attribute. ``release_more`` runs after the update and
+    makes the other releases of a step. ``events`` describe the releases of all steps together to the accountant.
     """
 
     clipper: Callable[..., Any] = GradientClipper
