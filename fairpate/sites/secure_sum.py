@@ -199,8 +199,8 @@ class Draw:
         return (len(self.sites) + self.may_collude) // 2 + 1
 
     def tag(self, purpose: str, *places: int) -> bytes:
-        """Return a hash of plan, sum, ``purpose`` and the sites in ``places``. It is part of each signature and each
-        derived key, so that none of them is valid for another use."""
+        """Return a hash of plan, sum, ``purpose`` and the sites in ``places``. It is part of each signature and
+        of each key derived for a sum, so that none of them is valid for another use."""
         return _tag(self.plan, self.number, purpose, places)
 
     def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
