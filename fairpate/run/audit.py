@@ -313,8 +313,8 @@ def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
 
 
 def _records(x: Tensor, y: IntArray, z: IntArray, *, name: str, unit: str = "record", copies: int = 1) -> Split:
-    """Return made-up records with features ``x``, labels ``y`` and groups ``z``. If ``unit`` is "person", each of them
-    becomes a person with ``copies`` equal records."""
+    """Return made-up records with features ``x``, labels ``y`` and groups ``z``, whose ids begin with ``name``. If
+    ``unit`` is "person", each of them becomes a person with ``copies`` equal records."""
     names = [f"{name}-{number}" for number in range(len(x)) for _ in range(copies)]
     index = np.repeat(np.arange(len(x)), copies)
     return Split(
@@ -479,7 +479,8 @@ def _sums(
     loaded: Dataset | None,
 ) -> Shadows:
     """Return an attack on noisy sums of feature vectors, of their products and of residuals. For each coordinate of the
-    feature vectors there is one canary, whose features lie along this coordinate."""
+    feature vectors there is one canary (a record that the attacker looks for), whose features lie along this
+    coordinate."""
     if isinstance(config, ResidualVotes):
         # The run's released sums chose the curvature; those of a shadow release might choose the other.
         kind = "private" if any(isinstance(event, mechanism_events.MomentSums) for event in events) else "public"
@@ -559,8 +560,9 @@ def _sums_and_gains(
 
 
 def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
-    """Return an attack on published models of the DP-SGD family: each canary has a feature of its own, which is 0 in
-    every other record, so that the model's weight of this feature depends on the canary alone."""
+    """Return an attack on published models of the DP-SGD family. Each canary (a record that the attacker looks for) has
+    a feature of its own, which is 0 in every other record, so that the model's weight of this feature depends on the
+    canary alone."""
     rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
@@ -684,8 +686,9 @@ def _votes(
 
 
 def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:
-    """Return an attack on the noisy counts of DP-postprocessing by group, label and prediction. For every label and
-    prediction there are canaries, and a fair coin for each canary decides to which of two groups it belongs."""
+    """Return an attack on the noisy counts by group, label and prediction that the method dp_postprocessing releases.
+    For every label and prediction there are canaries (records that the attacker looks for); a fair coin for each canary
+    decides to which of two groups it belongs."""
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     epsilon, pairs = config.target.epsilon, num_groups // 2
     pair_M, label_M, said_M = np.indices((pairs, num_classes, num_classes)).reshape(3, -1)
@@ -729,8 +732,8 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
 def _metrics(
     run: RunDirectory, facts: DataRecord, event: PredictionTables, config: Method, loaded: Dataset | None
 ) -> Shadows:
-    """Return an attack on the noisy table of test records from which private metrics are computed, with a canary for
-    every combination of group, true label and prediction that the model makes."""
+    """Return an attack on the noisy table of test records from which private metrics are computed. Every combination of
+    group, true label and prediction that the model makes has a canary, a record that the attacker looks for."""
     # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     tried_x = _varied(facts, _MOST_EACH, scale=_LOUD)

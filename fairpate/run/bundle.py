@@ -473,7 +473,7 @@ class _Check:
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
 
     def choice(self) -> str | None:
-        """Check that the run's settings are the ones that a private choice among several selected, and that the
+        """Check that the run's settings are those that a private choice among several settings selected, and that the
         statement includes the cost of this choice."""
         made, is_stated = self.bundle.choice, "validation" in self.said.part_events
         self.require(made.is_file() == is_stated, "choice.safetensors: the statement and this file go together")

@@ -212,8 +212,8 @@ def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSour
 
 
 class TrialsError(UserError):
-    """Raised if every trial failed, that is, every training in a choice among settings, so that there is no model; the
-    privacy cost was charged nevertheless."""
+    """Raised if every trial, a training in a choice among settings, failed, so that there is no model; the privacy cost
+    was charged nevertheless."""
 
 
 MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)

@@ -215,8 +215,9 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
-    """Return whether a node of the Ray cluster is large enough for a cell of ``sweep``. PoolError if there is no such
-    node ``ray.wait_for_nodes_s`` seconds after ``since``, a time of ``time.monotonic``."""
+    """Return whether a node of the Ray cluster is large enough for a cell of ``sweep`` (a method with its settings, a
+    data set and a seed). PoolError if there is no such node ``ray.wait_for_nodes_s`` seconds after ``since``, a time of
+    ``time.monotonic``."""
     tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:

@@ -71,7 +71,8 @@ _DRAWS = 1000
 
 
 def check_metrics(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError if the method or the data set does not allow metrics of the kind ``evaluation.metrics``."""
+    """Raise ConfigError if the method or the data set does not allow the metrics that ``evaluation.metrics`` asks for:
+    public ones, or private ones with noise."""
     if config.evaluation.metrics == "public" and dataset.parts and not dataset.parts.startswith(OWN_FILES):
         raise ConfigError(
             "evaluation.metrics: got public, but with data.split=hashed the test records are private records; set "

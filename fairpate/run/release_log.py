@@ -219,7 +219,7 @@ class Total:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The texts of this total in a row of the table of costs, whose columns are :data:`COLUMNS`."""
+        """The cells of this total's row in the table of privacy costs, as texts; :data:`COLUMNS` names the columns."""
         limit = "none" if self.epsilon_limit is None else f"{self.epsilon_limit:g}"
         numbers = (str(self.releases), str(self.not_private), *map(epsilon_text, (self.epsilon, self.epsilon_adaptive)))
         return self.data, self.unit, self.relation, *numbers, limit
@@ -873,10 +873,10 @@ class ReleaseLog:
         self._before = ()
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
-        """Charge the events of the run's published releases, even beyond a limit, unless the odometer has charged them
-        already.
+        """Charge the privacy events of the run's published releases to the odometer (the database of privacy costs),
+        even beyond a limit, unless they were charged already.
 
-        These are the events of the stored releases, or the argument ``events`` if no release is stored.
+        The events are read from the stored releases; if none is stored, they are the argument ``events``.
         """
         if self._run.released.exists():
             self._count_found([read_release(path) for path in self._run.release_files()], noise=noise)

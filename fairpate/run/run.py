@@ -484,9 +484,9 @@ def check_data(config: Method, dataset: Dataset) -> None:
             shown = ((low == high).all(dim=0) & (low != low[0]).any(dim=0)).nonzero().flatten().tolist()
             if shown:
                 raise ValueError(
-                    f"{config.method} protects sensitive_features alone, and features count as public: expected none "
-                    f"that sensitive_features determine, got column(s) {', '.join(map(str, shown))} of X; leave them "
-                    "out, or choose a method that protects whole records."
+                    f"{config.method} protects sensitive_features alone and treats X as public, but sensitive_features "
+                    f"determine column(s) {', '.join(map(str, shown))} of X; leave these columns out, or choose a "
+                    "method that protects whole records."
                 )
     config.check_data(dataset)
     if config.evaluation.metrics != "outside":

@@ -180,7 +180,7 @@ class CoordinatorSums:
                 422,
                 "place",
                 place,
-                f"The plan has {len(self._plan.sites)} sites, numbered from 0; give the number of one.",
+                f"The plan has {len(self._plan.sites)} sites, numbered from 0; give the number of one of them.",
             )
 
     def _refuse_if_ended(self, machine: Coordinator | None = None) -> None:

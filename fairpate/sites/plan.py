@@ -365,8 +365,8 @@ def config_of(
     """Return the plan's configuration with the paths of one party's files, and with ``own``, its settings
     ``ray.FIELD=VALUE`` for workers.
 
-    PlanError for another declaration than the plan's, or for another setting in ``own``. ConfigError for a plan that
-    names code which the operator has not allowed.
+    PlanError for a declaration other than the plan's, and for a setting in ``own`` other than those of ``ray``.
+    ConfigError for a plan that names code which the operator has not allowed.
     """
     from fairpate.methods.base import ReleasingMethod, configured, find_method, require_trusted
 

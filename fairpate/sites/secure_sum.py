@@ -151,7 +151,9 @@ class Draw:
     def __post_init__(self) -> None:
         # One party in two places would count as two honest sites, each with noise that nobody knows.
         if len({keys.signing for keys in self.sites}) < len(self.sites):
-            raise SumError("Expected a different key for every site, got one twice; let every site make its own key.")
+            raise SumError(
+                "Sites' keys: expected a different key for every site, got one twice; let every site make its own key."
+            )
         if not (self.may_vanish >= 0 and self.may_collude >= 1):
             raise SumError(
                 f"Expected may_vanish >= 0 and may_collude >= 1, got {self.may_vanish} and {self.may_collude}; count "
@@ -356,8 +358,8 @@ class Site:
         return self._signed("agreed", draw.digest(heads, survivors))
 
     def shares(self, agreement: bytes) -> bytes:
-        """Return the site's last message: for each participant that survived, its share of the seed of that
-        participant's own mask; for each that vanished, of its mask key.
+        """Return the site's last message, which has one Shamir share for each participant: of the seed of the
+        participant's own mask if it survived (sent masked numbers), of the seed of its mask key if it vanished.
 
         SumError unless ``agreement`` has the signatures of ``threshold`` survivors for the list of survivors that this
         site signed.
