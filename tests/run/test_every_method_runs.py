@@ -204,7 +204,7 @@ def test_a_self_labelling_student_that_cannot_read_the_records_costs_nothing(met
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     settings = {"data": {"name": "loans"}, "target": {"epsilon": 1}, "public_data": {"self_label": "cnn"}}
     config = configured(settings, [f"out={tmp_path / 'run'}"], method=method)
-    with pytest.raises(ConfigError, match=r"public_data\.self_label: Model cnn reads images"):
+    with pytest.raises(ConfigError, match=r"public_data\.self_label: .*: Model cnn reads images"):
         run_method(config, QUIET)
     assert not Odometer().totals(delta=1e-5)
     assert not RunDirectory(root=tmp_path / "run").released.exists()
