@@ -78,7 +78,7 @@ class OwnLimit:
     """The part of the shared privacy budget that one caller may spend. A field that is None sets no such limit.
 
     ``epsilon`` limits the data-independent cost of the caller's queries, at the budget's delta. ``max_queries`` limits
-    their number. ``per_day`` is a quota: so many new queries may be submitted at once, and the quota refills evenly
+    their number. ``per_day`` is a quota: that many new queries may be submitted at once, and the quota refills evenly
     within a day. ValueError for a limit that is negative, infinite or NaN; zero is allowed for ``max_queries`` only.
     """
 
@@ -303,13 +303,14 @@ class BackEnd(NamedTuple):
     """The classes that write and read a ledger and its anchor, in files or in databases, and a function that writes a
     whole ledger.
 
-    * ``store`` is opened by a ledger's one writer; with ``create`` it creates a missing ledger. Opening raises
-      LedgerError if the ledger was lost. It also does if another process writes the ledger, unless ``take_over`` ends
-      that writer, which a store in a database can do.
+    * ``store`` writes a ledger, and is opened by the ledger's one writer. With ``create`` it creates a missing ledger.
+      Opening raises LedgerError if the ledger was lost, or if another process writes it. In a database, ``take_over``
+      ends the other process's access instead.
     * ``reader`` reads a ledger and writes nothing; a writer may be at work at the same time.
-    * ``anchor`` is a copy of the number and digest of a ledger's last entry, at another place. Its content is read only
-      by its methods. Opening it raises UnreachableError if its database does not answer.
-    * ``write`` writes a complete ledger to a place, or nothing. LedgerError if that place has a ledger.
+    * ``anchor`` is a copy of the number and digest of a ledger's last entry, at another place. Opening it reads
+      nothing; UnreachableError if its database does not answer.
+    * ``write`` is a function that writes a complete ledger to a place, or nothing. LedgerError if that place has a
+      ledger.
     """
 
     store: type[store.SqliteStore | PostgresStore]
@@ -334,7 +335,7 @@ def noted_at(place: Place | None) -> tuple[Head, ...]:
     item of a tuple, which is empty if ``place`` is None.
 
     An anchor is a copy of this number and digest at another place, so that an older copy of the ledger is noticed.
-    LedgerError if the anchor is missing or damaged; UnreachableError, which is one, if it cannot be read now.
+    LedgerError if the anchor is missing or damaged, UnreachableError if it cannot be read now.
     """
     if place is None:
         return ()
@@ -495,7 +496,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         # An outcome that was released must never be written over by another draw.
         if self.outcomes[reserved.start : reserved.stop] != [None] * len(outcomes):
             raise ValueError(
-                f"Expected one outcome for each charge in {reserved} that has none yet; store no outcome twice."
+                f"Expected one outcome for each charge in {reserved}, none of which has one yet; store no outcome twice."
             )
         # A refusal's verdict, an answer's label, or the label followed by the counts released with it.
         words: list[str | int | list[int]] = []

@@ -304,9 +304,8 @@ class PostgresStore:
         done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
         if done.rowcount != 1:
             raise StoreError(
-                "another writer took over, the last entry has changed, or the server's fsync was turned off; "
-                "stop the other "
-                "writer, or turn fsync on"
+                "another writer took over this ledger, its last entry has changed, or the server's fsync was turned "
+                "off; stop the other writer, or turn fsync on"
             )
         self._last = head
 

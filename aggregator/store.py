@@ -277,7 +277,7 @@ def noted_head(file: Path, descriptor: int | None = None) -> Head:
     """Return the number and digest of a ledger's last entry, as written in ``file``, which is a head file or an anchor.
 
     If the caller has opened the file, ``descriptor`` is the open file, and is read. LedgerError if the file is missing
-    or damaged; UnreachableError, which is one, if it cannot be read now.
+    or damaged, UnreachableError if it cannot be read now.
     """
     try:
         content = file.read_bytes() if descriptor is None else os.pread(descriptor, _HEAD_BYTES, 0)
@@ -562,8 +562,8 @@ class SqliteStore:
 
 @dataclass(frozen=True)
 class FileAnchor:
-    """An anchor in a file: the number and digest of a ledger's last entry, stored apart from it. They show if the
-    ledger is replaced by an older copy, which does not overwrite the anchor."""
+    """An anchor in a file: the number and digest of a ledger's last entry, stored apart from the ledger. So an older
+    copy of the ledger is noticed: it does not overwrite the anchor."""
 
     path: Place
 
@@ -626,7 +626,7 @@ class FileAnchor:
     @contextmanager
     def _opened(self, *, locked: bool) -> Iterator[tuple[int, Head]]:
         """Context manager: open the anchor's file, and give the block the file's descriptor and the entry that the file
-        notes. With ``locked``, no other process can lock the file inside the block; a writer does for each entry."""
+        notes. With ``locked``, the file is locked inside the block, as it is while a writer notes an entry."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:

@@ -166,10 +166,10 @@ class MechanismParameters:
 class Budget:
     """The limit on all queries in a ledger (the record of queries and their costs); fixed when the ledger is created.
 
-    A budget of the kind ``data_independent`` stops before the data-independent cost of the submitted queries exceeds
-    (``epsilon``, ``delta``), ``query_count`` after ``max_queries``. ``data_dependent`` stops by the cost that depends
-    on votes, as the PATE papers do: the query at which it stops is a function of private votes, and leaks information
-    about them. ``delta`` is also the delta at which costs are stated.
+    A budget of the kind ``data_independent`` ends before the data-independent cost of the submitted queries exceeds
+    (``epsilon``, ``delta``). One of the kind ``query_count`` ends after ``max_queries`` queries. One of the kind
+    ``data_dependent`` limits the cost that depends on votes, as the PATE papers do: the query at which it ends is a
+    function of private votes, and leaks information about them. ``delta`` is also the delta at which costs are stated.
     """
 
     kind: BudgetKind

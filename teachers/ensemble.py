@@ -352,7 +352,7 @@ def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
     predictions = np.asarray(predictions_TQ)
     if predictions.size and not 0 <= predictions.min() <= predictions.max() < num_classes:
         raise ValueError(
-            f"Expected predicted classes in 0..{num_classes - 1}, got {predictions.min()}..{predictions.max()}."
+            f"Expected class predictions in 0..{num_classes - 1}, got {predictions.min()}..{predictions.max()}."
         )
     return np.stack([(predictions == k).sum(axis=0, dtype=np.int64) for k in range(num_classes)], axis=1)
 

@@ -186,7 +186,7 @@ class Writer:
 
     def fail(self, books: Books, failure: str) -> None:
         """Stop writing the ledger because of ``failure``, a fault that was found in the ledger of ``books``. Do nothing
-        if the writer has opened the ledger again, with new books. The next call opens the ledger again."""
+        if the writer has opened the ledger again, with new books. The next :meth:`call` opens it again."""
         if books is self.books and not self.failure:
             self.failure = failure
 

@@ -92,9 +92,9 @@ class CoordinatorClient:
         """Send ``content`` to the coordinator's ``path``, or fetch ``path`` if there is no ``content``; return the
         reply, or None if the coordinator answers that the message came too late.
 
-        The request is repeated for ``wait_s`` seconds (None: as long as this client was made to wait). With ``into``,
-        the reply is written to this file piece by piece, and empty bytes are returned. CoordinatorError if the
-        coordinator ended the plan or refused the message, or if it gave no reply in this time.
+        The request is repeated for up to ``wait_s`` seconds (None: the ``wait_s`` of this client) until there is a
+        reply. With ``into``, the reply is written to this file piece by piece, and empty bytes are returned.
+        CoordinatorError if the coordinator ended the plan or refused the message, or if time is up.
         """
         wait_s = self._wait_s if wait_s is None else wait_s
         deadline_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -141,7 +141,7 @@ class CoordinatorClient:
 
 
 class PlanEndedError(CoordinatorError):
-    """The coordinator ended the plan before its sums were known. A site whose odometer was charged stays charged."""
+    """The coordinator ended the plan before its sums were known. Costs that a site was charged stay charged."""
 
 
 def _words(reply: httpx.Response) -> str:
@@ -156,7 +156,7 @@ class Messenger:
     talks to the coordinator.
 
     :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
-    When :func:`take_part` starts again, it gets each sum and the model that are already known without waiting.
+    When :func:`take_part` starts again, sums and a model that are known already are returned without waiting.
     ``source`` draws the site's noise; None: from the operating system's entropy.
     """
 
@@ -253,7 +253,7 @@ class Messenger:
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
         """Context manager: show the operator that the site waits for others, with the text ``what``. If the coordinator
-        ends the plan meanwhile, erase the site's secrets (keys, masks and noise of every sum) from its journal."""
+        ends the plan meanwhile, erase from the site's journal what belongs to a sum, secrets included."""
         try:
             with self._reporter.stage(what, patience_s=_PATIENCE_S):
                 yield
