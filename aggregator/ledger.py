@@ -496,7 +496,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         # An outcome that was released must never be written over by another draw.
         if self.outcomes[reserved.start : reserved.stop] != [None] * len(outcomes):
             raise ValueError(
-                f"Expected one outcome for each charge in {reserved}, none of which has one yet; store no outcome twice."
+                f"Expected one outcome for each charge in {reserved} that has none yet; store no outcome twice."
             )
         # A refusal's verdict, an answer's label, or the label followed by the counts released with it.
         words: list[str | int | list[int]] = []
