@@ -69,7 +69,7 @@ def test_a_run_goes_on_with_the_embedding_of_its_folder(fairpate, tmp_path, monk
     code, _, errors = fairpate(*command)
     assert code == 1
     assert "restore it from a copy" in errors
-    with pytest.raises(StudentFileError, match="is not the embedding that it was trained with"):
+    with pytest.raises(StudentFileError, match="is not the embedding that the student was trained with"):
         load_student(folder / "public" / "student.safetensors")
     stored.unlink()
     code, _, errors = fairpate(*command)
