@@ -47,7 +47,7 @@ from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.files import open_storage
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, Event, of_unit, pure_epsilon
+from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, read_release, require_same_settings
@@ -214,13 +214,6 @@ class Trained:
     epsilon_bound: float | None = None
     num_training_labels: int | None = None
 
-    def of_unit(self, unit: Unit) -> Self:
-        """Return this result with events that name ``unit``, such as a person, as the unit of privacy.
-
-        The cost of the events must already hold for all records of one such unit together.
-        """
-        return replace(self, events=tuple(of_unit(event, unit) for event in self.events))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
@@ -362,8 +355,10 @@ class Method(Section):
     ``protects_persons``: its events cover all records of a person together; without this, data sets that name persons
     are refused. ``is_private``: it has a privacy guarantee; without one, nothing of a run is published.
     ``protects_attribute_only``: only the sensitive attribute is protected, and features count as public.
-    ``learns_two_classes``: it refuses data sets with more than two classes. ``has_student``: a student learns from
-    released labels, as ``student`` configures; other methods read these settings only for ``public_data.self_label``.
+    ``learns_two_classes``: it refuses data sets with more than two classes. ``publishes_mixture``: it publishes a
+    randomised classifier. ``publishes_linear_rules``: the published model must be linear. ``has_student``: a student
+    learns from released labels, as ``student`` configures; other methods read these settings only for
+    ``public_data.self_label``.
     ``reads_public``: it uses public records even without a setting in ``public_data``. ``rate_tells_size``: the
     published sampling rate was computed from the real number of private records, and so reveals this number.
     """
@@ -378,6 +373,8 @@ class Method(Section):
     protects_attribute_only: ClassVar[bool] = False
     reads_public: ClassVar[bool] = False
     learns_two_classes: ClassVar[bool] = False
+    publishes_mixture: ClassVar[bool] = False
+    publishes_linear_rules: ClassVar[bool] = False
     has_student: ClassVar[bool] = False
     rate_tells_size: ClassVar[bool] = True
 
@@ -514,6 +511,15 @@ class Method(Section):
 
     def check(self) -> None:
         """Raise ConfigError for settings that exclude each other, before anything is read or written."""
+        for field in ("calibration", "self_label") if self.publishes_mixture else ():
+            if getattr(self.public_data, field):
+                raise ConfigError(
+                    f"public_data.{field}: {self.method} publishes a randomised classifier, which this setting would "
+                    "change; leave it out."
+                )
+        name = self.student.model.name
+        if self.publishes_linear_rules and name != "logistic":
+            raise ConfigError(f"student.model.name: {self.method} publishes linear rules, got {name}; set logistic.")
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a data set that the method cannot learn from, before anything is written.
@@ -612,6 +618,15 @@ class UnprotectedMethod(Method):
 
     is_private: ClassVar[bool] = False
 
+    def unprotected(self, training: Training, *remarks: str) -> Trained:
+        """Return the trained model of ``training`` with the event of a sum over all private records without noise,
+        whose epsilon is infinite: so it is stated that they were read."""
+        # An unprotected target states the relation alone, if anything.
+        relation: Relation = getattr(self.target, "relation", None) or "add or remove one"
+        unit = training.dataset.unit
+        event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0, unit=unit, relation=relation)
+        return Trained(model=training.model.eval(), events=(event,), noise=NO_NOISE, remarks=remarks)
+
 
 class PrivateMethod(Method):
     """A private method whose noise is calibrated to a target epsilon and delta."""
@@ -637,27 +652,14 @@ class PrivateMethod(Method):
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
     def check(self) -> None:
-        """Raise ConfigError for another relation than "replace one" if only the sensitive attribute is protected."""
+        """Raise ConfigError as the parent class does, and for another relation than "replace one" if only the sensitive
+        attribute is protected."""
+        super().check()
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
                 f"target.relation: {self.method} protects a sensitive attribute, so the relation must be replace one, "
                 f"got {self.target.relation!r}; leave it out."
-            )
-
-    def require_mixture(self, *, of_linear_rules: bool) -> None:
-        """Raise ConfigError for calibration or self-labelling, which would change the randomised classifier that is
-        published, and, with ``of_linear_rules``, for a published model that is not linear."""
-        for field in ("calibration", "self_label"):
-            if getattr(self.public_data, field):
-                raise ConfigError(
-                    f"public_data.{field}: {self.method} publishes a randomised classifier, which this setting would "
-                    "change; leave it out."
-                )
-        if of_linear_rules and self.student.model.name != "logistic":
-            raise ConfigError(
-                f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
-                "it to logistic."
             )
 
 
@@ -954,13 +956,8 @@ def _fields(annotation: Any) -> Mapping[str, Any]:
     # A section that may be null is a union, and one of its parts the section.
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
-            return _fields_of_section(part)
+            return {name: field.annotation for name, field in part.model_fields.items()}
     return {}
-
-
-@cache
-def _fields_of_section(schema: type[BaseModel]) -> Mapping[str, Any]:
-    return {name: field.annotation for name, field in schema.model_fields.items()}
 
 
 FITTED = "residual_votes"

@@ -525,15 +525,12 @@ class OracleLearner(PrivateMethod):
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
     learns_two_classes: ClassVar[bool] = True
     protects_attribute_only: ClassVar[bool] = True
+    publishes_mixture: ClassVar[bool] = True
+    publishes_linear_rules: ClassVar[bool] = True
 
     method: str = "dp_oracle_learner"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
-
-    def check(self) -> None:
-        """Raise ConfigError for a relation other than "replace one", and for a published model that is not linear."""
-        super().check()
-        self.require_mixture(of_linear_rules=True)
 
     @property
     def unread(self) -> dict[str, str]:
@@ -769,6 +766,7 @@ class Postprocessing(DpSgdFamily):
 
     title: ClassVar[str] = "DP-postprocessing"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 1"
+    publishes_mixture: ClassVar[bool] = True
 
     method: str = "dp_postprocessing"
     dp_postprocessing: DpPostprocessingConfig = DpPostprocessingConfig()
@@ -785,12 +783,6 @@ class Postprocessing(DpSgdFamily):
         not choose."""
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
-
-    def check(self) -> None:
-        """Raise ConfigError for settings that would change the randomised predictions, and for a relation other than
-        "replace one" if only the attribute is protected."""
-        self.require_mixture(of_linear_rules=False)
-        super().check()
 
     def train(self, training: Training) -> Postprocessed:
         """Train the base classifier, mix its predictions by group, and return the result.

@@ -58,13 +58,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 from scipy.linalg import null_space
 from scipy.optimize import LinearConstraint, minimize
 from scipy.special import expit
 
 from fairpate.config import (
-    ConfigError,
     Count,
     CountOrZero,
     FitConfig,
@@ -72,14 +71,15 @@ from fairpate.config import (
     NotNegative,
     Positive,
     PrivacyTarget,
+    Refused,
     Section,
     StudentConfig,
 )
 from fairpate.data import Dataset
 from fairpate.methods import base
-from fairpate.methods.base import NO_NOISE, PrivateMethod, Progress, Trained, Training, UnprotectedMethod
+from fairpate.methods.base import PrivateMethod, Progress, Trained, Training, UnprotectedMethod
 from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
-from fairpate.privacy.accountant import Event, PoissonGaussians, spent
+from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
 from fairpate.types import FloatArray, IntArray, functional, torch
@@ -160,7 +160,7 @@ def train_f_ld(
     generator: torch.Generator,
     allow_empty_cells: bool = False,
     on_progress: Progress = lambda *_: None,
-) -> Trained:
+) -> nn.Module:
     """Train ``model`` in place by F-LD (fairness by Lagrange multipliers), without privacy, on ``x`` (N, ...), ``y``
     and ``groups`` (N,), and return it.
 
@@ -191,9 +191,7 @@ def train_f_ld(
         return list(torch.autograd.grad(loss, descent.parameters))
 
     alternate(descent, config, ascend=ascend, gradients=gradients, on_progress=on_progress)
-    # An event without noise: that private records were read is stated, and costs infinity.
-    event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0)
-    return Trained(model=model.eval(), events=(event,), noise=NO_NOISE)
+    return model.eval()
 
 
 def alternate(
@@ -330,10 +328,8 @@ class FLd(UnprotectedMethod):
     def train(self, training: Training) -> Trained:
         parity = parity_of(self.f_ld, training.dataset, training.reporter)
         with training.reporter.stage(self.method) as advance:
-            trained = train_f_ld(
-                **base.arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
-            )
-        return trained.of_unit(training.dataset.unit)
+            train_f_ld(**base.arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance)
+        return self.unprotected(training)
 
 
 class PfLdConfig(FldConfig):
@@ -358,14 +354,10 @@ class PfLdConfig(FldConfig):
         description="`public`: a public partition, drawn anew for each epoch; `poisson`: secret Poisson samples.",
     )
 
-    @model_validator(mode="after")
-    def _shares_leave_a_rest(self) -> PfLdConfig:
-        if self.dual_share + self.size_share >= 1:
-            given = f"{self.dual_share} + {self.size_share}"
-            raise ValueError(
-                f"Expected dual_share + size_share < 1, as gradients take the rest, got {given}; lower one."
-            )
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected dual_share + size_share < 1, as gradients take the rest, got {0.dual_share} + {0.size_share}; lower "
+        "one.": lambda config: config.dual_share + config.size_share >= 1
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -669,16 +661,11 @@ class CovarianceConstraint(UnprotectedMethod):
     paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
     protects_attribute_only: ClassVar[bool] = True  # as F-LD
     learns_two_classes: ClassVar[bool] = True
+    publishes_linear_rules: ClassVar[bool] = True
 
     method: str = "covariance_constraint"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     covariance_constraint: CovarianceConfig = CovarianceConfig()
-
-    def check(self) -> None:
-        """Raise ConfigError for a student model that is not linear."""
-        if self.student.model.name != "logistic":
-            name = self.student.model.name
-            raise ConfigError(f"student.model.name: {self.method} fits a linear rule, got {name}; set logistic.")
 
     def train(self, training: Training) -> Trained:
         from fairpate.nn.fit import set_rule  # a configuration is read without torch
@@ -696,6 +683,4 @@ class CovarianceConstraint(UnprotectedMethod):
         covariance_G = covariances(features_ND, groups_N, num_groups=num_groups) @ theta_D
         remark = f"largest covariance of a group with the distance to the boundary: {abs(covariance_G).max():.3g}"
         training.reporter.note("covariance", remark)
-        event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0)
-        trained = Trained(model=training.model.eval(), events=(event,), noise=NO_NOISE, remarks=(remark,))
-        return trained.of_unit(training.dataset.unit)
+        return self.unprotected(training, remark)

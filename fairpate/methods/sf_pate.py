@@ -143,7 +143,7 @@ class SfPate(PateFamily):
         parity, groups = parity_of(self.learner, dataset), records.z
         # A shard may lack a group, and a refusal would reveal that; of some cells no attribute may have been released.
         options |= {"parity": parity, "generator": generator, "allow_empty_cells": True}
-        return train_f_ld(model, records.x, records.y, groups, self.learner, **options).model
+        return train_f_ld(model, records.x, records.y, groups, self.learner, **options)
 
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
         """Train one teacher by F-LD, with a fairness constraint, on ``shard``, and return its label for each query,
