@@ -475,8 +475,8 @@ class AggregatorSession:
                 terms.mechanism.all_vote and (totals_Q < terms.num_teachers).any()
             ):
                 raise VotesUnavailableError(
-                    f"Expected the votes of all {terms.num_teachers} teachers on every query, got fewer or more; submit "
-                    "the queries again."
+                    f"Expected the votes of all {terms.num_teachers} teachers on every query, got fewer or more; "
+                    "submit the queries again."
                 )
             with self._lock:
                 self._write(new, votes_QC, quota)
