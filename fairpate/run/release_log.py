@@ -1124,8 +1124,8 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
 
 def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
     """Return in words what this command's releases on ``data`` cost, and what all releases on ``data`` cost together;
-    empty if none of the command's releases is private. ``before`` are the releases that the odometer had before the
-    command; all others are the command's own."""
+    empty if none of the command's releases is private. ``before`` are the releases in the odometer when the command
+    began; all that was added since is the command's own."""
     of_kind: dict[tuple[str, str], list[Release]] = {}
     for run, release in odometer.released(data).items():
         events = beyond(release.events, before[run].events if run in before else ())

@@ -485,7 +485,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
             if shown:
                 raise ValueError(
                     f"{config.method} protects sensitive_features alone and treats X as public, but sensitive_features "
-                    f"determine column(s) {', '.join(map(str, shown))} of X; leave these columns out, or choose a "
+                    f"determine column(s) {', '.join(map(str, shown))} of X; leave them out, or choose a "
                     "method that protects whole records."
                 )
     config.check_data(dataset)
