@@ -340,7 +340,7 @@ def fit_beside(classifier: Any, column: npt.NDArray[Any]) -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("classifier", REFUSING, ids=lambda classifier: type(classifier).__name__)
 def test_an_estimator_is_refused_a_column_that_the_groups_determine(classifier: Any, encoding: str) -> None:
-    with pytest.raises(ValueError, match=r"protects sensitive_features alone .* 2 of X; leave these columns out"):
+    with pytest.raises(ValueError, match=r"protects sensitive_features alone .* 2 of X; leave them out"):
         fit_beside(classifier, ENCODINGS[encoding])
 
 

@@ -874,7 +874,7 @@ def configured(
         cause = configuration.unread_because_of(field, settings, config.unread)
         if cause is not None and value is not None:
             at = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
-            faults.append(f"{field}: {cause}{at} leaves it unread; leave it out, or change {cause}.")
+            faults.append(f"{field}: not read because of {cause}{at}; leave it out, or change {cause}.")
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     return config

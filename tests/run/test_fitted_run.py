@@ -25,7 +25,7 @@ def test_an_epsilon_alone_is_enough_and_what_is_said_besides_takes_its_place(fai
     assert "2.00 at delta" in output
     code, _, errors = fairpate("run", "--epsilon", "2", "--set", "student.fit.epochs=1")
     assert code == 2
-    assert "student.fit.epochs: student.model.name=logistic leaves it unread" in errors
+    assert "student.fit.epochs: not read because of student.model.name=logistic" in errors
 
 
 def test_a_method_gets_what_suits_it(fairpate, tmp_path):
