@@ -116,7 +116,7 @@ def readable(path: Path) -> Iterator[None]:
             raise StudentFileError(f"{path}: not found; give the student.safetensors of a run.") from error
         reason = " ".join(str(error).split())
         raise StudentFileError(
-            f"{path}: not a readable student ({reason}); restore the student's files from a copy."
+            f"{path}: this file is not a readable student ({reason}); restore it from a copy."
         ) from error
 
 
