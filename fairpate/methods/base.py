@@ -136,8 +136,8 @@ def find_method(name: str) -> type[Method]:
 
 
 def method_title(name: str) -> str:
-    """Return the name that pages show for a method: its title, or for a method of another package its registered name,
-    so that its code need not be imported."""
+    """Return the name that reports show for a method: its title, or for a method of another package its registered
+    name, so that its code need not be imported."""
     return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
 
 
@@ -156,7 +156,7 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 class Stream(IntEnum):
-    """The parts of a run that draw random numbers other than private noise, each with a fixed number for its seed.
+    """The parts of a run that draw random numbers of their own. Each part has a number, from which its seed is derived.
 
     The numbers must never change: earlier runs could not be reproduced otherwise.
     """
@@ -233,7 +233,7 @@ def price(
 
     If an event has no loss distribution, Renyi curves are used for all. If all events are pure (they hold at delta 0),
     the sum of their epsilons is used where it is smaller. ValueError for events under another relation, for units or
-    relations that differ, for no event, and for events that contain private votes.
+    relations that differ, for no event, and for events that contain private votes, whose epsilon must not be published.
     """
     relation = relation or (events[0].relation if events else None)
     if relation is None or any(event.relation != relation for event in events):
@@ -264,9 +264,9 @@ class NoisySum(Protocol):
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum of all sites' tables with noise N_Z(0, stddev^2) on every number, the same at every site.
 
-        ``exact_RW`` is this site's table; ``name`` identifies the sum within the release; ``about`` is the file of the
-        model that the table describes, if any: tables of different models are not added up. All sites must request the
-        same sums in the same order.
+        ``exact_RW`` is this site's table, and ``name`` identifies the sum within the release. ``about``: the content of
+        a model's file, if the table counts the predictions of this model; tables about different models are not added
+        up. All sites must request the same sums in the same order.
         """
 
 
@@ -343,9 +343,10 @@ class ExpectedVotes:
 class Method(Section):
     """A method together with the configuration of one run. A subclass adds sections, :meth:`train` and a name.
 
-    ``title`` and ``paper`` name it on pages and in the documentation. ``asks_teachers``: it releases votes on public
-    records through a ledger, from which a service can continue. ``releases_model``: the trained model is itself a
-    release, not only learned from earlier releases. ``reads_groups``: it reads the groups of private records.
+    ``title`` and ``paper`` name it in reports and in the documentation. ``asks_teachers``: voters answer its queries
+    one by one through a ledger, the durable record of queries and charges, so that a service can submit further queries
+    later. ``releases_model``: the trained model is itself a release, not only learned from earlier releases.
+    ``reads_groups``: it reads the groups of private records.
     ``protects_persons``: its events cover all records of a person together; without this, data sets that name persons
     are refused. ``is_private``: it has a privacy guarantee; without one, nothing of a run is published.
     ``protects_attribute_only``: only the sensitive attribute is protected, and features count as public.
@@ -354,7 +355,7 @@ class Method(Section):
     learns from released labels, as ``student`` configures; other methods read these settings only for
     ``public_data.self_label``.
     ``reads_public``: it uses public records even without a setting in ``public_data``. ``rate_tells_size``: the
-    published sampling rate reveals the real number of private records (not if it is set for a declared number).
+    published sampling rate was computed from the real number of private records, and so reveals this number.
     """
 
     title: ClassVar[str]
@@ -477,7 +478,7 @@ class Method(Section):
 
     @property
     def unit(self) -> str:
-        """The unit of privacy, in words for pages."""
+        """The unit of privacy, in words for reports."""
         if not self.is_private:
             return "nothing"
         if self.protects_attribute_only:
@@ -550,8 +551,8 @@ class Method(Section):
             others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}
             other = others.get(needing[0], "leave it out")
             raise ConfigError(
-                f"{needing[0]}: {self.method} needs public records for it, and {dataset.name} has none; name a file of "
-                f"them (files.public), raise data.num_public, or {other}."
+                f"{needing[0]}: {self.method} needs public records for this setting, and {dataset.name} has none; "
+                f"name a file of them (files.public), raise data.num_public, or {other}."
             )
         if self.learns_two_classes and dataset.num_classes != 2:
             raise ConfigError(
@@ -583,8 +584,8 @@ class Method(Section):
         raise NotImplementedError
 
     def settings_without(self, *fields: str) -> dict[str, Any]:
-        """Return all settings that determine a release: the settings of the run except ``fields``, the dotted names of
-        those that the release does not read."""
+        """Return all settings that determine a release: the settings of the run without ``evaluation`` and without the
+        arguments ``fields``, the dotted names of settings that the release does not read."""
         # Evaluation follows the release and does not change it.
         return without(determining_values(self), (*fields, "evaluation"))
 
@@ -608,8 +609,8 @@ class Method(Section):
         if option is not None:
             raise ConfigError(
                 f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "
-                "public, but with the value true features contain the attribute; set it to false, or choose a method "
-                "that protects whole records."
+                "public, but this option, if true, puts the attribute into the features; set it to false, or choose a "
+                "method that protects whole records."
             )
 
 
@@ -641,7 +642,7 @@ class PrivateMethod(Method):
         return self.target.epsilon < math.inf
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
-        """Return the source of secret samples and Gaussian noise."""
+        """Return the source of secret samples and Gaussian noise; ``stream`` selects the seed if noise is seeded."""
         # With torch, which reading a configuration does not need.
         from fairpate.nn.private_fit import OsRandomness, SeededRandomness
 
@@ -741,8 +742,8 @@ class ReleasingMethod(PrivateMethod):
         dataset: Dataset,  # noqa: ARG002
         student: Student,  # noqa: ARG002
     ) -> PrivatePopulation | None:
-        """Return an estimate of the rates of ``student`` by group among private records; None if the release does not
-        allow one."""
+        """Return estimates of how ``student`` treats the groups of private records (its predictions, errors and gaps),
+        computed from ``released``; None if this release does not allow any."""
         return None
 
 
@@ -782,7 +783,7 @@ def check_release_of(config: Method, source: Path) -> None:
         )
     found = RunDirectory(root=source).released
     if not found.is_file():
-        raise RunFolderError(f"{source}: holds no release ({found.name}); give the folder of a finished run.")
+        raise RunFolderError(f"{source}: holds no release ({found.name} missing); give the folder of a finished run.")
     origin = read_release(found)[1]
     # The rule of a hashed split is compared once the data are read.
     settings = {name: value for name, value in origin.settings.items() if name != "parts"}
@@ -876,7 +877,7 @@ def configured(
         cause = configuration.unread_because_of(field, settings, config.unread)
         if cause is not None and value is not None:
             at = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
-            faults.append(f"{field}: {cause}{at} leaves it unread; leave it out, or change {cause}.")
+            faults.append(f"{field}: not read because of {cause}{at}; leave it out, or change {cause}.")
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     return config
@@ -885,8 +886,8 @@ def configured(
 def read_and_unread(
     schemas: Sequence[Any], values: Mapping[str, Any], *sections: str
 ) -> tuple[Values, list[tuple[Names, Any]]]:
-    """Divide ``values`` into those of the fields that one of ``schemas`` (methods or sections) has, and the paths and
-    values of the others."""
+    """Divide nested ``values`` into two parts. The first has the fields that one of ``schemas`` (methods or sections)
+    declares, the second lists the path and value of every other field."""
     own = [_fields(schema) for schema in schemas]
     if not all(own):  # any name is allowed here, as in the options of a loader, or its own type says which
         return dict(values), []
@@ -980,8 +981,8 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 def resolved(overrides: Sequence[configuration.Override], method: str | None = None, *, num_sites: int = 1) -> Method:
     """Return the configuration of a run without a file: settings that fit the data set, replaced by ``overrides``.
 
-    `fairpate run` without a file uses it, and printed commands rely on it. ``num_sites`` sites each have as many
-    records as the data set declares.
+    `fairpate run` without a file uses this configuration. Each of ``num_sites`` sites has as many records as the data
+    set declares.
     """
     said, start = apply_override({}, *overrides), Values()
     name = said.get("method") if method is None else method
@@ -999,10 +1000,10 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
     The method is `residual_votes` or `record_votes`. The first release of residual votes is a sum of vectors of norm at
     most one for each of C classes, with noise of standard deviation s on each number. The means of C classes differ in
     C - 1 directions, in which the noise has norm s sqrt(C - 1); a class has n / C records, so its sum has norm at most
-    n / C. If the noise has a larger norm, the sums hardly distinguish classes. Then `record_votes` is used, in which
-    each record adds one count at the nearest of few prototypes, if the counts allow as many prototypes as there are
-    classes. This never happens for fewer than five classes, and not for persons, whose one vote is spread over the
-    cells of all their records.
+    n / C. If the noise has a larger norm, the sums hardly distinguish classes. In `record_votes` each record adds one
+    count at the nearest of few prototypes. This method is then used if its counts stand out from their noise for at
+    least as many prototypes as there are classes. This never happens for fewer than five classes, and not for persons,
+    whose one vote is spread over the cells of all their records.
     """
     said = apply_override({}, *overrides)
     data = parse_config(said.get("data", {}), DataConfig)
@@ -1048,7 +1049,8 @@ def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -
 
 
 def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> Values:
-    """Return settings that fit ``count`` protected records or persons at each site and ``num_public`` public records.
+    """Return settings of the method ``name`` that fit ``count`` protected records or persons at each site and
+    ``num_public`` public records.
 
     The number of teachers is computed from the records of one site, settings of a sum over sites from the records of
     all sites. Values that the method's class sets itself take precedence.

@@ -124,9 +124,9 @@ class DpSgdConfig(Section):
 
 def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float) -> PrivateSteps:
     """Return the steps of ``config``. Their number and the sampling rate are computed from the number of records that
-    it declares, or else from ``num_records``, the private records or persons.
+    ``config`` declares, or else from ``num_records``, the number of private records or persons.
 
-    ValueError for an expected batch larger than this number.
+    ValueError for an expected batch larger than the number that is used.
     """
     # A declared number wins: the rate and the number of steps are published, and would reveal the real one.
     size = config.num_records or num_records
@@ -170,7 +170,7 @@ def train_dp_sgd(
     """Train ``model`` in place by DP-SGD on private ``x`` (N, ...) and ``y`` (N,), and return it with the event of all
     steps.
 
-    ``person_N`` is the number of each record's person; if it is given, persons are protected. ``randomness`` is the
+    ``person_N`` is the index of each record's person; if it is given, persons are protected. ``randomness`` is the
     source of samples and noise. ``public_gradient`` is added after the noise or, with ``before_clipping``, to every
     record's gradient before clipping; neither changes the event. Errors as
     :class:`fairpate.nn.private_fit.PrivateTraining`.

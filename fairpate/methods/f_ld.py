@@ -209,11 +209,12 @@ def alternate(
     secret: private_fit.PoissonBatches | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> None:
-    """Run the training loop of F-LD and PF-LD: multipliers rise before every constrained epoch, then come its batches.
+    """Run the training loop of F-LD and PF-LD: update the multipliers before every epoch with constraints, and take one
+    gradient step for each batch of every epoch.
 
     ``ascend`` measures violations and updates the multipliers. ``gradients(rows, share)`` returns the gradients of a
-    batch that represents ``share`` of all records. ``secret`` draws the batches of constrained epochs; None: a public
-    partition.
+    batch that represents ``share`` of all records. ``secret`` draws the batches of epochs with constraints; None: a
+    public partition.
     """
     num_epochs = config.warmup_epochs + config.epochs
     for epoch in range(num_epochs):
@@ -434,11 +435,12 @@ def train_pf_ld(
         stddev = noise.gradient and noise.gradient * gradient_sensitivity(slopes_UGK, clip_norm=config.clip_norm)
 
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
-        """Return the gradient of the loss plus the noisy gradient of the sum of multipliers times violations.
+        """Return the gradient of the loss plus the noisy gradient of the fairness term, the sum of multipliers times
+        violations.
 
-        Violations are differences of means of a value h of each record. Cells (a group within a population) do not
-        overlap, so the second gradient is one sum over records. The weights of h in a cell are a vector of K slopes. A
-        record adds the gradient of h in this direction, clipped, then multiplied by the vector's length.
+        The fairness term is a weighted sum of K values h of each record. All records of a cell (a group within a
+        population) have the same weights, a vector of K slopes. A record adds the clipped gradient of h along this
+        vector, multiplied by the vector's length.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.
@@ -490,10 +492,11 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
 
 def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
     """Return the least noise multipliers at which PF-LD costs at most ``target``; ``config`` divides the budget among
-    its three releases.
+    gradients, violations and sizes.
 
-    ``dual_share`` and ``size_share`` divide the sum of ``count / multiplier^2``, which for public batches determines
-    the cost. ValueError for a target that no noise reaches.
+    For public batches the cost is determined by a sum of one term per kind of release: its number of releases divided
+    by its squared noise multiplier. ``dual_share`` is the part of violations in this sum, ``size_share`` that of sizes;
+    gradients have the rest. ValueError for a target that no noise reaches.
     """
 
     def noise_at(scale: float) -> PfLdNoise:
@@ -533,8 +536,10 @@ def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
 
 
 class PfLd(PrivateMethod):
-    """PF-LD, private training with fairness by Lagrange multipliers; it protects one sensitive attribute, with noise
-    calibrated to the target."""
+    """PF-LD, private training with fairness by Lagrange multipliers, which protects one sensitive attribute.
+
+    Its noise is calibrated to the target.
+    """
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper
@@ -572,7 +577,7 @@ def coefficients(
 ) -> FloatArray:
     """Return the coefficients theta (D,) of the constrained logistic regression; the last feature is the constant.
 
-    ValueError for codes out of range, a group without records, too many features, and if the solver fails.
+    ValueError for a label or group out of range, a group without records, too many features, and if the solver fails.
     """
     require_codes("labels", labels_N, 2)
     require_codes("groups", groups_N, num_groups)
@@ -581,7 +586,7 @@ def coefficients(
         raise ValueError(f"Expected records of every group, got none of group {missing[0]}; merge groups.")
     size = features_ND.shape[1]
     if size > _MOST_FEATURES:
-        raise ValueError(f"Expected at most {_MOST_FEATURES} features with the constant, got {size}; choose f_ld.")
+        raise ValueError(f"Expected at most {_MOST_FEATURES} features, the constant included, got {size}; choose f_ld.")
     # The constant, the last feature, is not penalised.
     signs_N, penalised_D = np.where(labels_N == 1, 1.0, -1.0), np.append(np.ones(size - 1), 0.0)
     covariance_GD = covariances(features_ND, groups_N, num_groups=num_groups)

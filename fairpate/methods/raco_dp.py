@@ -98,7 +98,7 @@ class Partition:
         """Return the cell of a label and a group. ValueError for a label or group that the partition does not have."""
         if not 0 <= label < self.num_labels or not 0 <= group < self.num_groups:
             allowed = f"a label below {self.num_labels} and a group below {self.num_groups}"
-            raise ValueError(f"Expected {allowed}, got {label}, {group}.")
+            raise ValueError(f"Expected {allowed}, got label {label} and group {group}; correct them.")
         return label * self.num_groups + group
 
     def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IntArray:
@@ -114,9 +114,9 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class RateTerm:
-    """A weighted sum of the rates of one union of cells: one weight per predicted class.
+    """The rates at which records in one union of cells get each predicted class, added up with one weight per class.
 
-    ``of_all``: the mass is divided by the number of all records, not by that of the union.
+    ``of_all``: the rates are relative to the number of all records, not to that of the union.
     """
 
     cells: tuple[int, ...]
@@ -146,7 +146,7 @@ class RateConstraints:
 
     def __post_init__(self) -> None:
         if not self.constraints:
-            raise ValueError("Expected at least one constraint, got none.")
+            raise ValueError("Expected at least one constraint, got none; state one.")
         for constraint in self.constraints:
             where = f"constraint {constraint.name!r}"
             if not constraint.terms or not np.isfinite(constraint.bound):
@@ -185,11 +185,10 @@ class RateConstraints:
 
     @cached_property
     def unions(self) -> tuple[FloatArray, npt.NDArray[np.bool_], FloatArray]:
-        """All U unions of cells that terms use: which cells are in each union (U, Q), whether its mass is divided by
+        """All U unions of cells that terms use: which cells are in each union (U, Q), whether its rates are relative to
         the number of all records (U,), and the weights of its rates in each constraint (J, U, C)."""
-        union_of = {
-            term: (tuple(sorted(set(term.cells))), term.of_all) for each in self.constraints for term in each.terms
-        }
+        terms = [term for constraint in self.constraints for term in constraint.terms]
+        union_of = {term: (tuple(sorted(set(term.cells))), term.of_all) for term in terms}
         unions = list(dict.fromkeys(union_of.values()))
         members_UQ = np.zeros((len(unions), self.partition.num_cells))
         for row, (cells, _) in enumerate(unions):
@@ -210,10 +209,10 @@ class RateConstraints:
 
 
 class Pricer:
-    """Computes the values of rate constraints, and the prices of predicted mass, from noisy histograms of predictions
-    by cell and class.
+    """Computes the values of rate constraints, and the prices of predictions, from noisy histograms: sums of predicted
+    probabilities by cell and class.
 
-    A price is the derivative of the Lagrangian with respect to predicted mass, by cell and class. Unions have at least
+    A price is the derivative of the Lagrangian with respect to one entry of the histogram. Unions have at least
     the size ``size_floor``, as noise can make a size negative, and terms ``of_all`` are divided by the constant
     ``num_records``. ValueError unless both are positive.
     """
@@ -232,8 +231,7 @@ class Pricer:
         self._shape, self._num_classes = (len(of_all_U1), num_classes), num_classes
 
     def __call__(self, histogram_QC: FloatArray, multipliers_J: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the values Gamma of the rate constraints (J,), and the prices of predicted mass by cell and class (Q,
-        C).
+        """Return the values Gamma of the rate constraints (J,), and the price of each entry of the histogram (Q, C).
 
         A price is the derivative of ``num_records * multipliers @ Gamma`` with sizes fixed, as they do not depend on
         the model.
@@ -249,8 +247,8 @@ class Pricer:
 
 
 def combined(*parts: RateConstraints) -> RateConstraints:
-    """Return all constraints of all ``parts`` over one partition of the records, the coarsest that refines the parts'
-    partitions.
+    """Return all constraints of the arguments ``parts`` as one set. Its partition of the records is the coarsest one
+    that refines the partitions of all parts.
 
     ValueError for parts with different numbers of classes, and for partitions with different numbers of labels or
     groups.
@@ -261,8 +259,8 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     for what, found in {"labels": labels - {1}, "groups": groups - {1}, "classes": classes}.items():
         if len(found) > 1:
             raise ValueError(
-                f"Expected all constraints to have one number of {what}, got {sorted(found)}; use one partition and "
-                "one classifier."
+                f"Expected all constraints to have the same number of {what}, got {sorted(found)}; use one partition "
+                "and one classifier."
             )
     partition = Partition(num_labels=max(labels), num_groups=max(groups))
     labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), partition.num_groups)
@@ -322,7 +320,7 @@ def named_constraints(
         # Over all groups together: these rates do not compare groups.
         partition = Partition(num_labels=num_classes)
         if name == "false_discovery_rate" and not 0 <= bound <= 1:
-            raise ValueError(f"Expected 0 <= bound <= 1 on a share of discoveries, got {bound}.")
+            raise ValueError(f"Expected 0 <= bound <= 1 for false_discovery_rate, which is a share, got {bound}.")
         for c in classes if label is None else [label]:
             others = tuple(y for y in classes if y != c)
             if name == "false_negative_rate":
@@ -339,7 +337,7 @@ def named_constraints(
                 constraints.append(RateConstraint(name=name_of, terms=(mistaken, right), bound=0.0))
     else:
         if num_groups < 2:
-            raise ValueError(f"Expected num_groups >= 2: one group has no other to compare with, got {num_groups}.")
+            raise ValueError(f"Expected num_groups >= 2, as this constraint compares groups, got {num_groups}.")
         if not bound >= 0:
             raise ValueError(f"Expected bound >= 0, as the largest signed gap is never negative, got {bound}.")
         groups = range(num_groups)
@@ -625,8 +623,9 @@ def plan_steps(
 ) -> HistogramSteps:
     """Return the steps for ``num_records`` private records or persons, with the given noise.
 
-    ``noise_multiplier`` is that of gradients and sizes taken together as one Gaussian release; ``size_share`` is the
-    part of its inverse square that sizes get.
+    ``training`` has the settings of DP-SGD. ``noise_multiplier`` is that of gradients and sizes of cells taken together
+    as one Gaussian release. The inverse squares of noise multipliers add up to its own, and the setting ``size_share``
+    is the share of sizes in this sum.
     """
     # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     size_share = config.resolved_size_share

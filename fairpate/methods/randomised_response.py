@@ -150,9 +150,7 @@ class RandomisedResponse(PrivateMethod):
         # Uniform reports show no gap, and there is nothing to scale.
         per_gap = 1 / shrunk if shrunk else 1.0
         scaled = {"dual_bound": config.dual_bound * per_gap, "learning_rate": config.learning_rate * per_gap}
-        rules = GameRules(
-            num_rounds=config.num_rounds, max_gap=max_gap, reference_group=config.reference_group, **scaled
-        )
+        rules = GameRules(max_gap=max_gap, **config.model_dump(include={"num_rounds", "reference_group"}) | scaled)
         cells = ParityCells.of(labels, reported, num_groups=dataset.num_groups, constraint=config.constraint)
         features = scale_bytes(x).flatten(1).double().numpy()
         members = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
@@ -168,7 +166,7 @@ class RandomisedResponse(PrivateMethod):
     def train(self, training: Training) -> Trained:
         """Randomise the group of each record once, learn from the reported groups, and return the model.
 
-        ValueError for codes out of range, and for a group and event with too few records.
+        ValueError for a label or group out of range, and for a group and event with too few records.
         """
         from fairpate.nn.fit import said_labels  # a configuration is read without torch
 

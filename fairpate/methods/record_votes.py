@@ -56,7 +56,7 @@ from fairpate.data import Dataset, Split
 from fairpate.data.dataset import shortened_by_person, whole_persons
 from fairpate.data.embedding import Embedding, EmbeddingName, Floats, Prototypes
 from fairpate.fairness import rates
-from fairpate.fairness.rates import TableByGroup
+from fairpate.fairness.rates import LabelledRecords, TableByGroup
 from fairpate.methods import base
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.pate import fit_student, passing
@@ -85,7 +85,8 @@ TaughtShare = Annotated[
 
 
 class TaughtConfig(configuration.Section):
-    """Settings of how the student learns from labels of public records: how many, through which gate and penalty."""
+    """Settings of how the student learns from labels of public records: the share of records, a gate that leaves out
+    labels for fairness, and a fairness penalty in the loss."""
 
     taught_share: TaughtShare = 0.7
     gate: configuration.GateConfig | None = Field(
@@ -185,9 +186,7 @@ class VotesOfRecords(base.ReleasingMethod):
         # A refusal is one more outcome, after the classes.
         outcome_M = np.where(predicted.answered, predicted.labels, dataset.num_classes)
         outcome_MJ = np.eye(dataset.num_classes + 1)[outcome_M]
-        records = rates.LabelledRecords(
-            votes_MW=votes_MW, groups_M=groups_M, likely_MY=likely_MY, outcome_MJ=outcome_MJ
-        )
+        records = LabelledRecords(votes_MW=votes_MW, groups_M=groups_M, likely_MY=likely_MY, outcome_MJ=outcome_MJ)
         return private_population(
             rates.estimated_population(table, records, generator=generator),
             group_names=dataset.group_names,
@@ -209,7 +208,7 @@ class VotesOfRecords(base.ReleasingMethod):
             )
         if self.target.relation == "replace one":
             raise ConfigError(
-                f"target.relation: {self.target.relation!r} moves two votes, for which no cost is known here; use 'add "
+                f"target.relation: {self.target.relation!r} moves two votes, for which no cost is computed; use 'add "
                 "or remove one'."
             )
 
@@ -450,12 +449,10 @@ class RecordVotes(VotesOfRecords):
         prototype), and the label probabilities of the linear rule."""
         arrays, (votes_KC, stddev), (event,) = released.arrays, self._votes(released), released.events
         assert isinstance(event, VoteTables)  # groups of persons are refused
-        noise = event.noise_stddev_votes
-        *_, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=noise)
+        *_, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=event.noise_stddev_votes)
         chances_MC = chances_of_line(votes_KC, arrays["prototype_M"], arrays["coordinates_MD"], stddev=stddev)
-        table = TableByGroup(
-            sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=rates.KEPT_NOISE * noise, one_W=np.ones(len(votes_KC))
-        )
+        kept, one_W = rates.KEPT_NOISE * event.noise_stddev_votes, np.ones(len(votes_KC))
+        table = TableByGroup(sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=kept, one_W=one_W)
         return table, np.eye(len(votes_KC))[arrays["prototype_M"]], chances_MC.astype(np.float64)
 
 
@@ -550,7 +547,8 @@ class WeightedVotesConfig(VectorsConfig):
 class WeightedBallot:
     """The feature map phi. A record votes by adding the vector phi(x) to the row of its label.
 
-    phi(x) depends on no other private record. ``embedding`` None: records are already embedded.
+    phi(x) depends on no other private record. ``embedding`` None: records are already embedded. ``radius`` is the norm
+    of a typical embedded record; longer ones are scaled down to it.
     """
 
     embedding: Embedding | None
@@ -558,7 +556,8 @@ class WeightedBallot:
 
     @classmethod
     def of(cls, dataset: Dataset, config: EmbeddingConfig) -> WeightedBallot:
-        """Return the feature map of ``dataset``; its radius is the norm of a typical embedded record."""
+        """Return the feature map of ``dataset``, with an embedding that is fitted to its public records unless its
+        records are embedded already."""
         return cls(embedding=None if dataset.embedding is not None else Embedding.of(dataset.public.x, config))
 
     def votes(self, x: Tensor) -> IntArray:

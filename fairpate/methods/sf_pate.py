@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 class SfPateConfig(Section):
-    """The variant of SF-PATE, by what teachers predict; its other settings are in `teachers`, `aggregator` and
-    `f_ld`."""
+    """Settings of SF-PATE: its variant, which decides what teachers predict. The sections `teachers`, `aggregator` and
+    `f_ld` have all other settings."""
 
     variant: Literal["sf_s", "sf_t"] = Field(
         "sf_s",
@@ -69,8 +69,8 @@ class SfPate(PateFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: those of ordinary training of the model that
-        F-LD trains instead, in SF_S the student, in SF_T each teacher."""
+        """The disabled fields, each with the setting that disables it. F-LD trains the student in SF_S and each teacher
+        in SF_T, so the settings of ordinary training of these models are not read."""
         unread = [f"teachers.{field}" for field in ("fit", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
             # Teachers read how all are trained.
@@ -96,8 +96,8 @@ class SfPate(PateFamily):
         return FldConfig(**dict(self.f_ld), **common)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """Return the release plan; in SF_S, where teachers predict attributes, the queries are the private records
-        without theirs."""
+        """Return the release plan. In SF_S, where teachers predict attributes, the queries are the private records
+        without their attributes."""
         return super().plan(attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset)
 
     def collect_votes(

@@ -65,12 +65,12 @@ def prepare_torchvision() -> Any:
 
 
 class WeightsError(UserError, ValueError):
-    """A weights file cannot be used; the message names the field, the file and the remedy."""
+    """Raised if a weights file cannot be used; the message names the field, the file and the remedy."""
 
 
 def pin_weights(config: ModelConfig) -> ModelConfig:
-    """Return ``config`` with the name `imagenet` as its weights replaced by the path of that file in torch's hub
-    folder.
+    """Return ``config`` with the weights `imagenet` replaced by the path of the file that has them, in torch's hub
+    folder. Other weights are left unchanged.
 
     The file is downloaded if it is missing; WeightsError if the download fails.
     """
@@ -152,11 +152,8 @@ def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
     its last layer; None if all fit."""
     expected, ours = _expected(name), _shapes(name, tensors)
     shapes = {key for key in ours.keys() & expected.keys() if ours[key] != expected[key]}
-    for word, keys in (
-        ("missing", expected.keys() - ours.keys()),
-        ("unexpected", ours.keys() - expected.keys()),
-        ("of other shape", shapes),
-    ):
+    faults = {"missing": expected.keys() - ours, "unexpected": ours.keys() - expected, "of other shape": shapes}
+    for word, keys in faults.items():
         if keys:
             return f"{len(keys)} of {len(expected)} tensors {word}: {', '.join(sorted(keys)[:_SHOWN])}"
     return None
@@ -176,11 +173,8 @@ def _expected(name: str) -> dict[str, torch.Size]:
 
 def _shapes(name: str, tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     left_out = f"{HEAD_OF[name]}."
-    return {
-        key: value.shape
-        for key, value in tensors.items()
-        if not key.startswith(left_out) and not key.endswith(_PARAMETER_FREE)
-    }
+    kept = (key for key in tensors if not key.startswith(left_out) and not key.endswith(_PARAMETER_FREE))
+    return {key: tensors[key].shape for key in kept}
 
 
 def scale_bytes(x: Tensor) -> Tensor:
